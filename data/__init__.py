@@ -1,0 +1,1 @@
+"""Outside world -> canonical data: readers, filtering, synthetic catalogues (files go to var/)."""

@@ -1,0 +1,222 @@
+"""Artifacts: directories with a manifest, written whole or not at all.
+
+An artifact is written to a temporary directory beside its final place and renamed, so a crash
+leaves either nothing or a whole one. Its `manifest.json` holds the kind, the configuration, the
+parents' digests and the sha256 of each file; the digest of the artifact is the hash of these.
+This module knows nothing of what the files mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recsys.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+# Only these are ever read back; pickle in any dress is not among them.
+SAFE_SUFFIXES = {
+    ".json", ".jsonl", ".parquet", ".safetensors", ".npy", ".html", ".svg", ".png", ".md",
+    ".txt", ".jinja", ".model",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an artifact says of itself.
+
+    Attributes:
+        kind: `dataset`, `ids`, `target`, `draft`, `bundle` or `evaluation`.
+        config: the configuration it was made with, as plain values.
+        parents: name -> digest of the artifacts it was made from.
+        files: relative path -> sha256.
+        info: anything else worth knowing (counts, metrics).
+    """
+
+    kind: str
+    config: dict[str, Any] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def digest(self) -> str:
+        """Identity of the artifact: a hash of kind and files (not of time or place)."""
+        text = json.dumps([self.kind, sorted(self.files.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where the artifacts of one named run lie: `$RECSYS_HOME` (default `var/`) and a name."""
+
+    home: Path
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> Workspace:
+        """The workspace of run `name` under `$RECSYS_HOME`."""
+        return cls(Path(os.environ.get("RECSYS_HOME", "var")), name)
+
+    @property
+    def dataset(self) -> Path:
+        """Canonical data."""
+        return self.home / "datasets" / self.name
+
+    def run(self, stage: str) -> Path:
+        """Output of a training stage: `ids`, `target`, `draft`."""
+        return self.home / "runs" / self.name / stage
+
+    @property
+    def bundle(self) -> Path:
+        """What evaluation and serving load."""
+        return self.home / "bundles" / self.name
+
+    @property
+    def report(self) -> Path:
+        """Output of `recsys evaluate`."""
+        return self.home / "reports" / self.name
+
+
+@contextmanager
+def write_artifact(
+    path: Path,
+    kind: str,
+    *,
+    config: Mapping[str, Any] | None = None,
+    parents: Mapping[str, str] | None = None,
+    info: dict[str, Any] | None = None,
+) -> Iterator[Path]:
+    """Yield a temporary directory; on success seal it with a manifest and move it to `path`.
+
+    Args:
+        path: final directory; an artifact already there is replaced, anything else is not touched.
+        kind: what it is.
+        config: configuration it is made with.
+        parents: name -> digest.
+        info: a dict that the body may still fill; it is written when the body ends.
+
+    Raises:
+        ArtifactError: `path` exists and is not an artifact (it is left as it is).
+    """
+    path = Path(path)
+    if path.exists() and not (path / MANIFEST).is_file() and any(path.iterdir()):
+        raise ArtifactError(
+            f"{path} exists and is not an artifact; name another place or remove it"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*"):  # of an earlier crash
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary.chmod(0o755)
+    try:
+        yield temporary
+        manifest = Manifest(
+            kind,
+            dict(config or {}),
+            dict(parents or {}),
+            {
+                file.relative_to(temporary).as_posix(): sha256(file)
+                for file in sorted(temporary.rglob("*"))
+                if file.is_file()
+            },
+            dict(info or {}),
+        )
+        text = json.dumps(manifest.__dict__, indent=2, sort_keys=True, default=str)
+        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        _sync(temporary)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)) / "old"
+            path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old.parent, ignore_errors=True)
+        else:
+            temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_manifest(path: Path, kind: str | None = None) -> Manifest:
+    """The manifest of the artifact at `path`.
+
+    Raises:
+        ArtifactError: no artifact there, an unreadable manifest, another kind or a newer format.
+    """
+    file = Path(path) / MANIFEST
+    if not file.is_file():
+        raise ArtifactError(f"{path} is not an artifact: {MANIFEST} is missing")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        manifest = Manifest(**values)
+    except (json.JSONDecodeError, TypeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{file}: unreadable manifest: {error}") from error
+    if manifest.format_version > FORMAT_VERSION:
+        raise ArtifactError(
+            f"{file}: format {manifest.format_version} is newer than this program's "
+            f"{FORMAT_VERSION}; upgrade recsys"
+        )
+    if kind is not None and manifest.kind != kind:
+        raise ArtifactError(f"{path} is a {manifest.kind}, expected a {kind}")
+    return manifest
+
+
+def verify(path: Path, kind: str | None = None) -> Manifest:
+    """Read the manifest and check every file against it.
+
+    Raises:
+        ArtifactError: a file is missing, altered, outside the directory, or of an unsafe kind; the
+            text names it.
+    """
+    manifest = read_manifest(path, kind)
+    root = Path(path).resolve()
+    for name, expected in manifest.files.items():
+        file = (root / name).resolve()
+        if not file.is_relative_to(root):
+            raise ArtifactError(f"{path}: {name!r} leaves the artifact's folder")
+        if file.suffix not in SAFE_SUFFIXES:
+            raise ArtifactError(f"{path}: {name!r} is of a kind that is never loaded")
+        if not file.is_file():
+            raise ArtifactError(f"{path}: {name!r} is missing; copy the artifact again")
+        if sha256(file) != expected:
+            raise ArtifactError(f"{path}: {name!r} does not match its checksum; copy it again")
+    return manifest
+
+
+def up_to_date(
+    path: Path, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]
+) -> Manifest | None:
+    """The manifest at `path` if it was made by this configuration from these parents."""
+    try:
+        manifest = read_manifest(path, kind)
+    except ArtifactError:
+        return None
+    same = json.dumps(manifest.config, sort_keys=True, default=str) == json.dumps(
+        dict(config), sort_keys=True, default=str
+    )
+    return manifest if same and manifest.parents == dict(parents) else None
+
+
+def sha256(file: Path) -> str:
+    """Hex digest of a file."""
+    with Path(file).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's files to disk, so that a rename never outlives its content."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())

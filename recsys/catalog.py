@@ -1,0 +1,92 @@
+"""Catalog: item id <-> dense item <-> semantic ID, with titles and attributes. NumPy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+FILE = "items.parquet"
+CODE_COLUMN = "semantic_id"
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The items that can be recommended.
+
+    Attributes:
+        items: table with `item_id`, `title`, `text` and attributes; row i is dense item i.
+        codes: (items, L) int32 semantic IDs, 0-based codes of each level. Rows may repeat: colliding
+            items share a leaf of the trie.
+    """
+
+    items: pa.Table
+    codes: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        if self.codes.ndim != 2 or len(self.codes) != self.items.num_rows:
+            raise DataError(
+                f"catalog: codes of shape {self.codes.shape} for {self.items.num_rows} items"
+            )
+        if len(self.codes) and self.codes.min() < 0:
+            row = int((self.codes < 0).any(axis=1).argmax())
+            raise DataError(f"catalog: item {self.item_ids[row]!r} has a negative code")
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def item_ids(self) -> list[str]:
+        """Outside ids in dense order."""
+        return [str(i) for i in self.items["item_id"].to_pylist()]
+
+    @cached_property
+    def titles(self) -> list[str]:
+        """Titles in dense order."""
+        return [str(t) for t in self.items["title"].to_pylist()]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {item_id: i for i, item_id in enumerate(self.item_ids)}
+
+    def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
+        """Dense items of outside ids; -1 where the catalogue has no such item."""
+        return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
+
+    def attributes(self, item: int) -> dict[str, Any]:
+        """Attribute columns of one item."""
+        row: dict[str, Any] = self.items.slice(item, 1).to_pylist()[0]
+        return {k: v for k, v in row.items() if k not in ("item_id", "title", "text")}
+
+    def save(self, folder: Path) -> None:
+        """Write `items.parquet` into `folder`."""
+        codes = pa.array(list(self.codes), pa.list_(pa.int32()))
+        pq.write_table(self.items.append_column(CODE_COLUMN, codes), folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Catalog:
+        """Read `items.parquet`.
+
+        Raises:
+            DataError: the codes are missing or ragged.
+        """
+        table = pq.read_table(folder / FILE)
+        if CODE_COLUMN not in table.column_names:
+            raise DataError(f"{folder / FILE}: no column {CODE_COLUMN!r}")
+        try:
+            codes = np.asarray(table[CODE_COLUMN].to_pylist(), np.int32)
+        except ValueError as error:
+            raise DataError(f"{folder / FILE}: ragged {CODE_COLUMN!r}: {error}") from error
+        return cls(table.drop_columns([CODE_COLUMN]), codes.reshape(table.num_rows, -1))

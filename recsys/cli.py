@@ -1,0 +1,80 @@
+"""`recsys COMMAND`: finds commands among entry points and imports only what they declare.
+
+Command modules import typer and nothing heavy at the top, so `recsys --help` answers at once;
+torch comes in inside the command that needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+import typer
+from typer.core import TyperGroup
+
+from recsys import __version__
+from recsys.errors import RecsysError
+
+if TYPE_CHECKING:
+    from typer._click.core import Command, Context  # typer carries its own click
+
+GROUP = "recsys.commands"
+ORDER = (
+    "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "recommend", "serve",
+    "benchmark", "doctor",
+)  # fmt: skip
+
+
+class _EntryPointGroup(TyperGroup):
+    """A group whose commands are entry points: a typer app, or a function."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        names = {e.name for e in entry_points(group=GROUP)}
+        return [n for n in ORDER if n in names] + sorted(names - set(ORDER))
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        found = entry_points(group=GROUP, name=cmd_name)
+        if not found:
+            return None
+        loaded = next(iter(found)).load()
+        if not isinstance(loaded, typer.Typer):
+            wrapper = typer.Typer(add_completion=False)
+            wrapper.command(cmd_name)(loaded)
+            loaded = wrapper
+        command = typer.main.get_command(loaded)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=_EntryPointGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Generative recommendation: from a file of histories to exact, catalogue-safe answers.\n\n"
+    "Start with [bold]recsys quickstart[/bold]; every command explains itself with --help.",
+    rich_markup_mode="rich",
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point. Errors meant for people are printed without a traceback, exit status 2."""
+    try:
+        app()
+    except RecsysError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

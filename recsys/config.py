@@ -1,0 +1,211 @@
+"""Settings: one YAML file plus `--set section.key=value`, read into frozen dataclasses.
+
+Each dataclass lives beside what it configures; this module only reads. It knows nothing of the
+sections' meaning. An unknown key is refused with its nearest neighbour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import yaml
+
+from recsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The merged settings of one run, before they are read into dataclasses.
+
+    Attributes:
+        values: nested mapping, one entry a section (`data`, `ids`, `target`, ...) plus `name`, `seed`.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | None = None,
+        overrides: Iterable[str] = (),
+        *,
+        known: Iterable[str] = (),
+        **top: object,
+    ) -> Settings:
+        """Read a YAML file and apply overrides.
+
+        Args:
+            path: YAML file, or None for an empty one.
+            overrides: `section.key=value` strings; the value is parsed as YAML.
+            known: allowed top-level keys; empty allows all.
+            **top: top-level values from the command line (None is skipped), applied last.
+
+        Raises:
+            ConfigError: unreadable file, unknown section, or a malformed override.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            try:
+                loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            except OSError as error:
+                raise ConfigError(f"--config {path}: {error.strerror or error}") from error
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
+            if loaded is not None and not isinstance(loaded, dict):
+                raise ConfigError(
+                    f"--config {path}: expected sections, found {type(loaded).__name__}"
+                )
+            values = loaded or {}
+        for override in overrides:
+            _apply(values, override)
+        values.update({key: value for key, value in top.items() if value is not None})
+        allowed = sorted({"name", "seed", *known})
+        if known:
+            for key in values:
+                if key not in allowed:
+                    raise ConfigError(_unknown("section", key, allowed))
+        return cls(values)
+
+    @property
+    def name(self) -> str:
+        """Name of the run; it names folders, so it is one plain word.
+
+        Raises:
+            ConfigError: a name that could leave its folder.
+        """
+        name = str(self.values.get("name", "demo"))
+        if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
+            raise ConfigError(
+                f"name: {name!r} is not a plain word; use letters, digits, '-', '_', '.'"
+            )
+        return name
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random in the run (default 0)."""
+        return int(_convert(int, self.values.get("seed", 0), "seed"))
+
+    def section(self, name: str, cls: type[T]) -> T:
+        """Read one section into a dataclass; missing keys take the dataclass's defaults.
+
+        Raises:
+            ConfigError: unknown key or wrong type, naming both.
+        """
+        return build(cls, self.values.get(name) or {}, where=name)
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Make dataclass `cls` from a mapping, converting and checking each value by its annotation.
+
+    Raises:
+        ConfigError: unknown key or wrong type; the text names `where.key`.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a mapping, found {values!r}")
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cast("Any", cls)) if f.init]
+    arguments = {}
+    for key, value in values.items():
+        if key not in names:
+            raise ConfigError(_unknown(f"key in {where!r}", str(key), names))
+        arguments[key] = _convert(hints[key], value, f"{where}.{key}")
+    try:
+        return cls(**arguments)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def as_dict(config: object) -> dict[str, Any]:
+    """A dataclass as plain JSON-able values, for manifests (paths become strings)."""
+
+    def plain(value: object) -> Any:
+        if isinstance(value, dict):
+            return {str(k): plain(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return cast("dict[str, Any]", plain(dataclasses.asdict(cast("Any", config))))
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set {override!r}: expected key=value, for example target.epochs=3")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
+    *parents, last = key.strip().split(".")
+    node = values
+    for parent in parents:
+        child = node.get(parent)
+        if child is None:
+            child = node[parent] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} is a value, not a section")
+        node = child
+    node[last] = value
+
+
+def _unknown(what: str, key: str, allowed: list[str]) -> str:
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(allowed)}"
+    return f"unknown {what}: {key!r}; {hint}"
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type, or a ConfigError. Only what configs use is supported."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = [a for a in arguments if a is not type(None)] or [Any]
+        return _convert(inner, value, where)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ConfigError(
+                f"{where}: {value!r} is not one of {', '.join(repr(a) for a in arguments)}"
+            )
+        return value
+    if origin in (tuple, list):
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where}: expected a list, found {value!r}")
+        inner = arguments[0] if arguments else Any
+        return origin(_convert(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: expected a mapping, found {value!r}")
+        return dict(value)
+    if dataclasses.is_dataclass(hint):
+        return build(cast("type[Any]", hint), value or {}, where)
+    if hint is Path and isinstance(value, (str, Path)):
+        return Path(value).expanduser()
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 3e-3 as a string
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if hint in (int, bool, str) and type(value) is hint:
+        return value
+    if hint is Any:
+        return value
+    raise ConfigError(
+        f"{where}: expected {getattr(hint, '__name__', hint)}, "
+        f"found {value!r} ({type(value).__name__})"
+    )

@@ -1,0 +1,19 @@
+"""The exceptions that a caller may want to tell apart. Everything else is a ValueError."""
+
+from __future__ import annotations
+
+
+class RecsysError(Exception):
+    """Base of the errors below; its text is meant to be shown to a person as it is."""
+
+
+class ConfigError(RecsysError, ValueError):
+    """A configuration names an unknown key, or a value of the wrong type or range."""
+
+
+class DataError(RecsysError, ValueError):
+    """An outside file is malformed; the text names the file, the line and the way out."""
+
+
+class ArtifactError(RecsysError, ValueError):
+    """A directory that should be an artifact is missing, incomplete or altered."""

@@ -1,0 +1,195 @@
+"""Interactions and Histories: the types that the rest of the code is written in.
+
+`Interactions` is who touched what and when, over dense indices, in canonical order. `Histories` is
+a ragged list of item sequences (CSR). NumPy only; no file format is known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Ragged item sequences, stored end to end.
+
+    Attributes:
+        offsets: (n + 1,) int64; sequence i is `items[offsets[i]:offsets[i + 1]]`.
+        items: (total,) int32 dense items.
+    """
+
+    offsets: NDArray[np.int64]
+    items: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[0] != 0:
+            raise ValueError("Histories.offsets must be 1-D and start with 0")
+        if (np.diff(self.offsets) < 0).any() or self.offsets[-1] != len(self.items):
+            raise ValueError("Histories.offsets must rise to len(items)")
+
+    @classmethod
+    def of(cls, sequences: Iterable[ArrayLike]) -> Histories:
+        """Histories from any sequences of dense items."""
+        arrays = [np.asarray(s, np.int32).reshape(-1) for s in sequences]
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(a) for a in arrays], out=offsets[1:])
+        return cls(offsets, np.concatenate(arrays) if arrays else np.zeros(0, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> NDArray[np.int32]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"history {index} of {len(self)}")
+        index %= len(self)
+        return self.items[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(n,) items in each sequence."""
+        return np.diff(self.offsets)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(total,) the sequence that each item belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def take(self, indices: ArrayLike) -> Histories:
+        """The sequences at `indices`, in that order, without a Python loop."""
+        indices = np.asarray(indices, np.int64).reshape(-1)
+        lengths = self.lengths[indices]
+        offsets = np.zeros(len(indices) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        return Histories(offsets, self.items[np.arange(offsets[-1]) + shift])
+
+    def where(self, keep: NDArray[np.bool_]) -> Histories:
+        """The same number of sequences with only the items where `keep` (total,) is true."""
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(np.bincount(self.rows[keep], minlength=len(self)), out=offsets[1:])
+        return Histories(offsets, self.items[keep])
+
+    def padded(self, fill: int = -1, width: int | None = None) -> NDArray[np.int32]:
+        """(n, width) array, left-aligned, `fill` behind each sequence's end (cut at width)."""
+        width = int(self.lengths.max(initial=0)) if width is None else width
+        out = np.full((len(self), width), fill, np.int32)
+        column = np.arange(len(self.items)) - np.repeat(self.offsets[:-1], self.lengths)
+        inside = column < width
+        out[self.rows[inside], column[inside]] = self.items[inside]
+        return out
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """One row an event, sorted by user, then time; equal times keep the source's order.
+
+    Attributes:
+        user: (n,) int32 dense users, ascending.
+        item: (n,) int32 dense items.
+        timestamp: (n,) int64 unix seconds; the place in the user's sequence if not `has_time`.
+        rating: (n,) float32, NaN where the source has none.
+        user_ids: (users,) str, the outside ids.
+        item_ids: (items,) str.
+        has_time: whether timestamps compare across users.
+    """
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    timestamp: NDArray[np.int64]
+    rating: NDArray[np.float32]
+    user_ids: NDArray[np.str_]
+    item_ids: NDArray[np.str_]
+    has_time: bool
+
+    def __post_init__(self) -> None:
+        n = len(self.user)
+        for name in ("item", "timestamp", "rating"):
+            if len(getattr(self, name)) != n:
+                raise ValueError(
+                    f"Interactions.{name} has {len(getattr(self, name))} rows, not {n}"
+                )
+        for name, ids in (("user", self.user_ids), ("item", self.item_ids)):
+            column = getattr(self, name)
+            if n and (column.min() < 0 or column.max() >= len(ids)):
+                raise ValueError(f"Interactions.{name} must lie in [0, {len(ids)})")
+            if len(np.unique(ids)) != len(ids):
+                raise ValueError(f"Interactions.{name}_ids repeat")
+        step = np.diff(self.user)
+        if (step < 0).any() or ((step == 0) & (np.diff(self.timestamp) < 0)).any():
+            raise ValueError("Interactions must be sorted by user, then timestamp")
+
+    @classmethod
+    def of(
+        cls,
+        user: Sequence[str] | NDArray[np.str_],
+        item: Sequence[str] | NDArray[np.str_],
+        timestamp: ArrayLike | None = None,
+        rating: ArrayLike | None = None,
+        *,
+        item_ids: NDArray[np.str_] | None = None,
+    ) -> Interactions:
+        """Interactions from outside ids in source order.
+
+        Users and items are numbered by first appearance, items by `item_ids` where given (an item
+        that is not there is an error). Without timestamps the source order is the order.
+        """
+        users, items = np.asarray(user, np.str_), np.asarray(item, np.str_)
+        user_ids, user_index = _factorize(users)
+        if item_ids is None:
+            item_ids, item_index = _factorize(items)
+        else:
+            order = np.argsort(item_ids)
+            place = np.searchsorted(item_ids, items, sorter=order).clip(max=len(item_ids) - 1)
+            item_index = order[place]
+            unknown = items[item_ids[item_index] != items]
+            if len(unknown):
+                raise ValueError(
+                    f"item {str(unknown[0])!r} is not among the {len(item_ids)} item_ids"
+                )
+        n = len(users)
+        has_time = timestamp is not None
+        time = np.arange(n) if timestamp is None else np.asarray(timestamp, np.int64)
+        order = np.lexsort((np.arange(n), time, user_index))
+        user_index, time = user_index[order], time[order]
+        if not has_time:
+            starts = np.searchsorted(user_index, user_index, side="left")
+            time = np.arange(n) - starts
+        ratings = np.full(n, np.nan) if rating is None else np.asarray(rating)
+        return cls(
+            user_index.astype(np.int32),
+            item_index[order].astype(np.int32),
+            time.astype(np.int64),
+            ratings[order].astype(np.float32),
+            user_ids,
+            item_ids,
+            has_time,
+        )
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    @property
+    def histories(self) -> Histories:
+        """All events of each user, in time order; one sequence a user."""
+        offsets = np.searchsorted(self.user, np.arange(len(self.user_ids) + 1))
+        return Histories(offsets.astype(np.int64), self.item)
+
+
+def _factorize(values: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+    """Distinct values by first appearance, and each row's place among them."""
+    distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return distinct[order], rank[inverse]

@@ -1,0 +1,75 @@
+"""The road from raw data to a report: stages found among entry points, run in order.
+
+A stage is a function `(Context) -> Path` that writes one artifact and leaves at once when it is up
+to date (same configuration, same parents). This module knows their names and order, not their work.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
+
+from recsys.artifacts import Workspace
+from recsys.errors import ConfigError
+from recsys.progress import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from recsys.config import Settings
+
+GROUP = "recsys.stages"
+STAGES = ("data", "ids", "target", "draft", "bundle", "evaluate")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage is given.
+
+    Attributes:
+        settings: all sections; a stage reads its own (and `seed`).
+        workspace: where its parents lie and its output goes.
+        force: make the artifact again even if it is up to date.
+    """
+
+    settings: Settings
+    workspace: Workspace
+    force: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings, *, force: bool = False) -> Context:
+        """The context of the run that `settings` names."""
+        return cls(settings, Workspace.of(settings.name), force)
+
+
+Stage = "Callable[[Context], Path]"
+
+
+def load_stage(name: str) -> Callable[[Context], Path]:
+    """Find and import one stage.
+
+    Raises:
+        ConfigError: no such stage is installed.
+    """
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        raise ConfigError(f"stage {name!r} is not installed; run `pip install -e .` again")
+    return cast("Callable[[Context], Path]", next(iter(found)).load())
+
+
+def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Path, float]]:
+    """Run stages in order.
+
+    Returns:
+        name -> (artifact, seconds).
+    """
+    results = {}
+    for name in stages:
+        start = time.perf_counter()
+        path = load_stage(name)(context)
+        results[name] = (path, time.perf_counter() - start)
+        say(f"[bold]{name}[/bold] → {path}  ({results[name][1]:.1f} s)")
+    return results

@@ -1,0 +1,113 @@
+"""Prompts: a history becomes token ids. One rule for training, evaluation and serving. NumPy only.
+
+Long histories are cut in blocks: with n items, a window of W and blocks of s, the prompt starts at
+item `s * ceil(max(0, n - W) / s)`. It then keeps between W - s + 1 and W items, and its beginning
+moves only every s events, so a cached prompt stays a prefix of the next one (DESIGN 4.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.interactions import Histories
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """How much of a history the model sees.
+
+    Attributes:
+        max_items: window W, the most items in a prompt.
+        block: s, items dropped at a time once a history outgrows the window; 1 is a rolling window.
+    """
+
+    max_items: int = 20
+    block: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= self.max_items:
+            raise ValueError(f"want 1 <= block <= max_items, got {self.block} and {self.max_items}")
+
+    def start(self, n: ArrayLike) -> NDArray[np.int64]:
+        """First item that a prompt keeps of histories of n items."""
+        over = np.maximum(np.asarray(n, np.int64) - self.max_items, 0)
+        return np.asarray(-(-over // self.block) * self.block)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """History of dense items -> token ids.
+
+    Attributes:
+        item_tokens: (items, L) int64 token ids of each item.
+        prefix: tokens in front.
+        config: the window.
+    """
+
+    item_tokens: NDArray[np.int64]
+    prefix: tuple[int, ...]
+    config: PromptConfig
+
+    @property
+    def max_tokens(self) -> int:
+        """T of the longest prompt."""
+        return len(self.prefix) + self.config.max_items * self.item_tokens.shape[1]
+
+    def encode(self, history: ArrayLike) -> NDArray[np.int64]:
+        """(T,) tokens of one history, oldest item first."""
+        items = np.asarray(history, np.int64).reshape(-1)
+        kept = items[int(self.config.start(len(items))) :]
+        return np.concatenate(
+            [np.asarray(self.prefix, np.int64), self.item_tokens[kept].reshape(-1)]
+        )
+
+    def encode_all(self, histories: Histories) -> list[NDArray[np.int64]]:
+        """`encode` of each history."""
+        return [self.encode(history) for history in histories]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Training windows: each next-item question of a history exactly once, as serving asks it.
+
+    Attributes:
+        sequences: the windows; each is asked about the items from `first` on.
+        first: (n,) place in the window of the first item that carries loss. Items before it are
+            context only: an earlier window asked about them.
+    """
+
+    sequences: Histories
+    first: NDArray[np.int64]
+
+
+def training_windows(
+    histories: Histories, config: PromptConfig, *, min_context: int = 1
+) -> Windows:
+    """Cut histories so that every item is predicted from the context that serving would give it.
+
+    Item number p of a history is predicted from items `start(p) .. p - 1`; items with the same
+    start share a window. Items with fewer than `min_context` items before them carry no loss.
+    """
+    places, rows, firsts = [], [], []
+    for row, length in enumerate(histories.lengths):
+        asked = np.arange(min_context, length)
+        if len(asked) == 0:
+            continue
+        starts = config.start(asked)
+        for start in np.unique(starts):
+            group = asked[starts == start]
+            places.append((int(start), int(group[-1]) + 1))
+            firsts.append(int(group[0] - start))
+            rows.append(row)
+    sequences = Histories.of(histories[row][a:b] for row, (a, b) in zip(rows, places, strict=True))
+    return Windows(sequences, np.asarray(firsts, np.int64))

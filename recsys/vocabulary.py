@@ -1,0 +1,113 @@
+"""Vocabulary: (level, code) <-> token id, and the tokens around a history. NumPy only.
+
+A model trained from scratch has `<pad>`, `<bos>` and the semantic tokens; a pretrained one has its
+own vocabulary with the semantic tokens added at its end. Both look the same from here: a level's
+codes are a contiguous range of token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recsys.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import ArrayLike, NDArray
+
+FILE = "vocabulary.json"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Where the semantic tokens sit in the model's vocabulary.
+
+    Attributes:
+        level_sizes: codes at each level (V may differ by level).
+        level_offsets: token id of code 0 at each level.
+        size: rows of the model's embedding.
+        pad: token that fills unused places.
+        prefix: tokens in front of every history (`<bos>`, or a tokenised instruction).
+    """
+
+    level_sizes: tuple[int, ...]
+    level_offsets: tuple[int, ...]
+    size: int
+    pad: int = 0
+    prefix: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if len(self.level_sizes) != len(self.level_offsets) or not self.level_sizes:
+            raise ValueError("Vocabulary: level_sizes and level_offsets must be of one length >= 1")
+        for size, offset in zip(self.level_sizes, self.level_offsets, strict=True):
+            if size < 1 or offset < 0 or offset + size > self.size:
+                raise ValueError(f"Vocabulary: level {offset}+{size} leaves [0, {self.size})")
+
+    @classmethod
+    def from_levels(
+        cls, level_sizes: ArrayLike, *, first: int = 2, multiple: int = 8
+    ) -> Vocabulary:
+        """`<pad>`=0, `<bos>`=1, then the levels one after another.
+
+        Args:
+            level_sizes: codes at each level.
+            first: token id of the first code.
+            multiple: the size is rounded up to it (aligned rows are quicker to multiply).
+        """
+        sizes = [int(s) for s in np.asarray(level_sizes).reshape(-1)]
+        offsets = first + np.concatenate([[0], np.cumsum(sizes)])
+        size = -(-int(offsets[-1]) // multiple) * multiple
+        return cls(tuple(sizes), tuple(int(o) for o in offsets[:-1]), size)
+
+    @property
+    def num_levels(self) -> int:
+        """L."""
+        return len(self.level_sizes)
+
+    def encode(self, codes: NDArray[np.integer]) -> NDArray[np.int64]:
+        """(..., L) codes to (..., L) token ids.
+
+        Raises:
+            ValueError: a code outside its level.
+        """
+        codes = np.asarray(codes, np.int64)
+        if codes.shape[-1] != self.num_levels:
+            raise ValueError(
+                f"codes have {codes.shape[-1]} levels, the vocabulary {self.num_levels}"
+            )
+        bad = (codes < 0) | (codes >= np.asarray(self.level_sizes))
+        if bad.any():
+            where = np.argwhere(bad)[0]
+            raise ValueError(
+                f"code {codes[tuple(where)]} at level {where[-1] + 1} is outside "
+                f"[0, {self.level_sizes[where[-1]]})"
+            )
+        return np.asarray(codes + np.asarray(self.level_offsets))
+
+    def decode(self, tokens: NDArray[np.integer]) -> NDArray[np.int64]:
+        """(..., L) token ids to (..., L) codes; the inverse of `encode`."""
+        return np.asarray(np.asarray(tokens, np.int64) - np.asarray(self.level_offsets))
+
+    def save(self, folder: Path) -> None:
+        """Write `vocabulary.json`."""
+        (folder / FILE).write_text(json.dumps(self.__dict__, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Vocabulary:
+        """Read `vocabulary.json`.
+
+        Raises:
+            ArtifactError: unreadable or contradictory.
+        """
+        try:
+            values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            for key in ("level_sizes", "level_offsets", "prefix"):
+                values[key] = tuple(int(v) for v in values[key])
+            return cls(**values)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{folder / FILE}: {error}") from error

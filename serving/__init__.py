@@ -1,0 +1,1 @@
+"""Models -> answers over REST."""

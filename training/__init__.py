@@ -1,0 +1,1 @@
+"""Canonical data -> models: semantic IDs, target, draft, bundle."""
