@@ -1,0 +1,111 @@
+"""Codes -> unique semantic IDs: items that collide move to the nearest free codes.
+
+One rule for every depth d = 1..L: the prefixes of length d hold at most V^(L-d) items each (at
+depth L: one item a leaf). Items that do not fit move to another code of level d under the same
+parent. At the last level, where nearly all of it happens, they are spread by an optimal
+assignment; above it, where a whole subtree is full, the excess goes to the nearest sibling with
+room. Items that fit are never moved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from recsys.semantic_ids.quantizer import residual_codes, squared_distances
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+def assign_unique(
+    codes: NDArray[np.int32], latents: NDArray[np.float32], centroids: NDArray[np.float32]
+) -> NDArray[np.int32]:
+    """Give every item its own tuple, moving as little as possible.
+
+    Args:
+        codes: (n, L) codes as the quantiser gave them.
+        latents: (n, D) what they code.
+        centroids: (L, V, D).
+
+    Returns:
+        (n, L) codes; the rows are distinct if n <= V^L. Beyond that the excess keeps its codes, and
+        items share leaves.
+    """
+    codes = codes.copy()
+    num_levels, size = len(centroids), centroids.shape[1]
+    residual = np.array(latents, np.float32)
+    for level in range(num_levels):
+        room = min(size ** (num_levels - 1 - level), max(len(codes), 1))
+        place = _spread_leaf if level == num_levels - 1 else _spread_prefix
+        for members in _overfull(codes[:, : level + 1], room):
+            distances = squared_distances(residual[members], centroids[level])
+            moved = place(codes[members, level], distances, room)
+            changed = members[moved != codes[members, level]]
+            codes[members, level] = moved
+            if level < num_levels - 1 and len(changed):
+                rest = residual[changed] - centroids[level][codes[changed, level]]
+                codes[changed, level + 1 :] = residual_codes(rest, centroids[level + 1 :])
+        residual -= centroids[level][codes[:, level]]
+    return codes
+
+
+def colliding(codes: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """(n,) whether another item has the same tuple."""
+    _, inverse, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    return np.asarray(counts[inverse.reshape(-1)] > 1)
+
+
+def _overfull(prefixes: NDArray[np.int32], room: int) -> Iterator[NDArray[np.int64]]:
+    """The items of each parent (all columns but the last) of a prefix with more than `room`."""
+    order = np.lexsort(prefixes.T[::-1])
+    rows = prefixes[order]
+    new_parent = np.concatenate([[True], (rows[1:, :-1] != rows[:-1, :-1]).any(axis=1)])
+    new_prefix = np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])
+    parents = np.flatnonzero(new_parent)
+    starts = np.flatnonzero(new_prefix)
+    counts = np.diff(np.append(starts, len(rows)))
+    bad = np.unique(np.searchsorted(parents, starts[counts > room], side="right") - 1)
+    ends = np.append(parents[1:], len(rows))
+    for parent in bad:
+        yield np.sort(order[parents[parent] : ends[parent]])
+
+
+def _spread_leaf(
+    codes: NDArray[np.int32], distances: NDArray[np.float32], room: int
+) -> NDArray[np.int32]:
+    """Items that share a last code take the cheapest set of free ones, together."""
+    out = codes.copy()
+    counts = np.bincount(codes, minlength=distances.shape[1])
+    movers = np.flatnonzero(counts[codes] > room)
+    free = np.flatnonzero(counts != room)
+    rows, columns = linear_sum_assignment(distances[np.ix_(movers, free)])
+    out[movers[rows]] = free[columns]
+    return out
+
+
+def _spread_prefix(
+    codes: NDArray[np.int32], distances: NDArray[np.float32], room: int
+) -> NDArray[np.int32]:
+    """The excess of a full subtree goes to siblings with room, those that lose least first."""
+    out = codes.copy()
+    counts = np.bincount(codes, minlength=distances.shape[1])
+    for full in np.flatnonzero(counts > room):
+        members = np.flatnonzero(codes == full)
+        open_codes = np.flatnonzero(counts < room)
+        if not len(open_codes):
+            break
+        loss = distances[members][:, open_codes].min(axis=1) - distances[members, full]
+        for item in members[np.argsort(loss, kind="stable")][: counts[full] - room]:
+            open_codes = np.flatnonzero(counts < room)
+            if not len(open_codes):
+                return out
+            target = open_codes[distances[item, open_codes].argmin()]
+            counts[target] += 1
+            counts[full] -= 1
+            out[item] = target
+    return out

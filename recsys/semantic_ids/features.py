@@ -1,0 +1,266 @@
+"""Item features: text ⊕ collaborative ⊕ attributes, one float32 row an item.
+
+Each block is reduced by a truncated SVD, L2-normalised per row, weighted, and set beside the
+others, so a squared distance is a weighted sum of the blocks' distances. Blocks that a data set has
+nothing for are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy import sparse
+from scipy.sparse.linalg import svds
+
+from recsys.dataset import ITEM_COLUMNS
+from recsys.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from recsys.interactions import Histories
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """Settings of the item features. A weight of 0 leaves a block out.
+
+    Attributes:
+        text_weight: of titles and texts.
+        text_dim: kept dimensions of their TF-IDF.
+        text_model: folder of a sentence-transformers model; replaces TF-IDF.
+        embedding_column: column of items.parquet with ready embeddings (list of float); replaces
+            both.
+        collaborative_weight: of the co-occurrence in training histories.
+        collaborative_dim: kept dimensions of the PPMI matrix.
+        window: items at most this far apart in a history co-occur.
+        attribute_weight: of the attribute columns.
+        attribute_dim: kept dimensions of the TF-IDF of attribute values.
+    """
+
+    text_weight: float = 1.0
+    text_dim: int = 128
+    text_model: Path | None = None
+    embedding_column: str | None = None
+    collaborative_weight: float = 1.0
+    collaborative_dim: int = 64
+    window: int = 10
+    attribute_weight: float = 0.5
+    attribute_dim: int = 64
+
+
+@dataclass(frozen=True)
+class Features:
+    """Item features and what they are made of.
+
+    Attributes:
+        matrix: (items, D) float32.
+        blocks: name -> number of columns, in their order.
+    """
+
+    matrix: NDArray[np.float32]
+    blocks: dict[str, int]
+
+
+def build_features(
+    items: pa.Table, histories: Histories, config: FeatureConfig, seed: int = 0
+) -> Features:
+    """Features of every item.
+
+    Args:
+        items: table with `item_id`, `title`, `text` and attribute columns, in dense order.
+        histories: TRAINING events alone; anything else leaks the answers into the IDs.
+        config: blocks, weights and dimensions.
+        seed: of the SVD's start vectors.
+
+    Raises:
+        ConfigError: a model folder or an embedding column that is not there.
+        DataError: no block has anything to say.
+    """
+    blocks = {}
+    if config.text_weight > 0:
+        blocks["text"] = config.text_weight * text_block(items, config, seed)
+    if config.attribute_weight > 0:
+        used = {*ITEM_COLUMNS, config.embedding_column}
+        columns = items.select([c for c in items.column_names if c not in used])
+        blocks["attributes"] = config.attribute_weight * attribute_block(
+            columns, config.attribute_dim, seed
+        )
+    if config.collaborative_weight > 0:
+        block = collaborative_block(
+            histories, items.num_rows, config.window, config.collaborative_dim, seed
+        )
+        blocks["collaborative"] = config.collaborative_weight * block
+    blocks = {name: block for name, block in blocks.items() if block.any()}
+    if not blocks:
+        raise DataError(
+            "items have no text, no attributes and no co-occurrence in training: "
+            "there is nothing to make semantic IDs of"
+        )
+    matrix = np.concatenate(list(blocks.values()), axis=1).astype(np.float32)
+    return Features(matrix, {name: block.shape[1] for name, block in blocks.items()})
+
+
+def text_block(items: pa.Table, config: FeatureConfig, seed: int) -> NDArray[np.float32]:
+    """(items, D) embeddings of title and text; D = 0 where there is no text."""
+    if config.embedding_column is not None:
+        return _unit(_embedding_column(items, config.embedding_column))
+    texts = _texts(items)
+    if not any(texts):
+        return np.zeros((len(texts), 0), np.float32)
+    if config.text_model is not None:
+        return _unit(_sentence_embeddings(texts, config.text_model))
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True, stop_words="english", ngram_range=(1, 2))
+    return _tfidf_svd(vectorizer, texts, config.text_dim, seed)
+
+
+def attribute_block(columns: pa.Table, dim: int, seed: int) -> NDArray[np.float32]:
+    """(items, D) features of attribute columns.
+
+    Strings, booleans and lists are values, weighted by TF-IDF; numbers are standardised, a missing
+    one being the mean.
+    """
+    words: list[list[str]] = [[] for _ in range(columns.num_rows)]
+    numbers = []
+    for name in columns.column_names:
+        column = columns[name]
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            numbers.append(_standardised(column))
+            continue
+        for row, value in zip(words, column.to_pylist(), strict=True):
+            values = value if isinstance(value, list) else [value]
+            row.extend(f"{name}={v}" for v in values if v is not None and v != "")
+    parts: list[NDArray[np.floating]] = []
+    if numbers:
+        parts.append(np.stack(numbers, axis=1) / np.sqrt(len(numbers)))
+    if any(words):
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        parts.append(_tfidf_svd(TfidfVectorizer(analyzer=list), words, dim, seed))
+    if not parts:
+        return np.zeros((columns.num_rows, 0), np.float32)
+    return _unit(np.concatenate(parts, axis=1))
+
+
+def collaborative_block(
+    histories: Histories, num_items: int, window: int, dim: int, seed: int
+) -> NDArray[np.float32]:
+    """(items, D) truncated SVD of the PPMI of co-occurrence; zeros for items never seen.
+
+    Levy and Goldberg, "Neural Word Embedding as Implicit Matrix Factorization" (2014): a context is
+    an item at most `window` places away, contexts are smoothed by the power 0.75, and the singular
+    values are split evenly.
+    """
+    counts = _cooccurrence(histories, num_items, window)
+    if not counts.nnz:
+        return np.zeros((num_items, 0), np.float32)
+    item_mass = np.asarray(counts.sum(axis=1)).reshape(-1)
+    context_mass = np.asarray(counts.sum(axis=0)).reshape(-1) ** 0.75
+    pairs = counts.tocoo()
+    expected = item_mass[pairs.row] * context_mass[pairs.col] / context_mass.sum()
+    pairs.data = np.maximum(np.log(pairs.data / expected), 0)
+    return _unit(_svd(pairs.tocsr(), dim, seed))
+
+
+def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.csr_array:
+    """(items, items) symmetric counts of different items within `window` places of each other."""
+    rows, items = histories.rows, histories.items
+    counts = sparse.csr_array((num_items, num_items), dtype=np.float64)
+    for gap in range(1, min(window, int(histories.lengths.max(initial=0)) - 1) + 1):
+        same = (rows[gap:] == rows[:-gap]) & (items[gap:] != items[:-gap])
+        one, other = items[:-gap][same], items[gap:][same]
+        counts = counts + sparse.csr_array(
+            (np.ones(len(one)), (one, other)), shape=(num_items, num_items)
+        )
+    return counts + counts.T
+
+
+def _texts(items: pa.Table) -> list[str]:
+    """Title and text of each item; a title that only repeats the id says nothing."""
+    rows = zip(
+        *(items[name].to_pylist() for name in ("item_id", "title", "text")),
+        strict=True,
+    )
+    return [
+        " ".join(part for part in (title if title != item_id else "", text) if part).strip()
+        for item_id, title, text in rows
+    ]
+
+
+def _embedding_column(items: pa.Table, name: str) -> NDArray[np.float32]:
+    if name not in items.column_names:
+        raise ConfigError(
+            f"ids.features.embedding_column: items have no column {name!r}; "
+            f"they have {', '.join(items.column_names)}"
+        )
+    try:
+        embeddings = np.asarray(items[name].to_pylist(), np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"items.{name}: want one list of numbers an item: {error}") from error
+    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        raise DataError(f"items.{name}: want finite lists of one length, one an item")
+    return embeddings
+
+
+def _sentence_embeddings(texts: list[str], folder: Path) -> NDArray[np.float32]:
+    if not folder.is_dir():
+        raise ConfigError(f"ids.features.text_model: {folder} is not a folder")
+    try:
+        from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ConfigError(
+            "ids.features.text_model needs sentence-transformers, which is not installed; "
+            "`pip install sentence-transformers`, or leave text_model empty to use TF-IDF"
+        ) from error
+    model = SentenceTransformer(str(folder), local_files_only=True, trust_remote_code=False)
+    return np.asarray(model.encode(texts, convert_to_numpy=True), np.float32)
+
+
+def _tfidf_svd(
+    vectorizer: object, documents: list[str] | list[list[str]], dim: int, seed: int
+) -> NDArray[np.float32]:
+    """Unit rows of the truncated SVD of a TF-IDF matrix; no columns where no word is left."""
+    try:
+        weights = vectorizer.fit_transform(documents)  # type: ignore[attr-defined]
+    except ValueError:  # scikit-learn: "empty vocabulary; perhaps the documents only ..."
+        return np.zeros((len(documents), 0), np.float32)
+    return _unit(_svd(sparse.csr_array(weights), dim, seed))
+
+
+def _svd(matrix: sparse.csr_array, dim: int, seed: int) -> NDArray[np.float32]:
+    """(n, <=dim) left singular vectors times the square roots of their singular values.
+
+    The start vector is drawn from the seed and each column's largest entry is made positive, so
+    the answer is one.
+    """
+    dim = min(dim, min(matrix.shape) - 1)
+    if dim < 1:
+        return np.asarray(matrix.toarray(), np.float32)
+    start = np.random.default_rng(seed).standard_normal(min(matrix.shape))
+    left, values, _ = svds(matrix.astype(np.float64), k=dim, v0=start, solver="arpack")
+    left, values = left[:, ::-1], values[::-1]
+    keep = values > values[0] * 1e-6
+    left, values = left[:, keep], values[keep]
+    sign = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
+    return np.asarray(left * sign * np.sqrt(values), np.float32)
+
+
+def _standardised(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    values = np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
+    known = np.isfinite(values)
+    if not known.any() or values[known].std() == 0:
+        return np.zeros(len(values))
+    return np.where(known, (values - values[known].mean()) / values[known].std(), 0)
+
+
+def _unit(matrix: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Rows scaled to length 1; a zero row stays."""
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    return np.asarray(matrix / np.where(norms > 0, norms, 1), np.float32)

@@ -1,0 +1,114 @@
+"""Health of a set of semantic IDs: how well the codes are used, and what the repair cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.semantic_ids.assign import colliding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from recsys.semantic_ids.quantizer import Quantizer
+
+
+def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict[str, Any]:
+    """What a set of codes looks like, without reference to what they code.
+
+    Args:
+        codes: (n, L).
+        codebook_size: V; by default the largest code of each level + 1.
+
+    Returns:
+        `items`, `levels`, `codebook_size` (L,), `used_codes` (L,), `perplexity` (L,: exp of the
+        entropy of the codes, V when all are equally common), `prefixes` (L,: distinct prefixes of
+        each depth), `branching` (L,: mean children of a prefix), `colliding_items`,
+        `colliding_leaves`, `largest_leaf`.
+    """
+    levels = codes.shape[1]
+    used, perplexity = [], []
+    for column in codes.T:
+        counts = np.bincount(column)
+        share = counts[counts > 0] / len(column)
+        used.append(int((counts > 0).sum()))
+        perplexity.append(round(float(np.exp(-(share * np.log(share)).sum())), 3))
+    prefixes = [len(np.unique(codes[:, : depth + 1], axis=0)) for depth in range(levels)]
+    _, leaves = np.unique(codes, axis=0, return_counts=True)
+    return {
+        "items": len(codes),
+        "levels": levels,
+        "codebook_size": [codebook_size or int(column.max()) + 1 for column in codes.T],
+        "used_codes": used,
+        "perplexity": perplexity,
+        "prefixes": prefixes,
+        "branching": [
+            round(below / above, 3)
+            for above, below in zip([1, *prefixes[:-1]], prefixes, strict=True)
+        ],
+        "colliding_items": int(colliding(codes).sum()),
+        "colliding_leaves": int((leaves > 1).sum()),
+        "largest_leaf": int(leaves.max()),
+    }
+
+
+def reconstruction_error(
+    quantizer: Quantizer, features: NDArray[np.float32], codes: NDArray[np.integer]
+) -> float:
+    """Share of the features' variance that the codes do not explain (0 perfect, 1 the mean)."""
+    error = ((features - quantizer.reconstruct(codes)) ** 2).sum()
+    variance = ((features - features.mean(axis=0)) ** 2).sum()
+    return round(float(error / max(variance, 1e-12)), 5)
+
+
+def compare(
+    before: NDArray[np.integer],
+    after: NDArray[np.integer],
+    quantizer: Quantizer,
+    features: NDArray[np.float32],
+) -> dict[str, Any]:
+    """The whole report: health of the assigned codes, and what the assignment changed."""
+    size = quantizer.centroids.shape[1]
+    raw = health(before, size)
+    return {
+        **health(after, size),
+        "moved_items": int((before != after).any(axis=1).sum()),
+        "reconstruction_error": reconstruction_error(quantizer, features, after),
+        "before_assignment": {
+            key: raw[key]
+            for key in ("used_codes", "perplexity", "prefixes", "colliding_items", "largest_leaf")
+        }
+        | {"reconstruction_error": reconstruction_error(quantizer, features, before)},
+    }
+
+
+def draw(codes: NDArray[np.integer], report: dict[str, Any], file: Path) -> None:
+    """One figure: how often each code is used, level by level, and how the trie branches.
+
+    Args:
+        codes: (n, L) assigned codes.
+        report: what `compare` or `health` returned.
+        file: `.svg` or `.png`; the same codes give the same bytes of SVG.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "recsys", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        usage, depth = figure.subplots(1, 2, width_ratios=(2, 1))
+        for level, column in enumerate(codes.T):
+            size = report["codebook_size"][level]
+            counts = np.sort(np.bincount(column, minlength=size))[::-1]
+            label = f"level {level + 1}: {report['used_codes'][level]} of {size} used"
+            usage.plot(np.arange(1, size + 1), counts, label=label)
+        usage.set(xlabel="code, by rank", ylabel="items", yscale="log", title="Use of the codes")
+        usage.legend()
+        levels = np.arange(1, report["levels"] + 1)
+        bars = depth.bar(levels, report["prefixes"])
+        depth.bar_label(bars, [f"×{b:g}" for b in report["branching"]])
+        depth.set(xlabel="depth", ylabel="prefixes", xticks=levels, title="Branching of the trie")
+        metadata = {"Date": None} if file.suffix == ".svg" else {}
+        figure.savefig(file, metadata=metadata)

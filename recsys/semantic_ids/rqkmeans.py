@@ -1,0 +1,120 @@
+"""RQ-KMeans: k-means on the features, then on what each level leaves over.
+
+The latent space is the feature space itself, so there is nothing to train but centroids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recsys.errors import ArtifactError
+from recsys.progress import track
+from recsys.semantic_ids.quantizer import check_size, decode, nearest, residual_codes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+CENTROIDS = "centroids.safetensors"
+
+
+@dataclass(frozen=True)
+class RQKMeansConfig:
+    """Settings of RQ-KMeans.
+
+    Attributes:
+        iterations: k-means steps a level.
+        restarts: k-means runs a level; the one of the lowest error is kept.
+    """
+
+    iterations: int = 50
+    restarts: int = 3
+
+
+class RQKMeans:
+    """Residual k-means; `centroids` (L, V, F) live in feature space."""
+
+    def __init__(self, centroids: NDArray[np.float32]) -> None:
+        self.centroids = centroids
+
+    @classmethod
+    def fit(
+        cls,
+        features: NDArray[np.float32],
+        levels: int,
+        codebook_size: int,
+        config: RQKMeansConfig,
+        seed: int = 0,
+    ) -> RQKMeans:
+        """Fit one codebook a level.
+
+        Args:
+            features: (items, F) float32.
+            levels: codes of a semantic ID, L.
+            codebook_size: codes a level, V.
+            config: effort.
+            seed: of the initial centroids.
+
+        Raises:
+            ValueError: fewer items than codes.
+        """
+        import faiss
+
+        check_size(len(features), codebook_size)
+        residual = np.array(features, np.float32, order="C")
+        books = []
+        with track("rq-kmeans", total=levels) as bar:
+            for level in range(levels):
+                kmeans = faiss.Kmeans(
+                    residual.shape[1],
+                    codebook_size,
+                    niter=config.iterations,
+                    nredo=config.restarts,
+                    seed=seed + level,
+                    min_points_per_centroid=1,
+                    max_points_per_centroid=1 << 16,
+                )
+                kmeans.train(residual)
+                book = np.array(kmeans.centroids, np.float32)
+                residual -= book[nearest(residual, book)]
+                books.append(book)
+                bar.advance(error=float((residual**2).sum(axis=1).mean()))
+        return cls(np.stack(books))
+
+    def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The features themselves."""
+        return features
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
+        """(n, F) features to (n, L) codes."""
+        return residual_codes(features, self.centroids)
+
+    def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
+        """(n, L) codes to (n, F) features."""
+        return decode(codes, self.centroids)
+
+    def save(self, folder: Path) -> None:
+        """Write the centroids into `folder`."""
+        from safetensors.numpy import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"centroids": self.centroids}, folder / CENTROIDS)
+
+    @classmethod
+    def load(cls, folder: Path) -> RQKMeans:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: missing or unreadable.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return cls(load_file(folder / CENTROIDS)["centroids"])
+        except (OSError, KeyError, SafetensorError) as error:
+            raise ArtifactError(f"{folder}: unreadable rq-kmeans quantiser: {error}") from error

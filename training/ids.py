@@ -1,0 +1,154 @@
+"""Stage `ids`: a data set -> semantic IDs, their quantiser and their health report."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.config import as_dict
+from recsys.dataset import Dataset
+from recsys.errors import ConfigError
+from recsys.progress import say
+from recsys.semantic_ids.assign import assign_unique
+from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.report import compare, draw, health
+from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from recsys.pipeline import Context
+
+Method = Literal["rq-kmeans", "imported"]
+
+
+@dataclass(frozen=True)
+class IdsConfig:
+    """Section `ids`.
+
+    Attributes:
+        method: how items get their codes; `imported` takes those that came with the data set.
+        levels: codes of a semantic ID, L (not used by `imported`).
+        codebook_size: codes a level, V (not used by `imported`).
+        features: what is known of an item (not used by `imported`).
+        rqkmeans: residual k-means.
+    """
+
+    method: Method = "rq-kmeans"
+    levels: int = 4
+    codebook_size: int = 256
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
+
+
+def stage(context: Context) -> Path:
+    """Write the `ids` artifact of a run.
+
+    It holds `codes.npy` ((items, L) int32, dense order), `report.json`, `report.svg` and, unless
+    imported, `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32)
+    and `quantizer/`.
+
+    Raises:
+        ConfigError: `imported` without codes in the data set, or sizes that do not fit it.
+    """
+    config = context.settings.section("ids", IdsConfig)
+    path = context.workspace.run("ids")
+    settings = {**as_dict(config), "seed": context.settings.seed}
+    parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
+    if not context.force and up_to_date(path, "ids", settings, parents):
+        return path
+    dataset = Dataset.load(context.workspace.dataset)
+    info: dict[str, Any] = {}
+    start = time.perf_counter()
+    with write_artifact(path, "ids", config=settings, parents=parents, info=info) as folder:
+        if config.method == "imported":
+            codes, report = _imported(dataset)
+        else:
+            codes, report = _learned(dataset, config, context.settings.seed, folder)
+        report = {"method": config.method, **report}
+        np.save(folder / "codes.npy", codes, allow_pickle=False)
+        text = json.dumps(report, indent=2)
+        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+        draw(codes, report, folder / "report.svg")
+        info.update(seconds=round(time.perf_counter() - start, 1), **_summary(report))
+    if report["colliding_items"]:
+        say(f"{report['colliding_items']} items share their semantic ID with another")
+    return path
+
+
+def print_report(path: Path, as_json: bool = False) -> None:
+    """Print the health report of the `ids` artifact at `path`, as a table or one JSON document."""
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+
+    seconds = read_manifest(path, "ids").info.get("seconds")
+    report = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    if as_json:
+        typer.echo(json.dumps({**report, "seconds": seconds}))
+        return
+    table = Table(title=f"Semantic IDs of {report['items']} items ({report['method']})")
+    for heading in ("level", "codes", "used", "perplexity", "prefixes", "branching"):
+        table.add_column(heading, justify="right")
+    rows = zip(
+        *(
+            report[key]
+            for key in ("codebook_size", "used_codes", "perplexity", "prefixes", "branching")
+        ),
+        strict=True,
+    )
+    for level, row in enumerate(rows, 1):
+        table.add_row(str(level), *(f"{value:g}" for value in row))
+    console = Console()
+    console.print(table)
+    before = report.get("before_assignment")
+    was = f" ({before['colliding_items']} before assignment)" if before else ""
+    console.print(f"items that share their ID: {report['colliding_items']}{was}")
+    console.print(f"largest leaf: {report['largest_leaf']}")
+    if before:
+        console.print(
+            f"unexplained variance: {report['reconstruction_error']:.4f} "
+            f"({before['reconstruction_error']:.4f} before assignment)"
+        )
+
+
+def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
+    if dataset.codes is None:
+        raise ConfigError(
+            "ids.method: 'imported' needs a data set with codes (data.index), and this one has "
+            "none; use rq-kmeans or rq-vae"
+        )
+    return dataset.codes.astype(np.int32), health(dataset.codes)
+
+
+def _learned(
+    dataset: Dataset, config: IdsConfig, seed: int, folder: Path
+) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
+    from safetensors.numpy import save_file
+
+    features = build_features(dataset.items, dataset.train_histories, config.features, seed)
+    try:
+        quantizer = RQKMeans.fit(
+            features.matrix, config.levels, config.codebook_size, config.rqkmeans, seed
+        )
+    except ValueError as error:
+        raise ConfigError(f"ids: {error}") from error
+    before = quantizer.encode(features.matrix)
+    codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
+    np.save(folder / "features.npy", features.matrix, allow_pickle=False)
+    save_file({"centroids": quantizer.centroids}, folder / "centroids.safetensors")
+    quantizer.save(folder / "quantizer")
+    report = {
+        "feature_blocks": features.blocks,
+        **compare(before, codes, quantizer, features.matrix),
+    }
+    return codes, report
+
+
+def _summary(report: dict[str, Any]) -> dict[str, Any]:
+    return {key: report[key] for key in ("items", "levels", "used_codes", "colliding_items")}
