@@ -61,7 +61,7 @@ class PromptEncoder:
     @property
     def max_tokens(self) -> int:
         """T of the longest prompt."""
-        return len(self.prefix) + self.config.max_items * self.item_tokens.shape[1]
+        return len(self.prefix) + self.config.max_items * int(self.item_tokens.shape[1])
 
     def encode(self, history: ArrayLike) -> NDArray[np.int64]:
         """(T,) tokens of one history, oldest item first."""

@@ -1,0 +1,67 @@
+"""Attention masks by position: who may look at whom. Additive float masks, 0 or -inf.
+
+Every query sees at least itself, so no softmax row is empty and nothing becomes NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def prompt_mask(
+    length: int, slots: int, *, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """(1, 1, T, slots) causal mask of right-padded prompts.
+
+    Padding lies behind a prompt's end, so no real token looks at it and one mask serves the batch.
+
+    Args:
+        length: T.
+        slots: prompt slots in view, at least T.
+        window: positions that a token looks back, itself included; None for all.
+        dtype: of the model.
+        device: of the model.
+    """
+    place = torch.arange(slots, device=device)
+    distance = place[:length, None] - place[None, :]
+    seen = distance >= 0
+    if window is not None:
+        seen &= distance < window
+    return additive(seen, dtype)[None, None]
+
+
+def tree_mask(
+    ancestors: torch.Tensor,
+    lengths: torch.Tensor,
+    prompt: int,
+    *,
+    depth: torch.Tensor,
+    node_depth: torch.Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """(B, 1, W, nodes + T) mask of tree nodes over the tree's slots, then the prompt's.
+
+    Args:
+        ancestors: (B, W, nodes) bool, each query's ancestors and itself among the tree's slots.
+        lengths: (B,) prompt tokens of each request.
+        prompt: T, prompt slots in view.
+        depth: (W,) depth of the queries, 1 for the first generated token.
+        node_depth: (nodes,) depth of the nodes in the tree's slots.
+        window: positions that a token looks back, itself included; None for all.
+        dtype: of the model.
+    """
+    batch, width, _ = ancestors.shape
+    place = torch.arange(prompt, device=lengths.device)
+    in_prompt = (place < lengths[:, None])[:, None, :].expand(batch, width, prompt)
+    if window is not None:
+        # position of a node is lengths + depth - 1
+        position = lengths[:, None, None] + depth[None, :, None] - 1
+        in_prompt = in_prompt & (position - place < window)
+        ancestors = ancestors & (depth[:, None] - node_depth[None, :] < window)
+    return additive(torch.cat([ancestors, in_prompt], dim=-1), dtype)[:, None]
+
+
+def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `seen`, -inf elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)

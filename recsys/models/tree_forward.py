@@ -1,0 +1,143 @@
+"""TreeModel: one forward of a Hugging Face decoder over explicit tokens, positions, mask and slots.
+
+The one call serves prefill, beam step, draft and verification (DESIGN 4.4). The model's code stays
+Hugging Face's; it is given position ids, a 4-D additive mask and a `SlotCache`, and its LM head is
+applied only to the rows that are wanted. It does not know what a beam or an item is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recsys.models.cache import SlotCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+# What a model may do between its last hidden state and its logits, which the head alone would miss.
+_HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+# On a CPU a matrix product of one to three rows takes another kernel, and rounds differently, than
+# the same rows in a larger one. Queries and wanted rows therefore come in fours there, so that a
+# request gets the same bits alone and in a batch.
+_ROWS = 4
+
+
+class TreeModel:
+    """A decoder-only causal LM that can be asked about any tree of tokens.
+
+    Attributes:
+        config: the model's configuration.
+        window: sliding window in positions, or None.
+        vocabulary_size: rows of the LM head.
+    """
+
+    def __init__(self, model: PreTrainedModel | Any) -> None:
+        """Wrap `model` (a peft model is unwrapped; its adapters stay active).
+
+        Raises:
+            ValueError: an architecture whose logits are more than `lm_head(hidden)`, or whose
+                masks cannot be given from outside.
+        """
+        if hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        self.config = model.config.get_text_config()
+        for name in _HEAD_EXTRAS:
+            if getattr(self.config, name, None) not in (None, 1, 1.0):
+                raise ValueError(
+                    f"{type(model).__name__} scales its logits ({name}); it is not supported"
+                )
+        if self.config._attn_implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"attention {self.config._attn_implementation!r} ignores explicit masks; load the "
+                "model with attn_implementation='sdpa'"
+            )
+        self._model = model
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        kinds = set(getattr(self.config, "layer_types", None) or ())
+        self._layer_kinds = kinds if "sliding_attention" in kinds else set()
+        if kinds - {"full_attention", "sliding_attention"}:
+            raise ValueError(f"layer types {sorted(kinds)} are not supported")
+        sliding = getattr(self.config, "sliding_window", None)
+        self.window: int | None = sliding if (not kinds or self._layer_kinds) else None
+        self.vocabulary_size = int(self._head.weight.shape[0])
+
+    @classmethod
+    def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
+        """`model` itself if it is one, else wrapped."""
+        return model if isinstance(model, cls) else cls(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return torch.device(self._head.weight.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        dtype: torch.dtype = self._head.weight.dtype
+        return dtype
+
+    def new_cache(self, batch: int, nodes: int, prompt: int) -> SlotCache:
+        """A cache for `batch` requests with `nodes` tree slots and `prompt` prompt slots."""
+        return SlotCache(self.config, batch, nodes, prompt, dtype=self.dtype, device=self.device)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Callable[[int | None], torch.Tensor],
+        cache: SlotCache,
+        *,
+        write: torch.Tensor,
+        view: tuple[int, int],
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run the tokens of one pass and return the wanted logits.
+
+        Args:
+            tokens: (B, S) int64.
+            positions: (B, S) int64.
+            mask: sliding window (or None) -> (B or 1, 1, S, slots in view) additive mask; asked
+                once, or twice for models that mix sliding and full layers.
+            cache: where keys and values go and come from.
+            write: (S,) int64 slots of these tokens.
+            view: slots that attention sees.
+            rows: (B, R) places in S whose logits are wanted; None for all.
+
+        Returns:
+            (B, R, vocabulary) logits, float32 (float64 from a float64 model).
+        """
+        wanted = tokens.shape[1] if rows is None else rows.shape[1]
+        masks = {"sliding_attention": mask(self.window)}
+        if "full_attention" in self._layer_kinds:
+            masks["full_attention"] = mask(None)
+        if self.device.type == "cpu":
+            if tokens.shape[1] % _ROWS:
+                spread = _round_up(tokens.shape[1], tokens.device)
+                tokens, positions = tokens[:, spread], positions[:, spread]
+                write = write[spread]
+                masks = {kind: m[:, :, spread] for kind, m in masks.items()}
+            if rows is not None and wanted % _ROWS:
+                rows = rows[:, _round_up(wanted, rows.device)]
+        cache.select(write, view)
+        hidden = self._decoder(
+            input_ids=tokens,
+            attention_mask=masks if self._layer_kinds else masks["sliding_attention"],
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=False,
+        ).last_hidden_state
+        if rows is not None:
+            hidden = hidden.gather(1, rows.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        logits: torch.Tensor = self._head(hidden)[:, :wanted]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _round_up(count: int, device: torch.device) -> torch.Tensor:
+    """Places 0 .. count - 1, the last one repeated up to a multiple of `_ROWS`."""
+    return torch.arange(-(-count // _ROWS) * _ROWS, device=device).clamp_(max=count - 1)
