@@ -1,0 +1,162 @@
+"""`recsys data ...`: thin commands over `data.prepare` and `data.stats`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recsys.config import Settings
+from recsys.options import (  # noqa: TC001 - typer reads the annotations
+    ConfigFile,
+    Force,
+    Json,
+    Name,
+    Overrides,
+    Seed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Turn a file of histories into canonical data, or make some up.\n\n"
+    "The data set goes to $RECSYS_HOME/datasets/NAME (default var/datasets/NAME).",
+)
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            help="synthetic (default), s3rec, atspeed, lcrec, movielens or table.",
+        ),
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", help="File or folder; relative to $RECSYS_DATASETS or here."),
+    ] = None,
+    name: Name = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Read, check, filter and split a data set.
+
+    Example: recsys data prepare --source s3rec --path s3rec-beauty/Beauty.txt --name beauty
+    """
+    _prepare(config, overrides, {"source": source, "path": path}, name, seed, force, as_json)
+
+
+@app.command()
+def synth(
+    users: Annotated[int | None, typer.Option("--users", help="People (default 3000).")] = None,
+    items: Annotated[int | None, typer.Option("--items", help="Things (default 1200).")] = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Make up a shop of books, games and kits, and people who buy there.
+
+    Example: recsys data synth --users 100000 --items 5000 --name big
+    """
+    size = {key: value for key, value in (("users", users), ("items", items)) if value is not None}
+    section = {"source": "synthetic", "synthetic": size}
+    _prepare(None, None, section, name, seed, force, as_json)
+
+
+@app.command()
+def stats(
+    path: Annotated[
+        Path | None, typer.Argument(help="Folder of a data set; by default that of --name.")
+    ] = None,
+    name: Name = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a prepared data set looks like.
+
+    Example: recsys data stats --name beauty
+    """
+    from recsys.artifacts import Workspace
+
+    _report(path or Workspace.of(Settings.load(name=name).name).dataset, as_json)
+
+
+def _prepare(
+    config: Path | None,
+    overrides: list[str] | None,
+    section: Mapping[str, object],
+    name: str | None,
+    seed: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    from data.prepare import stage
+    from recsys.pipeline import Context
+
+    settings = Settings.load(config, overrides or (), name=name, seed=seed)
+    data = settings.values.setdefault("data", {}) or {}
+    settings.values["data"] = data | {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in section.items()
+        if value is not None
+    }
+    _report(stage(Context.of(settings, force=force)), as_json)
+
+
+def _report(path: Path, as_json: bool) -> None:
+    from recsys.dataset import Dataset
+
+    info = Dataset.manifest(path).info
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), **info}))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(_table(info["stats"], info["decisions"]))
+    console.print(f"data set: {path}", soft_wrap=True, highlight=False)
+
+
+def _table(stats: dict[str, Any], decisions: dict[str, int]) -> Any:
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    length = stats["length"]
+    rows = {
+        "users": f"{stats['users']:,}",
+        "items": f"{stats['items']:,} ({stats['items_with_events']:,} with events)",
+        "interactions": f"{stats['interactions']:,}",
+        "density": f"{100 * stats['density']:.4f} %",
+        "events a user": f"mean {length['mean']:.2f}, median {length['median']:g}, "
+        f"{length['min']:g}–{length['max']:g}",
+        "repeats": f"{stats['repeats']:,}",
+        "timestamps": "yes" if stats["has_time"] else "order only",
+        "items with text": f"{100 * stats['text_coverage']:.1f} %",
+        "attributes": ", ".join(f"{k} ({v})" for k, v in stats["attributes"].items()) or "none",
+        "imported codes": " × ".join(map(str, stats["imported_codes"] or [])) or "none",
+    }
+    for label, value in rows.items():
+        table.add_row(label, value)
+    table.add_section()
+    for split, part in stats["splits"].items():
+        table.add_row(
+            split,
+            f"{part['interactions']:,} events of {part['users']:,} users, "
+            f"{100 * part['cold']:.1f} % on cold items",
+        )
+    if decisions:
+        table.add_section()
+    for decision, count in decisions.items():
+        table.add_row(decision.replace("_", " "), f"{count:,}")
+    return table

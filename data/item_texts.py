@@ -1,0 +1,85 @@
+"""Item texts as LC-Rec and its kin write them: `{"0": {"title": ..., "description": ...}, ...}`."""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from data.files import read_json
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MARKUP = re.compile(r"<!--.*?-->|<[A-Za-z/][^>]*>", re.DOTALL)
+_BLANKS = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class ItemText:
+    """One item in words.
+
+    Attributes:
+        title: may be empty.
+        description: free text, may be empty.
+        brand: or None.
+        categories: names, may be none.
+    """
+
+    title: str
+    description: str
+    brand: str | None
+    categories: list[str]
+
+    @property
+    def text(self) -> str:
+        """All that describes the item, title first."""
+        return ". ".join(part.rstrip(".") for part in (self.title, self.description) if part)
+
+
+def read_item_texts(path: Path) -> dict[int, ItemText]:
+    """Texts by the number that the file calls the item.
+
+    Raises:
+        DataError: a key that is no number, or an entry that is no mapping of texts.
+    """
+    found = {}
+    for key, entry in read_json(path).items():
+        if not key.isdecimal() or not isinstance(entry, dict):
+            raise DataError(
+                f"{path}: item {key!r}: expected a numbered mapping with title and description"
+            )
+        values = {
+            name: _plain(entry.get(name), path, key) for name in ("title", "description", "brand")
+        }
+        found[int(key)] = ItemText(
+            values["title"],
+            values["description"],
+            values["brand"] or None,
+            names(_plain(entry.get("categories"), path, key)),
+        )
+    return found
+
+
+def names(text: str) -> list[str]:
+    """`"Diners, Greek"` as a list, each name once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _plain(value: Any, path: Path, key: str) -> str:
+    """A text without markup; Amazon's lists arrive as lists or as a list written out."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            value = value.strip("[]'\" ")
+    if isinstance(value, list):
+        value = ", ".join(str(part) for part in value if str(part).strip())
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{path}: item {key!r}: expected text, found {value!r}")
+    return _BLANKS.sub(" ", _MARKUP.sub(" ", html.unescape(value))).strip()

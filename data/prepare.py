@@ -1,0 +1,200 @@
+"""`recsys data prepare`: an outside data set, or a synthetic one, becomes a `dataset` artifact."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from data import filtering, synthetic
+from data.raw import Columns, ReaderConfig
+from data.readers import READERS
+from data.stats import describe
+from data.synthetic import SyntheticConfig
+from recsys.artifacts import sha256, up_to_date, write_artifact
+from recsys.config import as_dict
+from recsys.dataset import Dataset
+from recsys.errors import ConfigError, DataError
+from recsys.interactions import Interactions
+from recsys.splits import global_temporal, leave_one_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from recsys.pipeline import Context
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Section `data`. Paths are absolute, or relative to `$RECSYS_DATASETS` or the working folder.
+
+    Attributes:
+        source: `synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `movielens`,
+            `table`.
+        path: the file of interactions or its folder, as the reader wants it.
+        attributes: file of item attributes; by default the reader looks beside `path`.
+        items: file of item titles and texts; by default the reader looks beside `path`.
+        index: file of semantic IDs to import; by default the reader looks beside `path`.
+        columns: column names of a `table` source.
+        duplicates: `keep`, `drop-exact` (rows equal in all columns, time included) or `keep-first`
+            (one event for each user and item).
+        min_rating: drop events rated lower.
+        k_core: drop users and items with fewer events until all have as many; 0 keeps all.
+        min_length: drop users with fewer events; 0 keeps all.
+        split: `leave-one-out`, `global-temporal`, or `own`, the one that the source comes with.
+        ratio: shares of events that train and validate under `global-temporal`.
+        dates: when validation and test begin (ISO dates in UTC, or unix seconds), instead of ratio.
+        synthetic: size of the synthetic shop.
+    """
+
+    source: str = SYNTHETIC
+    path: str | None = None
+    attributes: str | None = None
+    items: str | None = None
+    index: str | None = None
+    columns: Columns = field(default_factory=Columns)
+    duplicates: filtering.Duplicates = "drop-exact"
+    min_rating: float | None = None
+    k_core: int = 0
+    min_length: int = 0
+    split: Literal["leave-one-out", "global-temporal", "own"] = "leave-one-out"
+    ratio: tuple[float, float] = (0.8, 0.1)
+    dates: tuple[Any, ...] | None = None
+    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+
+    def __post_init__(self) -> None:
+        known = [SYNTHETIC, *READERS]
+        if self.source not in known:
+            raise ConfigError(f"data.source: {self.source!r} is not one of {', '.join(known)}")
+        if (self.path is None) != (self.source == SYNTHETIC):
+            raise ConfigError(
+                f"data.path: source {self.source!r} "
+                + ("reads no file; leave the path out" if self.path else "needs a path")
+            )
+        if self.dates is not None and len(self.dates) != 2:
+            raise ConfigError(f"data.dates: want two moments, found {list(self.dates)}")
+
+    def reader(self) -> ReaderConfig:
+        """What the reader is told: the same paths, found on disk."""
+        found = {
+            name: _find(name, getattr(self, name)) for name in ("attributes", "items", "index")
+        }
+        path = _find("path", self.path)
+        if path is None:
+            raise ConfigError(f"data.path: source {self.source!r} needs a path")
+        return ReaderConfig(path, **found, columns=self.columns)
+
+
+def stage(context: Context) -> Path:
+    """Write the data set of the run, unless it is there already.
+
+    Raises:
+        ConfigError: an unknown source, or a path that does not exist.
+        DataError: a malformed file; nothing is written then.
+    """
+    config = context.settings.section("data", DataConfig)
+    seed = context.settings.seed if config.source == SYNTHETIC else 0
+    settings = as_dict(config) | {"seed": seed}
+    parents: dict[str, str] = {}
+    if config.source != SYNTHETIC:
+        inputs = READERS[config.source].files(config.reader())
+        for role, file in inputs.items():
+            if not file.is_file():
+                raise DataError(f"{file}: no such file ({config.source} reads its {role} there)")
+            parents[role] = sha256(file)
+    path = context.workspace.dataset
+    if not context.force and up_to_date(path, "dataset", settings, parents):
+        return path
+    dataset, counts = build(config, seed)
+    info = {"stats": describe(dataset), "decisions": counts}
+    with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
+        dataset.save(folder)
+    return path
+
+
+def build(config: DataConfig, seed: int = 0) -> tuple[Dataset, dict[str, int]]:
+    """Read, filter and split, in memory.
+
+    Returns:
+        the data set, and a count of each decision on the way (those that concerned no row left out).
+    """
+    if config.source == SYNTHETIC:
+        raw = synthetic.generate(config.synthetic, seed)
+    else:
+        raw = READERS[config.source].read(config.reader())
+    raw = filtering.in_time_order(raw)
+    raw = filtering.drop_duplicates(raw, config.duplicates)
+    if config.min_rating is not None:
+        raw = filtering.drop_ratings_below(raw, config.min_rating)
+    if config.k_core:
+        raw = filtering.k_core(raw, config.k_core)
+    if config.min_length:
+        raw = filtering.drop_short(raw, config.min_length)
+    columns = {
+        name: raw.events[name].to_numpy(zero_copy_only=False) for name in raw.events.column_names
+    }
+    interactions = Interactions.of(
+        columns["user"],
+        columns["item"],
+        columns.get("timestamp"),
+        columns.get("rating"),
+        item_ids=np.asarray(raw.items["item_id"].to_pylist(), np.str_),
+    )
+    split = _split(interactions, columns, config)
+    counts = {name: count for name, count in raw.counts.items() if count}
+    return Dataset(interactions, split, raw.items, raw.codes), counts
+
+
+def _split(
+    interactions: Interactions, columns: Mapping[str, NDArray[Any]], config: DataConfig
+) -> NDArray[np.uint8]:
+    if config.split == "own":
+        if "split" not in columns:
+            raise ConfigError(
+                f"data.split: source {config.source!r} comes with no split of its own"
+            )
+        return columns["split"].astype(np.uint8)  # in the order of `interactions` already
+    if config.split == "leave-one-out":
+        return leave_one_out(interactions)
+    dates = None
+    if config.dates is not None:
+        dates = (_seconds(config.dates[0]), _seconds(config.dates[1]))
+    try:
+        return global_temporal(interactions, config.ratio, dates)
+    except ValueError as error:
+        raise ConfigError(f"data.split: {error}") from error
+
+
+def _seconds(moment: object) -> int:
+    """Unix seconds of a number, a date or an ISO text; UTC where no zone is given."""
+    if isinstance(moment, int) and not isinstance(moment, bool):
+        return moment
+    try:
+        when = datetime.fromisoformat(str(moment))
+    except ValueError:
+        raise ConfigError(
+            f"data.dates: {moment!r} is neither unix seconds nor an ISO date like 2018-01-31"
+        ) from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+
+
+def _find(name: str, path: str | None) -> Path | None:
+    """A path of the configuration, where it is on disk."""
+    if path is None:
+        return None
+    datasets = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+    for candidate in (datasets / Path(path).expanduser(), Path(path).expanduser()):
+        if candidate.exists():
+            return candidate
+    raise ConfigError(
+        f"data.{name}: {path!r} is neither under $RECSYS_DATASETS ({datasets}) "
+        f"nor under {Path.cwd()}"
+    )

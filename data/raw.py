@@ -1,0 +1,157 @@
+"""RawData: what every reader returns, before filtering and splitting. NumPy and Arrow only.
+
+Two tables over outside ids, an optional imported index, and a count of each decision that a reader
+took on the way. No file format is known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.dataset import ITEM_COLUMNS
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+EVENT_COLUMNS = {
+    "user": pa.string(),
+    "item": pa.string(),
+    "timestamp": pa.int64(),
+    "rating": pa.float32(),
+    "split": pa.uint8(),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a `table` source.
+
+    Attributes:
+        user: user id, any type.
+        item: item id, any type; the items file has it too.
+        timestamp: unix seconds, or an ISO date; a file without it is in order of time.
+        rating: a number.
+        title: in the items file.
+        text: in the items file, what describes the item.
+    """
+
+    user: str = "user"
+    item: str = "item"
+    timestamp: str = "timestamp"
+    rating: str = "rating"
+    title: str = "title"
+    text: str = "text"
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """What a reader is told; each takes what it needs.
+
+    Attributes:
+        path: the file of interactions, or a folder that holds it.
+        attributes: file of item attributes; None looks beside `path`.
+        items: file of item titles and texts; None looks beside `path`.
+        index: file of semantic IDs to import; None looks beside `path` where the format has one.
+        columns: column names of a `table` source.
+    """
+
+    path: Path
+    attributes: Path | None = None
+    items: Path | None = None
+    index: Path | None = None
+    columns: Columns = field(default_factory=Columns)
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A data set as its source tells it, over outside ids.
+
+    Attributes:
+        events: `user` and `item` (string), and where the source has them `timestamp` (int64, unix
+            seconds), `rating` (float32) and `split` (uint8, `recsys.splits` labels). Without
+            timestamps the rows of a user are in order of time.
+        items: `item_id`, `title`, `text` and attribute columns, in canonical order. Every item of
+            `events` is here; items without an event may be.
+        codes: (items, L) int32 imported semantic IDs, or None.
+        counts: decisions taken, by name (`items_without_metadata`, ...).
+    """
+
+    events: pa.Table
+    items: pa.Table
+    codes: NDArray[np.int32] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("user", "item"):
+            if name not in self.events.column_names:
+                raise DataError(f"events lack the column {name!r}")
+        for name, column in zip(self.events.column_names, self.events.columns, strict=True):
+            if column.type != EVENT_COLUMNS.get(name):
+                raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
+        missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
+        if missing:
+            raise DataError(f"items lack the columns {missing}")
+        ids = self.items["item_id"]
+        if pc.count_distinct(ids).as_py() != len(ids):
+            repeated = pc.value_counts(ids).filter(pc.greater(pc.value_counts(ids).field(1), 1))
+            raise DataError(f"item {repeated[0]['values'].as_py()!r} is described twice")
+        known = pc.is_in(self.events["item"], value_set=ids.combine_chunks())
+        if not pc.all(known).as_py() and self.events.num_rows:
+            stranger = self.events["item"].filter(pc.invert(known))[0].as_py()
+            raise DataError(f"item {stranger!r} occurs in events but not among the items")
+        if self.codes is not None and len(self.codes) != self.items.num_rows:
+            raise DataError(f"codes: {len(self.codes)} rows for {self.items.num_rows} items")
+
+
+def events_table(
+    user: Any,
+    item: Any,
+    *,
+    timestamp: Any = None,
+    rating: Any = None,
+    split: Any = None,
+) -> pa.Table:
+    """Events from columns of any array-like kind; None columns are left out."""
+    columns = {"user": user, "item": item, "timestamp": timestamp, "rating": rating, "split": split}
+    return pa.table(
+        {
+            name: pa.array(values, EVENT_COLUMNS[name])
+            if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu"
+            else pc.cast(pa.array(values), EVENT_COLUMNS[name])
+            for name, values in columns.items()
+            if values is not None
+        }
+    )
+
+
+def items_table(
+    item_ids: Sequence[str],
+    titles: Mapping[str, str],
+    texts: Mapping[str, str],
+    attributes: Mapping[str, pa.Array],
+) -> pa.Table:
+    """Items in the order of `item_ids`; what has no title is called `Item <id>`, its text is empty.
+
+    Args:
+        item_ids: canonical order.
+        titles: item id -> title.
+        texts: item id -> text.
+        attributes: column name -> one value an item, in the order of `item_ids`.
+    """
+    return pa.table(
+        {
+            "item_id": pa.array(item_ids, pa.string()),
+            "title": pa.array([titles.get(i) or f"Item {i}" for i in item_ids], pa.string()),
+            "text": pa.array([texts.get(i, "") for i in item_ids], pa.string()),
+            **attributes,
+        }
+    )

@@ -1,0 +1,28 @@
+"""One small module per source. To add one: write it, then add its line to `READERS`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from data.readers import atspeed, s3rec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from data.raw import RawData, ReaderConfig
+
+
+class Reader(Protocol):
+    """What a reader module offers."""
+
+    def files(self, config: ReaderConfig) -> dict[str, Path]:
+        """The files that `read` would read, by their role; found, not yet opened."""
+
+    def read(self, config: ReaderConfig) -> RawData:
+        """Read them."""
+
+
+READERS: dict[str, Reader] = {
+    "s3rec": s3rec,
+    "atspeed": atspeed,
+}

@@ -1,0 +1,108 @@
+"""S3-Rec: `Beauty.txt`, one line a user (`user item item ...`, in order of time, ids from 1).
+
+Beside it may lie `Beauty_item2attributes.json` (item -> numbers whose names are not published).
+Titles and an index may come from LC-Rec-style files of the same data set, where every id is
+smaller by one (`Yelp.item.json`, `Beauty.index.json`).
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from data.files import read_integer_lines, read_json
+from data.item_texts import ItemText, names, read_item_texts
+from data.raw import RawData, ReaderConfig, events_table, items_table
+from data.semantic_index import aligned, read_index
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Descriptions that list categories have one per attribute; the Yelp file fits but for one item.
+CATEGORY_AGREEMENT = 0.95
+
+
+def files(config: ReaderConfig) -> dict[str, Path]:
+    """`interactions`, and `attributes`, `items`, `index` where given or found."""
+    beside = config.path.with_name(f"{config.path.stem}_item2attributes.json")
+    found = {
+        "interactions": config.path,
+        "attributes": config.attributes or (beside if beside.is_file() else None),
+        "items": config.items,
+        "index": config.index,
+    }
+    return {role: path for role, path in found.items() if path is not None}
+
+
+def read(config: ReaderConfig) -> RawData:
+    """Read an S3-Rec data set.
+
+    Raises:
+        DataError: a malformed file, a user on two lines, or an index that does not fit.
+    """
+    paths = files(config)
+    lines = read_integer_lines(paths["interactions"])
+    users = np.asarray([line[0] for line in lines])
+    values, times = np.unique(users, return_counts=True)
+    if (times > 1).any():
+        raise DataError(
+            f"{paths['interactions']}: user {values[times > 1][0]} has more than one line"
+        )
+    lengths = np.asarray([len(line) - 1 for line in lines])
+    events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
+    numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}
+    described = (
+        {number + 1: item for number, item in read_item_texts(paths["items"]).items()}
+        if "items" in paths
+        else {}
+    )
+    numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
+    metadata = described or numbered
+    counts = {
+        "users_without_items": int((lengths == 0).sum()),
+        "items_without_metadata": sum(n not in metadata for n in numbers.tolist()),
+    }
+    codes = None
+    if "index" in paths:
+        codes = aligned(read_index(paths["index"]), numbers - 1, paths["index"])
+    return RawData(
+        events_table(np.repeat(users, lengths), events),
+        items_table(
+            [str(n) for n in numbers.tolist()],
+            {str(n): item.title for n, item in described.items()},
+            {str(n): item.text for n, item in described.items()},
+            _attribute_columns(numbers.tolist(), numbered, described),
+        ),
+        codes,
+        counts,
+    )
+
+
+def _read_attributes(path: Path) -> dict[int, list[str]]:
+    """Item -> attribute numbers; LastFM lists some several times."""
+    found = {}
+    for key, values in read_json(path).items():
+        if not key.isdecimal() or not isinstance(values, list):
+            raise DataError(f"{path}: item {key!r}: expected a list of attribute numbers")
+        found[int(key)] = list(dict.fromkeys(str(value) for value in values))
+    return found
+
+
+def _attribute_columns(
+    numbers: list[int], numbered: dict[int, list[str]], described: dict[int, ItemText]
+) -> dict[str, pa.Array]:
+    """`categories` where their names are known, else the bare `attributes`."""
+    listed = {n: item.categories or names(item.description) for n, item in described.items()}
+    agreeing = sum(len(listed.get(n, [])) == len(values) for n, values in numbered.items())
+    named = any(item.categories for item in described.values())
+    if described and (named or (numbered and agreeing >= CATEGORY_AGREEMENT * len(numbered))):
+        name, values_of = "categories", listed
+    elif numbered:
+        name, values_of = "attributes", numbered
+    else:
+        return {}
+    return {name: pa.array([values_of.get(n, []) for n in numbers], pa.list_(pa.string()))}

@@ -1,0 +1,62 @@
+"""Imported semantic IDs: `{"0": ["<a_47>", "<b_103>", ...], ...}`, as LC-Rec writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.files import read_json
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_CODE = re.compile(r"<[A-Za-z]+_([0-9]{1,9})>")
+
+
+def read_index(path: Path) -> dict[int, tuple[int, ...]]:
+    """Codes of each item, by the number that the file calls it.
+
+    Raises:
+        DataError: a key that is no number, a code that is none, or rows of unequal length.
+    """
+    codes: dict[int, tuple[int, ...]] = {}
+    levels = None
+    for key, row in read_json(path).items():
+        if not key.isdecimal():
+            raise DataError(f"{path}: item {key!r}: expected a number as key")
+        if not isinstance(row, list) or not row:
+            raise DataError(f"{path}: item {key!r}: expected a list of codes, found {row!r}")
+        found = [_CODE.fullmatch(code) if isinstance(code, str) else None for code in row]
+        if None in found:
+            odd = row[found.index(None)]
+            raise DataError(f"{path}: item {key!r}: {odd!r} is not a code like '<a_12>'")
+        levels = levels or len(row)
+        if len(row) != levels:
+            raise DataError(f"{path}: item {key!r} has {len(row)} codes, the items before {levels}")
+        codes[int(key)] = tuple(int(match[1]) for match in found if match)
+    if not codes:
+        raise DataError(f"{path}: no items in it")
+    return codes
+
+
+def aligned(
+    codes: dict[int, tuple[int, ...]], numbers: NDArray[np.int64], path: Path
+) -> NDArray[np.int32]:
+    """(items, L) codes in the order of `numbers`.
+
+    Raises:
+        DataError: the index lacks an item, or has one that is not among `numbers`.
+    """
+    known = set(numbers.tolist())
+    for number in numbers.tolist():
+        if number not in codes:
+            raise DataError(f"{path}: no codes for item {str(number)!r}, which the data set has")
+    for number in codes:
+        if number not in known:
+            raise DataError(f"{path}: item {str(number)!r} is out of range: the data set lacks it")
+    return np.asarray([codes[number] for number in numbers.tolist()], np.int32)
