@@ -18,13 +18,15 @@ from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.features import FeatureConfig, build_features
 from recsys.semantic_ids.report import compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
+from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from recsys.pipeline import Context
+    from recsys.semantic_ids.quantizer import Quantizer
 
-Method = Literal["rq-kmeans", "imported"]
+Method = Literal["rq-vae", "rq-kmeans", "imported"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class IdsConfig:
         levels: codes of a semantic ID, L (not used by `imported`).
         codebook_size: codes a level, V (not used by `imported`).
         features: what is known of an item (not used by `imported`).
-        rqkmeans: residual k-means.
+        rqkmeans: settings of `rq-kmeans`.
+        rqvae: settings of `rq-vae`.
     """
 
     method: Method = "rq-kmeans"
@@ -44,6 +47,7 @@ class IdsConfig:
     codebook_size: int = 256
     features: FeatureConfig = field(default_factory=FeatureConfig)
     rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
+    rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)
 
 
 def stage(context: Context) -> Path:
@@ -132,10 +136,13 @@ def _learned(
     from safetensors.numpy import save_file
 
     features = build_features(dataset.items, dataset.train_histories, config.features, seed)
+    levels, size = config.levels, config.codebook_size
+    quantizer: Quantizer
     try:
-        quantizer = RQKMeans.fit(
-            features.matrix, config.levels, config.codebook_size, config.rqkmeans, seed
-        )
+        if config.method == "rq-vae":
+            quantizer = RQVAE.fit(features.matrix, levels, size, config.rqvae, seed)
+        else:
+            quantizer = RQKMeans.fit(features.matrix, levels, size, config.rqkmeans, seed)
     except ValueError as error:
         raise ConfigError(f"ids: {error}") from error
     before = quantizer.encode(features.matrix)

@@ -1,0 +1,247 @@
+"""RQ-VAE: an autoencoder whose latent is a sum of one learned code a level.
+
+Lee et al., "Autoregressive Image Generation using Residual Quantization" (2022), as TIGER (Rajput
+et al., 2023) uses it for items. The quantiser is vector-quantize-pytorch's; after training only the
+encoder, the decoder and the centroids are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recsys.errors import ArtifactError
+from recsys.progress import track
+from recsys.semantic_ids.quantizer import check_size, decode, residual_codes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from vector_quantize_pytorch import ResidualVQ
+
+WEIGHTS = "rqvae.safetensors"
+CONFIG = "rqvae.json"
+INIT_ROWS = 1 << 15  # items that k-means initialises the codebooks from
+
+
+@dataclass(frozen=True)
+class RQVAEConfig:
+    """Settings of the RQ-VAE.
+
+    Attributes:
+        latent_dim: D, the width of the centroids.
+        hidden: widths of the encoder's layers; the decoder has them in reverse.
+        warmup_steps: steps without quantisation, so that k-means starts from a useful latent space.
+        steps: steps with quantisation.
+        batch_size: items a step.
+        learning_rate: of AdamW, with a cosine schedule.
+        commitment: weight of the commitment loss.
+        decay: of the codebooks' moving averages.
+        revive_below: a code with a moving average of fewer items a batch is dead, and restarts at a
+            random residual.
+    """
+
+    latent_dim: int = 64
+    hidden: tuple[int, ...] = (256,)
+    warmup_steps: int = 300
+    steps: int = 1500
+    batch_size: int = 1024
+    learning_rate: float = 1e-3
+    commitment: float = 0.25
+    decay: float = 0.98
+    revive_below: float = 0.5
+
+
+class Losses(NamedTuple):
+    """What one step minimises.
+
+    Attributes:
+        reconstruction: squared error an item, summed over its features.
+        commitment: squared distance of each level's residual to its code, summed over levels and
+            dimensions; codebooks themselves follow by moving averages.
+        total: reconstruction + weight × commitment.
+    """
+
+    reconstruction: Tensor
+    commitment: Tensor
+    total: Tensor
+
+
+class RQVAE:
+    """A fitted RQ-VAE; `centroids` (L, V, D) live in the encoder's latent space."""
+
+    def __init__(
+        self, encoder: nn.Sequential, decoder: nn.Sequential, centroids: NDArray[np.float32]
+    ) -> None:
+        self.encoder, self.decoder = encoder.eval(), decoder.eval()
+        self.centroids = centroids
+
+    @classmethod
+    def fit(
+        cls,
+        features: NDArray[np.float32],
+        levels: int,
+        codebook_size: int,
+        config: RQVAEConfig,
+        seed: int = 0,
+    ) -> RQVAE:
+        """Train on the features of the whole catalogue.
+
+        Args:
+            features: (items, F) float32.
+            levels: codes of a semantic ID, L.
+            codebook_size: codes a level, V.
+            config: sizes and effort.
+            seed: of weights, batches, k-means and revived codes; torch's own generator is left as
+                it was.
+
+        Raises:
+            ValueError: fewer items than codes.
+        """
+        check_size(len(features), codebook_size)
+        items = torch.from_numpy(np.ascontiguousarray(features, np.float32))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            encoder, decoder = _mlps(features.shape[1], config)
+            quantizer = _residual_vq(levels, codebook_size, config)
+            _train(encoder, decoder, quantizer, items, config)
+        return cls(encoder, decoder, quantizer.codebooks.numpy().astype(np.float32))
+
+    @torch.no_grad()
+    def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, F) features to (n, D) latents."""
+        rows = torch.from_numpy(np.ascontiguousarray(features, np.float32))
+        return np.asarray(self.encoder(rows).numpy())
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
+        """(n, F) features to (n, L) codes."""
+        return residual_codes(self.latents(features), self.centroids)
+
+    @torch.no_grad()
+    def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
+        """(n, L) codes to (n, F) features."""
+        return np.asarray(self.decoder(torch.from_numpy(decode(codes, self.centroids))).numpy())
+
+    def save(self, folder: Path) -> None:
+        """Write weights, centroids and the layers' widths into `folder`."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"encoder.{k}": v for k, v in self.encoder.state_dict().items()}
+        tensors |= {f"decoder.{k}": v for k, v in self.decoder.state_dict().items()}
+        save_file({**tensors, "centroids": torch.from_numpy(self.centroids)}, folder / WEIGHTS)
+        widths = [m.in_features for m in self.encoder if isinstance(m, nn.Linear)]
+        text = json.dumps({"widths": [*widths, self.centroids.shape[2]]})
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> RQVAE:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: missing, unreadable or contradictory.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            widths = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["widths"]
+            tensors = load_file(folder / WEIGHTS)
+            centroids = tensors.pop("centroids").numpy()
+            both = nn.ModuleDict({"encoder": _mlp(widths), "decoder": _mlp(widths[::-1])})
+            both.load_state_dict(tensors)
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+            raise ArtifactError(f"{folder}: unreadable RQ-VAE: {error}") from error
+        return cls(both["encoder"], both["decoder"], centroids)
+
+
+def losses(
+    encoder: nn.Module,
+    decoder: nn.Module,
+    quantizer: ResidualVQ,
+    batch: Tensor,
+    commitment: float,
+) -> Losses:
+    """One step's losses; in training mode the codebooks follow the batch.
+
+    Args:
+        encoder: features to latents.
+        decoder: latents to features.
+        quantizer: residual quantiser with a straight-through gradient.
+        batch: (B, F).
+        commitment: weight.
+    """
+    latents = encoder(batch)
+    quantized, _, distances = quantizer(latents)  # distances: (L,), means over batch and dimensions
+    reconstruction = (decoder(quantized) - batch).square().sum(dim=1).mean()
+    committed = distances.sum() * latents.shape[1]
+    return Losses(reconstruction, committed, reconstruction + commitment * committed)
+
+
+def _train(
+    encoder: nn.Sequential,
+    decoder: nn.Sequential,
+    quantizer: ResidualVQ,
+    items: Tensor,
+    config: RQVAEConfig,
+) -> None:
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate)
+    total = config.warmup_steps + config.steps
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(total, 1))
+    size = min(config.batch_size, len(items))
+    order = torch.randperm(len(items))
+    with track("rq-vae", total=total) as bar:
+        for step in range(total):
+            if len(order) < size:
+                order = torch.randperm(len(items))
+            batch, order = items[order[:size]], order[size:]
+            if step == config.warmup_steps:
+                with torch.no_grad():  # the first call initialises the codebooks by k-means
+                    quantizer(encoder(items[torch.randperm(len(items))[:INIT_ROWS]]))
+            if step < config.warmup_steps:
+                loss = F.mse_loss(decoder(encoder(batch)), batch) * batch.shape[1]
+                shown = {"reconstruction": loss.item()}
+            else:
+                parts = losses(encoder, decoder, quantizer, batch, config.commitment)
+                loss, shown = parts.total, {k: v.item() for k, v in parts._asdict().items()}
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            bar.advance(**shown)
+
+
+def _residual_vq(levels: int, codebook_size: int, config: RQVAEConfig) -> ResidualVQ:
+    from vector_quantize_pytorch import ResidualVQ
+
+    return ResidualVQ(
+        dim=config.latent_dim,
+        num_quantizers=levels,
+        codebook_size=codebook_size,
+        kmeans_init=True,
+        kmeans_iters=20,
+        decay=config.decay,
+        threshold_ema_dead_code=config.revive_below,
+        commitment_weight=1.0,  # `losses` weighs it, so that the breakdown shows the plain distance
+        rotation_trick=False,
+    )
+
+
+def _mlps(width: int, config: RQVAEConfig) -> tuple[nn.Sequential, nn.Sequential]:
+    widths = [width, *config.hidden, config.latent_dim]
+    return _mlp(widths), _mlp(widths[::-1])
+
+
+def _mlp(widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inner, outer in zip(widths[:-1], widths[1:], strict=True):
+        layers += [nn.Linear(inner, outer), nn.GELU()]
+    return nn.Sequential(*layers[:-1])
