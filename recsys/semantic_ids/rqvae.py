@@ -8,7 +8,8 @@ encoder, the decoder and the centroids are kept.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -155,11 +156,11 @@ class RQVAE:
             widths = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["widths"]
             tensors = load_file(folder / WEIGHTS)
             centroids = tensors.pop("centroids").numpy()
-            both = nn.ModuleDict({"encoder": _mlp(widths), "decoder": _mlp(widths[::-1])})
-            both.load_state_dict(tensors)
+            encoder, decoder = _mlp(widths), _mlp(widths[::-1])
+            nn.ModuleDict({"encoder": encoder, "decoder": decoder}).load_state_dict(tensors)
         except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise ArtifactError(f"{folder}: unreadable RQ-VAE: {error}") from error
-        return cls(both["encoder"], both["decoder"], centroids)
+        return cls(encoder, decoder, centroids)
 
 
 def losses(
@@ -213,7 +214,7 @@ def _train(
                 parts = losses(encoder, decoder, quantizer, batch, config.commitment)
                 loss, shown = parts.total, {k: v.item() for k, v in parts._asdict().items()}
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             bar.advance(**shown)
@@ -242,6 +243,6 @@ def _mlps(width: int, config: RQVAEConfig) -> tuple[nn.Sequential, nn.Sequential
 
 def _mlp(widths: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inner, outer in zip(widths[:-1], widths[1:], strict=True):
+    for inner, outer in pairwise(widths):
         layers += [nn.Linear(inner, outer), nn.GELU()]
     return nn.Sequential(*layers[:-1])
