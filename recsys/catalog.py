@@ -28,8 +28,8 @@ class Catalog:
 
     Attributes:
         items: table with `item_id`, `title`, `text` and attributes; row i is dense item i.
-        codes: (items, L) int32 semantic IDs, 0-based codes of each level. Rows may repeat: colliding
-            items share a leaf of the trie.
+        codes: (items, L) int32 semantic IDs, 0-based. Rows may repeat: colliding items share a leaf
+            of the trie.
     """
 
     items: pa.Table

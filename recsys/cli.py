@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUP = "recsys.commands"
 ORDER = (
     "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "recommend", "serve",
-    "benchmark", "doctor",
+    "doctor",
 )  # fmt: skip
 
 

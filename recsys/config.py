@@ -29,7 +29,7 @@ class Settings:
     """The merged settings of one run, before they are read into dataclasses.
 
     Attributes:
-        values: nested mapping, one entry a section (`data`, `ids`, `target`, ...) plus `name`, `seed`.
+        values: nested mapping: sections (`data`, `ids`, `target`, ...), `name` and `seed`.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

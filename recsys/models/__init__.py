@@ -1,1 +1,1 @@
-"""Driving Hugging Face decoders: tokens, positions, masks, cache slots. Knows no beams, no items."""
+"""Driving Hugging Face decoders: tokens, positions, masks, slots. Knows no beams and no items."""

@@ -1,0 +1,88 @@
+"""Bundle: the one directory that evaluation and serving load; its parts and how to read them.
+
+manifest.json       format, parents, sha256 of each file
+target/ draft/      Hugging Face checkpoints (draft is optional)
+catalog/            items.parquet: item id, semantic ID, title, attributes; quantizer/
+vocabulary.json     where the semantic tokens sit
+prompts.json        how much of a history the model sees
+eval/               validation metrics of the training run
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from recsys.artifacts import Manifest, read_manifest, verify
+from recsys.catalog import Catalog
+from recsys.errors import ArtifactError
+from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.vocabulary import Vocabulary
+
+KIND = "bundle"
+TARGET, DRAFT, CATALOG, EVAL = "target", "draft", "catalog", "eval"
+PROMPTS = "prompts.json"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle's parts, without its models.
+
+    Attributes:
+        path: the directory.
+        manifest: what it says of itself; `manifest.digest` is the model's version.
+        catalog: items and their semantic IDs.
+        vocabulary: codes <-> tokens.
+        prompt: the history window.
+    """
+
+    path: Path
+    manifest: Manifest
+    catalog: Catalog
+    vocabulary: Vocabulary
+    prompt: PromptConfig
+
+    @classmethod
+    def load(cls, path: Path | str, *, check: bool = True) -> Bundle:
+        """Read a bundle.
+
+        Args:
+            path: the directory.
+            check: compare every file with its checksum first.
+
+        Raises:
+            ArtifactError: not a bundle, or a file is missing, altered or contradictory; the text
+                names it.
+        """
+        path = Path(path)
+        manifest = verify(path, KIND) if check else read_manifest(path, KIND)
+        try:
+            catalog = Catalog.load(path / CATALOG)
+            prompt = PromptConfig(**json.loads((path / PROMPTS).read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path}: {error}") from error
+        vocabulary = Vocabulary.load(path)
+        if vocabulary.num_levels != catalog.codes.shape[1]:
+            raise ArtifactError(
+                f"{path}: the catalogue has {catalog.codes.shape[1]} levels, the vocabulary "
+                f"{vocabulary.num_levels}"
+            )
+        return cls(path, manifest, catalog, vocabulary, prompt)
+
+    @property
+    def target(self) -> Path:
+        """Checkpoint of the target."""
+        return self.path / TARGET
+
+    @property
+    def draft(self) -> Path | None:
+        """Checkpoint of the draft, if the bundle has one."""
+        folder = self.path / DRAFT
+        return folder if folder.is_dir() else None
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """History -> tokens."""
+        tokens = self.vocabulary.encode(self.catalog.codes)
+        return PromptEncoder(tokens, self.vocabulary.prefix, self.prompt)

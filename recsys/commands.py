@@ -1,0 +1,261 @@
+"""Commands of the library: the whole road, evaluation, one recommendation, a check-up.
+
+Nothing heavy is imported at the top; `recsys --help` reads this module.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
+
+if TYPE_CHECKING:
+    from recsys.pipeline import Context
+
+SECTIONS = ("data", "ids", "target", "draft", "bundle", "evaluate", "serve")
+
+
+def _context(
+    config: Path | None,
+    overrides: list[str] | None,
+    name: str | None,
+    seed: int | None,
+    *,
+    force: bool = False,
+) -> Context:
+    from recsys.config import Settings
+    from recsys.pipeline import Context
+
+    settings = Settings.load(config, overrides or (), known=SECTIONS, name=name, seed=seed)
+    return Context.of(settings, force=force)
+
+
+def run(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    until: Annotated[
+        str, typer.Option(help="Last stage to run: data, ids, target, draft, bundle, evaluate.")
+    ] = "evaluate",
+) -> None:
+    """From a raw file to a report: data, semantic IDs, target, draft, bundle, evaluation.
+
+    Stages that are up to date are passed over, so a run that was stopped goes on where it was.
+
+    Example: recsys run --config configs/beauty.yaml
+    """
+    from recsys.errors import ConfigError
+    from recsys.pipeline import STAGES
+    from recsys.pipeline import run as run_stages
+
+    if until not in STAGES:
+        raise ConfigError(f"--until {until!r} is not one of {', '.join(STAGES)}")
+    context = _context(config, set_, name, seed, force=force)
+    run_stages(context, STAGES[: STAGES.index(until) + 1])
+
+
+def quickstart(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """The whole road on a synthetic shop, in a few minutes, and a recommendation at its end.
+
+    Example: recsys quickstart
+    """
+    import time
+
+    from recsys.pipeline import run as run_stages
+    from recsys.progress import say
+
+    start = time.perf_counter()
+    default = Path("configs/quickstart.yaml")
+    if config is None and default.is_file():
+        config = default
+    context = _context(config, set_, name, seed, force=force)
+    results = run_stages(context)
+    _show(context.workspace.bundle, context.workspace.dataset, user=None, history=None, k=10)
+    say(f"\nAll of it took {time.perf_counter() - start:.0f} s.")
+    say(f"Report: {results['evaluate'][0] / 'report.html'}")
+    say(f"Serve it: recsys serve --name {context.settings.name}   (or: make serve)")
+
+
+def evaluate(
+    bundle: Annotated[
+        Path | None, typer.Option(help="Bundle directory; by default that of --name.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Canonical data set; by default that of --name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the report goes.")] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Recall@K, NDCG@K and more by full ranking, next to baselines, with 95 % intervals.
+
+    Example: recsys evaluate --config configs/beauty.yaml --set evaluate.split=valid
+    """
+    from recsys.evaluation.run import stage
+    from recsys.pipeline import Context
+
+    context = _context(config, set_, name, seed, force=force)
+    if bundle or dataset or out:
+        from recsys.evaluation.protocol import EvaluationConfig
+        from recsys.evaluation.run import evaluate_bundle
+
+        workspace = context.workspace
+        section = context.settings.section("evaluate", EvaluationConfig)
+        path = out or workspace.report
+        evaluate_bundle(bundle or workspace.bundle, dataset or workspace.dataset, section, path)
+    else:
+        path = stage(Context(context.settings, context.workspace, force))
+    if as_json:
+        typer.echo((path / "report.json").read_text(encoding="utf-8"))
+    else:
+        typer.echo(f"report: {path / 'report.html'}")
+
+
+def recommend(
+    user: Annotated[
+        str | None,
+        typer.Option(help="Outside id of a user of the data set; default: a random one."),
+    ] = None,
+    history: Annotated[
+        str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items wanted.")] = 10,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Bundle directory; by default that of --name.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Canonical data set; by default that of --name.")
+    ] = None,
+    name: Name = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Print one user's history and top-K, with titles.
+
+    Example: recsys recommend --name beauty --user 42 -k 5
+    """
+    context = _context(None, None, name, seed)
+    workspace = context.workspace
+    _show(
+        bundle or workspace.bundle,
+        dataset or workspace.dataset,
+        user=user,
+        history=history.split(",") if history else None,
+        k=k,
+        seed=context.settings.seed,
+        as_json=as_json,
+    )
+
+
+def _show(
+    bundle: Path,
+    dataset: Path,
+    *,
+    user: str | None,
+    history: list[str] | None,
+    k: int,
+    seed: int = 0,
+    as_json: bool = False,
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recsys.recommender import Recommender, RecommendRequest
+
+    if history is None:
+        user, history = _history_of(dataset, user, seed)
+    recommender = Recommender.load(bundle)
+    result = recommender.recommend_batch([RecommendRequest(history, k)])[0]
+    if as_json:
+        document: dict[str, Any] = {
+            "user": user,
+            "history": history,
+            "unknown_items": result.unknown_items,
+            "recommendations": [vars(r) for r in result.recommendations],
+            "stats": result.stats,
+        }
+        typer.echo(json.dumps(document, ensure_ascii=False))
+        return
+    catalog = recommender.catalog
+    console = Console()
+    past = Table("item", "title", title=f"History of {user or 'this session'} (newest last)")
+    for item_id, item in zip(history, catalog.index(history), strict=True):
+        past.add_row(item_id, catalog.titles[item] if item >= 0 else "[i]not in the catalogue[/i]")
+    top = Table("#", "item", "title", "log p", "semantic ID", title=f"Top {k}")
+    for rank, r in enumerate(result.recommendations, 1):
+        codes = "-".join(str(c) for c in r.semantic_id)
+        top.add_row(str(rank), r.item_id, r.title, f"{r.score:.3f}", codes)
+    console.print(past, top)
+
+
+def _history_of(dataset: Path, user: str | None, seed: int) -> tuple[str, list[str]]:
+    """A user's whole history; of a random user with at least three events if none is named."""
+    import numpy as np
+
+    from recsys.dataset import Dataset
+    from recsys.errors import DataError
+
+    data = Dataset.load(dataset)
+    histories, ids = data.interactions.histories, data.interactions.user_ids
+    if user is None:
+        long_enough = np.flatnonzero(histories.lengths >= 3)
+        index = int(np.random.default_rng(seed).choice(long_enough))
+    else:
+        found = np.flatnonzero(ids == user)
+        if not len(found):
+            raise DataError(f"--user {user!r} is not in {dataset}; it has ids like {str(ids[0])!r}")
+        index = int(found[0])
+    return str(ids[index]), [str(i) for i in data.item_ids[histories[index]]]
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: versions, threads, bf16, devices, folders. Prints what to do next.
+
+    Example: recsys doctor
+    """
+    import os
+    import platform
+    from importlib.metadata import version
+
+    import torch
+
+    from recsys.artifacts import Workspace
+
+    home = Workspace.of("x").home
+    datasets = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        **{p: version(p) for p in ("recsys", "torch", "transformers", "peft", "accelerate")},
+        "threads": torch.get_num_threads(),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "bf16 in hardware": bool(torch.cpu._is_avx512_bf16_supported()),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "artifacts": str(home.resolve()),
+        "bundles": sorted(p.name for p in (home / "bundles").glob("[!.]*")),
+        "real data": str(datasets) if datasets.is_dir() else None,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for key, value in facts.items():
+        typer.echo(f"{key:>18}  {value if value not in (None, []) else '-'}")
+    if not facts["bundles"]:
+        typer.echo("\nNo bundle yet: run `recsys quickstart`.")
+    if facts["real data"] is None:
+        typer.echo("\nNo real data found: set RECSYS_DATASETS to the folder that holds it.")
