@@ -86,6 +86,7 @@ class TreeModel:
         """A cache for `batch` requests with `nodes` tree slots and `prompt` prompt slots."""
         return SlotCache(self.config, batch, nodes, prompt, dtype=self.dtype, device=self.device)
 
+    @torch.inference_mode()
     def forward(
         self,
         tokens: torch.Tensor,

@@ -1,0 +1,206 @@
+"""Small models, catalogues and slow references for tests and benchmarks. Not for production.
+
+`reference_beam_search` and `huggingface_beam_search` are what `recsys.decoding` is held to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
+
+
+def tiny_model(
+    architecture: str = "llama",
+    vocabulary: int = 64,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> transformers.PreTrainedModel:
+    """A random causal LM whose distributions are peaked enough that scores rarely tie.
+
+    Args:
+        architecture: one of `ARCHITECTURES`.
+        vocabulary: tokens.
+        hidden: width.
+        layers: layers.
+        seed: of the weights.
+        dtype: of the weights.
+        **config: anything else of the architecture's configuration.
+    """
+    family, _, variant = architecture.partition("-")
+    values: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2 if variant == "gqa" or family != "llama" else 4,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "use_cache": True,
+    }
+    if family == "mistral":
+        values["sliding_window"] = 7
+    if family == "qwen3":
+        values["head_dim"] = hidden // 4
+        if variant:
+            values |= {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    values |= config
+    configs = {
+        "llama": transformers.LlamaConfig,
+        "mistral": transformers.MistralConfig,
+        "qwen3": transformers.Qwen3Config,
+        "phi3": transformers.Phi3Config,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(configs[family](**values))
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return model.to(dtype).eval()
+
+
+def random_catalogue(
+    rng: np.random.Generator, items: int, levels: int, vocabulary: int = 64
+) -> NDArray[np.int64]:
+    """(items, levels) token rows with shared prefixes; colliding rows may occur.
+
+    Tokens lie in [1, vocabulary). Later levels use fewer tokens, as semantic IDs do.
+    """
+    return np.stack(
+        [rng.integers(1, max(2, vocabulary >> (level // 2)), items) for level in range(levels)],
+        axis=1,
+    )
+
+
+def random_prompts(
+    rng: np.random.Generator, batch: int, longest: int, vocabulary: int = 64
+) -> list[NDArray[np.int64]]:
+    """Prompts of unequal lengths between 1 and `longest`."""
+    return [rng.integers(1, vocabulary, rng.integers(1, longest + 1)) for _ in range(batch)]
+
+
+def reference_beam_search(
+    model: transformers.PreTrainedModel,
+    prompt: NDArray[np.int64],
+    catalogue: NDArray[np.int64],
+    num_beams: int,
+    *,
+    normalize: str = "vocabulary",
+) -> list[tuple[tuple[int, ...], float]]:
+    """Beam search in plain Python that recomputes everything: (sequence, score), best first.
+
+    Ties go to the lower row of the sorted catalogue.
+    """
+    rows = {tuple(int(t) for t in row) for row in catalogue}
+    beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    for depth in range(1, catalogue.shape[1] + 1):
+        prefixes = {row[:depth] for row in rows}
+        candidates = []
+        for sequence, score in beams:
+            tokens = torch.tensor([[*prompt.tolist(), *sequence]])
+            with torch.inference_mode():
+                logits = model(tokens).logits[0, -1].double()
+            allowed = sorted(p[-1] for p in prefixes if p[:-1] == sequence)
+            total = logits.logsumexp(-1) if normalize == "vocabulary" else None
+            if total is None and allowed:
+                total = logits[allowed].logsumexp(-1)
+            candidates += [
+                ((*sequence, t), score + float(logits[t] - total))  # type: ignore[operator]
+                for t in allowed
+            ]
+        beams = sorted(candidates, key=lambda c: (-c[1], c[0]))[:num_beams]
+    return beams
+
+
+def huggingface_beam_search(
+    model: transformers.PreTrainedModel,
+    prompts: Sequence[NDArray[np.int64]],
+    catalogue: NDArray[np.int64],
+    num_beams: int,
+) -> list[list[tuple[tuple[int, ...], float]]]:
+    """`generate(num_beams=K, prefix_allowed_tokens_fn=...)`, one list a request, best first.
+
+    Scores are sums of log-probabilities over the whole vocabulary. Rows that generate fills up
+    with, where K exceeds the catalogue, are dropped.
+    """
+    children: dict[tuple[int, ...], set[int]] = {}
+    for row in catalogue.tolist():
+        for depth, token in enumerate(row):
+            children.setdefault(tuple(row[:depth]), set()).add(token)
+    allowed = {prefix: sorted(tokens) for prefix, tokens in children.items()}
+    longest = max(len(p) for p in prompts)
+    levels = catalogue.shape[1]
+    tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for i, prompt in enumerate(prompts):
+        tokens[i, longest - len(prompt) :] = torch.from_numpy(np.asarray(prompt))
+        mask[i, longest - len(prompt) :] = 1
+
+    def allow(_: int, sequence: torch.Tensor) -> list[int]:
+        return allowed.get(tuple(sequence[longest:].tolist()), [0])
+
+    with torch.inference_mode():
+        output = model.generate(
+            tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            max_new_tokens=levels,
+            length_penalty=0.0,
+            do_sample=False,
+            prefix_allowed_tokens_fn=allow,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=num_beams == 1,
+        )
+    sequences = output.sequences[:, longest:].tolist()
+    if num_beams == 1:  # greedy search reports no scores
+        steps = torch.stack([step.log_softmax(-1) for step in output.logits], dim=1)
+        scores = steps.gather(-1, output.sequences[:, longest:, None]).sum((1, 2)).tolist()
+    else:
+        scores = output.sequences_scores.tolist()
+    answers: list[list[tuple[tuple[int, ...], float]]] = []
+    for i in range(len(prompts)):
+        here = range(i * num_beams, (i + 1) * num_beams)
+        answers.append([(tuple(sequences[j]), scores[j]) for j in here if scores[j] > -1e8])
+    return answers
+
+
+def same_ranking(
+    first: list[tuple[tuple[int, ...], float]],
+    second: list[tuple[tuple[int, ...], float]],
+    *,
+    tolerance: float,
+    tie: float = 1e-5,
+) -> bool:
+    """Whether two rankings agree: same items in the same order, scores within `tolerance`.
+
+    Places may differ only among sequences whose scores lie within `tie` of each other, the last one
+    and whoever just missed the list included.
+    """
+    if len(first) != len(second):
+        return False
+    for (a, a_score), (b, b_score) in zip(first, second, strict=True):
+        if abs(a_score - b_score) > tolerance:
+            return False
+        if a != b and abs(a_score - b_score) > tie:
+            return False
+    inner = {s for s, score in first if score > first[-1][1] + tie} if first else set()
+    return inner <= {s for s, _ in second}

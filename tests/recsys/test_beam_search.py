@@ -1,0 +1,175 @@
+"""Beam search against its slow twin, against Hugging Face, and against itself in other company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search
+from recsys.testing import (
+    ARCHITECTURES,
+    huggingface_beam_search,
+    random_catalogue,
+    random_prompts,
+    reference_beam_search,
+    same_ranking,
+    tiny_model,
+)
+
+MODELS = {name: tiny_model(name) for name in ARCHITECTURES}
+DOUBLE = tiny_model("llama-gqa", dtype=torch.float64)
+
+
+def as_list(beams, i):
+    """One request's answer as the references give it."""
+    alive = beams.scores[i] > -torch.inf
+    return list(
+        zip(
+            (tuple(row) for row in beams.tokens[i][alive].tolist()),
+            beams.scores[i][alive].tolist(),
+            strict=True,
+        )
+    )
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.integers(1, 120),
+    levels=st.integers(1, 5),
+    beams=st.integers(1, 25),
+    normalize=st.sampled_from(["vocabulary", "allowed"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_it_equals_a_plain_python_beam_search_in_float64(seed, items, levels, beams, normalize):
+    rng = np.random.default_rng(seed)
+    catalogue = random_catalogue(rng, items, levels)
+    prompts = random_prompts(rng, 2, 12)
+    found = beam_search(DOUBLE, prompts, ItemTrie.build(catalogue), beams, normalize=normalize)
+    for i, prompt in enumerate(prompts):
+        expected = reference_beam_search(DOUBLE, prompt, catalogue, beams, normalize=normalize)
+        answer = as_list(found, i)
+        assert [s for s, _ in answer] == [s for s, _ in expected]
+        np.testing.assert_allclose([x for _, x in answer], [x for _, x in expected], atol=1e-9)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("beams", "levels"), [(1, 3), (5, 4), (20, 2), (50, 6)])
+def test_it_equals_hugging_face_generate(architecture, beams, levels):
+    rng = np.random.default_rng(beams * 10 + levels)
+    catalogue = random_catalogue(rng, 80, levels)
+    prompts = random_prompts(rng, 3, 20)
+    found = beam_search(MODELS[architecture], prompts, ItemTrie.build(catalogue), beams)
+    expected = huggingface_beam_search(MODELS[architecture], prompts, catalogue, beams)
+    for i in range(len(prompts)):
+        assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
+
+
+@pytest.mark.parametrize("items", [1, 3])
+def test_more_beams_than_items_give_every_item_once_and_hugging_face_agrees(items):
+    catalogue = np.array([[5, 6], [5, 7], [8, 6]])[:items]
+    prompt = [np.array([1, 2, 3])]
+    beams = beam_search(MODELS["llama"], prompt, ItemTrie.build(catalogue), 10)
+    assert beams.tokens.shape == (1, 10, 2)
+    assert (beams.rows[0] >= 0).sum() == items
+    assert (beams.scores[0, items:] == -torch.inf).all()
+    expected = huggingface_beam_search(MODELS["llama"], prompt, catalogue, 10)[0]
+    assert same_ranking(as_list(beams, 0), expected, tolerance=1e-4)
+
+
+@given(seed=st.integers(0, 10_000), beams=st.sampled_from([1, 2, 3, 7, 20]))
+@settings(max_examples=25, deadline=None)
+def test_an_answer_has_the_same_bits_alone_and_beside_any_batch_mates(seed, beams):
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(random_catalogue(rng, 200, 4))
+    prompts = random_prompts(rng, int(rng.integers(2, 7)), 40)
+    exclude = [trie.excluded_rows(rng.integers(0, 200, 5)) for _ in prompts]
+    model = MODELS["llama-gqa"]
+    together = beam_search(model, prompts, trie, beams, exclude=exclude, prompt_slots=40)
+    for i, prompt in enumerate(prompts):
+        alone = beam_search(
+            model, [prompt], trie, beams, exclude=exclude[i : i + 1], prompt_slots=40
+        )
+        assert torch.equal(alone.scores[0], together.scores[i])
+        assert torch.equal(alone.rows[0], together.rows[i])
+
+
+@given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+def test_excluding_rows_equals_a_catalogue_without_them(seed, share):
+    rng = np.random.default_rng(seed)
+    catalogue = np.unique(random_catalogue(rng, 60, 3), axis=0)
+    trie = ItemTrie.build(catalogue)
+    gone = rng.random(len(catalogue)) < share
+    prompts = random_prompts(rng, 1, 8)
+    found = beam_search(
+        DOUBLE, prompts, trie, 15, exclude=[trie.excluded_rows(np.flatnonzero(gone))]
+    )
+    if gone.all():
+        assert (found.rows == -1).all()
+        assert (found.scores == -torch.inf).all()
+        return
+    expected = beam_search(DOUBLE, prompts, ItemTrie.build(catalogue[~gone]), 15)
+    alive = expected.scores > -torch.inf
+    assert torch.equal(found.tokens[alive], expected.tokens[alive])
+    assert torch.equal(found.scores, expected.scores)
+
+
+def test_exclusions_of_one_request_do_not_reach_another():
+    trie = ItemTrie.build(np.array([[5, 6], [5, 7], [8, 6]]))
+    prompt = np.array([1, 2])
+    beams = beam_search(
+        MODELS["llama"], [prompt, prompt], trie, 3, exclude=[np.array([0, 2]), np.array([], int)]
+    )
+    assert sorted(beams.rows[0].tolist()) == [-1, -1, 1]
+    assert sorted(beams.rows[1].tolist()) == [0, 1, 2]
+
+
+def test_equal_scores_are_ordered_by_row():
+    model = tiny_model(vocabulary=16)
+    torch.nn.init.zeros_(model.lm_head.weight)  # every token is as likely as any other
+    trie = ItemTrie.build(np.array([[9, 2], [3, 4], [3, 1], [7, 7]]))
+    beams = beam_search(model, [np.array([1])], trie, 3)
+    assert beams.tokens[0].tolist() == [[3, 1], [3, 4], [7, 7]]
+    assert beams.scores[0].tolist() == pytest.approx([-2 * np.log(16)] * 3)
+
+
+def test_cache_slots_are_the_prompt_once_and_one_a_node():
+    rng = np.random.default_rng(0)
+    trie = ItemTrie.build(random_catalogue(rng, 500, 4))
+    beams = beam_search(MODELS["llama"], [np.arange(1, 31), np.array([1])], trie, 20)
+    assert [s.kv_slots for s in beams.stats] == [30 + 20 * 3, 1 + 20 * 3]
+    assert [s.target_passes for s in beams.stats] == [4, 4]
+
+
+def test_no_requests_are_an_answer():
+    beams = beam_search(MODELS["llama"], [], ItemTrie.build([[1, 2]]), 5)
+    assert beams.tokens.shape == (0, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "beams", "says"),
+    [
+        ([[]], 5, "prompt 0 is empty"),
+        ([[1], [2, 64]], 5, "prompt 1 has token 64 at place 1; the model knows 0 .. 63"),
+        ([[1]], 0, "num_beams must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_named(prompts, beams, says):
+    with pytest.raises(ValueError, match=says):
+        beam_search(MODELS["llama"], prompts, ItemTrie.build([[1, 2]]), beams)
+
+
+def test_bfloat16_agrees_with_float32_up_to_its_rounding():
+    rng = np.random.default_rng(3)
+    trie = ItemTrie.build(random_catalogue(rng, 100, 3))
+    prompts = random_prompts(rng, 4, 15)
+    exact = beam_search(tiny_model(seed=5), prompts, trie, 10)
+    rough = beam_search(tiny_model(seed=5, dtype=torch.bfloat16), prompts, trie, 10)
+    shared = [
+        len(set(a) & set(b)) for a, b in zip(exact.rows.tolist(), rough.rows.tolist(), strict=True)
+    ]
+    assert np.mean(shared) >= 7

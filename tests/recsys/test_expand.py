@@ -1,0 +1,55 @@
+"""One step of constrained search: selection with ties, and scores by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding.expand import Frontier, expand, stable_top
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]), min_size=6, max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 6),
+)
+def test_the_best_are_chosen_and_ties_go_to_the_lower_place(values, count):
+    chosen = stable_top(torch.tensor(values), count)
+    for line, places in zip(values, chosen.tolist(), strict=True):
+        by_value = sorted(range(len(line)), key=lambda i: (-line[i], i))
+        assert places == sorted(by_value[:count])
+
+
+def test_scores_are_sums_over_the_whole_vocabulary_or_the_allowed_tokens():
+    trie = ItemTrie.build(np.array([[1, 2], [3, 2]])).to()
+    logits = torch.tensor([[[9.0, 1.0, 0.0, 2.0]]])
+    root = Frontier.root(1, torch.float32, torch.device("cpu"))
+    whole = expand(root, logits, trie, 0, 2)
+    total = math.log(math.exp(9) + math.exp(1) + 1 + math.exp(2))
+    assert whole.tokens.tolist() == [[1, 3]]
+    torch.testing.assert_close(whole.scores, torch.tensor([[1 - total, 2 - total]]))
+    allowed = expand(root, logits, trie, 0, 2, normalize="allowed")
+    total = math.log(math.exp(1) + math.exp(2))
+    torch.testing.assert_close(allowed.scores, torch.tensor([[1 - total, 2 - total]]))
+
+
+def test_a_dead_beam_stays_dead_and_nothing_becomes_nan():
+    trie = ItemTrie.build(np.array([[1, 2], [3, 2]])).to()
+    excluded = trie.pad_excluded([np.array([0, 1])])
+    root = Frontier.root(1, torch.float32, torch.device("cpu"))
+    for normalize in ("vocabulary", "allowed"):
+        first = expand(
+            root, torch.zeros(1, 1, 4), trie, 0, 2, excluded=excluded, normalize=normalize
+        )
+        second = expand(
+            first, torch.zeros(1, 2, 4), trie, 1, 2, excluded=excluded, normalize=normalize
+        )
+        assert (second.scores == -torch.inf).all()
