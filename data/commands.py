@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recsys.config import Settings
-from recsys.options import (  # noqa: TC001 - typer reads the annotations
+from recsys.options import (
     ConfigFile,
     Force,
     Json,
@@ -129,6 +129,8 @@ def _report(path: Path, as_json: bool) -> None:
 def _table(stats: dict[str, Any], decisions: dict[str, int]) -> Any:
     from rich.table import Table
 
+    from recsys.splits import LABELS
+
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -149,7 +151,8 @@ def _table(stats: dict[str, Any], decisions: dict[str, int]) -> Any:
     for label, value in rows.items():
         table.add_row(label, value)
     table.add_section()
-    for split, part in stats["splits"].items():
+    for split in LABELS:
+        part = stats["splits"][split]
         table.add_row(
             split,
             f"{part['interactions']:,} events of {part['users']:,} users, "

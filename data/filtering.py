@@ -39,8 +39,8 @@ def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
 
     Args:
         raw: events as `in_time_order` gives them.
-        policy: `keep`; `drop-exact`, rows equal in every column (without timestamps a row's place is
-            its time, so no two are); `keep-first`, one event for each user and item.
+        policy: `keep`; `drop-exact`, rows equal in every column (without timestamps a row's place
+            is its time, so no two are); `keep-first`, one event for each user and item.
     """
     columns = raw.events.column_names
     if policy == "keep" or (policy == "drop-exact" and "timestamp" not in columns):

@@ -124,7 +124,7 @@ def build(config: DataConfig, seed: int = 0) -> tuple[Dataset, dict[str, int]]:
     """Read, filter and split, in memory.
 
     Returns:
-        the data set, and a count of each decision on the way (those that concerned no row left out).
+        the data set, and a count of each decision on the way (zero counts are left out).
     """
     if config.source == SYNTHETIC:
         raw = synthetic.generate(config.synthetic, seed)

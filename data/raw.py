@@ -17,7 +17,7 @@ from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -131,6 +131,18 @@ def events_table(
             if values is not None
         }
     )
+
+
+def describe_all(described: Iterable[str], events: pa.Table) -> tuple[list[str], int]:
+    """Canonical order where ids are free: the described items, then others by first appearance.
+
+    Returns:
+        item ids, and how many of them are not `described`.
+    """
+    ids = dict.fromkeys(described)
+    known = len(ids)
+    ids.update(dict.fromkeys(pc.unique(events["item"]).to_pylist()))
+    return list(ids), len(ids) - known
 
 
 def items_table(

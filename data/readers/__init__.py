@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from data.readers import atspeed, s3rec
+from data.readers import atspeed, lcrec, movielens, s3rec, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,4 +25,7 @@ class Reader(Protocol):
 READERS: dict[str, Reader] = {
     "s3rec": s3rec,
     "atspeed": atspeed,
+    "lcrec": lcrec,
+    "movielens": movielens,
+    "table": table,
 }

@@ -1,0 +1,92 @@
+"""LC-Rec and LETTER: `X.inter.json` (user -> items by time), `X.item.json`, `X.index.json`.
+
+The path is the interactions file, or a folder with one of them; the other two may be absent.
+Numbers count from 0 in all three.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from data.files import read_json
+from data.item_texts import ItemText, read_item_texts
+from data.raw import RawData, ReaderConfig, events_table, items_table
+from data.semantic_index import aligned, read_index
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUFFIX = ".inter.json"
+
+
+def files(config: ReaderConfig) -> dict[str, Path]:
+    """`interactions`, and `items` and `index` where given or found.
+
+    Raises:
+        DataError: a folder with no or with several interactions files.
+    """
+    path = config.path
+    if path.is_dir():
+        inside = sorted(path.glob(f"*{SUFFIX}"))
+        if len(inside) != 1:
+            raise DataError(f"{path}: holds {len(inside)} files *{SUFFIX}; name one as data.path")
+        path = inside[0]
+    found = {"interactions": path}
+    for role, given, kind in (("items", config.items, "item"), ("index", config.index, "index")):
+        beside = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{kind}.json")
+        if given or beside.is_file():
+            found[role] = given or beside
+    return found
+
+
+def read(config: ReaderConfig) -> RawData:
+    """Read an LC-Rec data set; the codes of an index are imported.
+
+    Raises:
+        DataError: a malformed file, or an index that does not fit.
+    """
+    paths = files(config)
+    histories = read_json(paths["interactions"])
+    for user, history in histories.items():
+        if not isinstance(history, list) or not all(type(i) is int and i >= 0 for i in history):
+            raise DataError(
+                f"{paths['interactions']}: user {user!r}: expected a list of item numbers, "
+                f"found {str(history)[:60]}"
+            )
+    lengths = np.asarray([len(history) for history in histories.values()], np.int64)
+    items = np.asarray([item for history in histories.values() for item in history], np.int64)
+    described = read_item_texts(paths["items"]) if "items" in paths else {}
+    index = read_index(paths["index"]) if "index" in paths else {}
+    # Where there are texts they say what is on sale; without them the index does.
+    numbers = np.unique([*np.unique(items).tolist(), *(described or index)]).astype(np.int64)
+    return RawData(
+        events_table(np.repeat(np.asarray(list(histories), np.str_), lengths), items),
+        items_table(
+            [str(n) for n in numbers.tolist()],
+            {str(n): item.title for n, item in described.items()},
+            {str(n): item.text for n, item in described.items()},
+            _attribute_columns(numbers.tolist(), described),
+        ),
+        aligned(index, numbers, paths["index"]) if index else None,
+        {
+            "users_without_items": int((lengths == 0).sum()),
+            "items_without_metadata": int(np.isin(numbers, list(described), invert=True).sum()),
+        },
+    )
+
+
+def _attribute_columns(numbers: list[int], described: dict[int, ItemText]) -> dict[str, pa.Array]:
+    """`brand` and `categories`, where any item has one."""
+    rows = [described.get(n) for n in numbers]
+    brands = [row.brand if row else None for row in rows]
+    categories = [row.categories if row else [] for row in rows]
+    columns = {}
+    if any(brands):
+        columns["brand"] = pa.array(brands, pa.string())
+    if any(categories):
+        columns["categories"] = pa.array(categories, pa.list_(pa.string()))
+    return columns

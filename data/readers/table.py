@@ -1,0 +1,181 @@
+"""Any csv, tsv or parquet file with named columns: one of events, optionally one of items.
+
+Events need the columns `user` and `item`; `timestamp` and `rating` are read where they exist. Items
+need `item`; `title` and `text` are read where they exist, every further column is an attribute.
+`data.columns` renames them. The delimiter (`,` `;` `|` or tab) is the one that finds the columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data.delimited import first_line, read_delimited
+from data.raw import Columns, RawData, ReaderConfig, describe_all, events_table, items_table
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DELIMITERS = (",", "\t", ";", "|")
+# No date before the year 5138 has so many seconds: such a column counts milliseconds.
+MILLISECONDS = 100_000_000_000
+
+
+def files(config: ReaderConfig) -> dict[str, Path]:
+    """`interactions`, and `items` where given."""
+    found = {"interactions": config.path}
+    if config.items is not None:
+        found["items"] = config.items
+    return found
+
+
+def read(config: ReaderConfig) -> RawData:
+    """Read tables with named columns.
+
+    Raises:
+        DataError: a missing column, a value of the wrong type, or a file that is no table.
+    """
+    paths, columns = files(config), config.columns
+    path = paths["interactions"]
+    table = _read(path, (columns.user, columns.item), {columns.rating: pa.float32()})
+    users, items = _texts(table[columns.user]), _texts(table[columns.item])
+    whole = pc.and_(pc.greater(pc.utf8_length(users), 0), pc.greater(pc.utf8_length(items), 0))
+    counts = {"rows_without_user_or_item_dropped": table.num_rows - (pc.sum(whole).as_py() or 0)}
+    timestamp = rating = None
+    if columns.timestamp in table.column_names:
+        timestamp, in_milliseconds = _seconds(table[columns.timestamp], path, columns.timestamp)
+        timestamp = timestamp.filter(whole)
+        counts["timestamps_in_milliseconds"] = in_milliseconds
+    if columns.rating in table.column_names:
+        rating = _cast(table[columns.rating], pa.float32(), path, columns.rating).filter(whole)
+    events = events_table(
+        users.filter(whole), items.filter(whole), timestamp=timestamp, rating=rating
+    )
+    described = None
+    if "items" in paths:
+        described = _read(paths["items"], (columns.item,), {})
+        counts["repeated_item_rows_dropped"] = described.num_rows
+        described = _first_of_each(described, columns.item)
+        counts["repeated_item_rows_dropped"] -= described.num_rows
+    catalogue, counts["items_without_metadata"] = _items(described, columns, events)
+    return RawData(events, catalogue, counts=counts)
+
+
+def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) -> pa.Table:
+    """The table in a file; the columns `needed` are ids, that is strings, as they are written."""
+    types = types | dict.fromkeys(needed, pa.string())
+    if path.suffix == ".parquet":
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path}: not a parquet file: {error}") from error
+        header: list[str] = table.column_names
+    else:
+        line = first_line(path)
+        delimiter = next((d for d in DELIMITERS if needed[0] in _names(line, d)), ",")
+        header = _names(line, delimiter)
+    for name in needed:
+        if header.count(name) != 1:
+            raise DataError(
+                f"{path}: want one column {name!r}, the header has {', '.join(header)[:120]!r}; "
+                "say what the columns are called, for example --set data.columns.user=userId"
+            )
+    if path.suffix != ".parquet":
+        table = read_delimited(path, delimiter, types=types)
+    if not table.num_rows:
+        raise DataError(f"{path}: no rows in it")
+    return table
+
+
+def _names(line: str, delimiter: str) -> list[str]:
+    return [name.strip().strip('"') for name in line.split(delimiter)]
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Ids as strings; null becomes the empty one."""
+    return pc.fill_null(pc.cast(column, pa.string()), "")
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType, path: Path, name: str) -> pa.ChunkedArray:
+    try:
+        return pc.cast(column, kind, safe=not pa.types.is_floating(kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{path}: column {name!r} is not numeric: {error}") from error
+
+
+def _seconds(column: pa.ChunkedArray, path: Path, name: str) -> tuple[pa.ChunkedArray, int]:
+    """A time column as unix seconds, and how many of its values counted milliseconds."""
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise DataError(f"{path}: column {name!r} is empty in data row {row + 1}")
+    kind = column.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64()), 0
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        number = pc.match_substring_regex(column, r"^\d+(\.\d*)?$")
+        row = pc.index(number, False).as_py()
+        raise DataError(
+            f"{path}: column {name!r} mixes kinds of time: data row {max(row, 0) + 1} has "
+            f"{column[max(row, 0)].as_py()!r}; write unix seconds or ISO dates throughout"
+        )
+    seconds = _cast(pc.floor(column), pa.int64(), path, name)
+    late = pc.greater(seconds, MILLISECONDS)
+    count = pc.sum(late).as_py() or 0
+    return pc.if_else(late, pc.divide(seconds, 1000), seconds), count
+
+
+def _first_of_each(table: pa.Table, column: str) -> pa.Table:
+    values = _texts(table[column]).to_numpy(zero_copy_only=False).astype(np.str_)
+    return table.take(pa.array(np.sort(np.unique(values, return_index=True)[1])))
+
+
+def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[pa.Table, int]:
+    """The catalogue in the order of the items file, then of first appearance."""
+    if table is None:
+        ids, missing = describe_all([], events)
+        return items_table(ids, {}, {}, {}), missing
+    rows = _texts(table[columns.item]).to_pylist()
+    ids, missing = describe_all(rows, events)
+    place = {item: row for row, item in enumerate(rows)}
+    order = pa.array([place.get(item) for item in ids], pa.int64())
+    given = {name: table[name] for name in table.column_names if name != columns.item}
+    titles = (
+        _texts(given.pop(columns.title)).to_pylist() if columns.title in given else [""] * len(rows)
+    )
+    texts = _texts(given.pop(columns.text)).to_pylist() if columns.text in given else titles
+    attributes = {
+        name: _attribute(column).combine_chunks().take(order)
+        for name, column in given.items()
+        if not pa.types.is_null(column.type)
+    }
+    return (
+        items_table(
+            ids,
+            dict(zip(rows, titles, strict=True)),
+            dict(zip(rows, texts, strict=True)),
+            attributes,
+        ),
+        missing,
+    )
+
+
+def _attribute(column: pa.ChunkedArray) -> Any:
+    """A column as one of the canonical kinds; texts with `|` in them are lists."""
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        return column
+    if pa.types.is_integer(kind):
+        return pc.cast(column, pa.int64())
+    if pa.types.is_floating(kind):
+        return pc.cast(column, pa.float64())
+    if pa.types.is_list(kind):
+        return pc.cast(column, pa.list_(pa.string()))
+    column = pc.cast(column, pa.string())
+    if pc.any(pc.match_substring(column, "|")).as_py():
+        return pc.split_pattern(column, "|")
+    return column
