@@ -100,9 +100,10 @@ def _prepare(
     as_json: bool,
 ) -> None:
     from data.prepare import stage
+    from recsys.commands import SECTIONS
     from recsys.pipeline import Context
 
-    settings = Settings.load(config, overrides or (), name=name, seed=seed)
+    settings = Settings.load(config, overrides or (), known=SECTIONS, name=name, seed=seed)
     data = settings.values.setdefault("data", {}) or {}
     settings.values["data"] = data | {
         key: str(value) if isinstance(value, Path) else value

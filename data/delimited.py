@@ -26,7 +26,7 @@ def first_line(path: Path) -> str:
     """
     try:
         with pa.input_stream(str(path)) as stream:
-            raw = stream.read(1 << 16).split(b"\n", 1)[0].rstrip(b"\r")
+            raw: bytes = stream.read(1 << 16).split(b"\n", 1)[0].rstrip(b"\r")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if not raw.strip():

@@ -34,11 +34,6 @@ class ItemText:
     brand: str | None
     categories: list[str]
 
-    @property
-    def text(self) -> str:
-        """All that describes the item, title first."""
-        return ". ".join(part.rstrip(".") for part in (self.title, self.description) if part)
-
 
 def read_item_texts(path: Path) -> dict[int, ItemText]:
     """Texts by the number that the file calls the item.

@@ -151,18 +151,18 @@ def items_table(
     texts: Mapping[str, str],
     attributes: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Items in the order of `item_ids`; what has no title is called `Item <id>`, its text is empty.
+    """Items in the order of `item_ids`; without a title the id stands in, without a text nothing.
 
     Args:
         item_ids: canonical order.
         titles: item id -> title.
-        texts: item id -> text.
+        texts: item id -> what describes it beyond the title.
         attributes: column name -> one value an item, in the order of `item_ids`.
     """
     return pa.table(
         {
             "item_id": pa.array(item_ids, pa.string()),
-            "title": pa.array([titles.get(i) or f"Item {i}" for i in item_ids], pa.string()),
+            "title": pa.array([titles.get(i) or i for i in item_ids], pa.string()),
             "text": pa.array([texts.get(i, "") for i in item_ids], pa.string()),
             **attributes,
         }

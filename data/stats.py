@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from recsys.splits import LABELS, TRAIN
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from recsys.dataset import Dataset
 
 
@@ -51,8 +53,15 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         },
         "repeats": len(events) - len(np.unique(pairs)),
         "has_time": events.has_time,
-        "text_coverage": float(pc.mean(pc.not_equal(dataset.items["text"], "")).as_py() or 0.0),
+        "text_coverage": _text_coverage(dataset.items),
         "attributes": {name: str(dataset.items[name].type) for name in dataset.attributes},
         "imported_codes": None if dataset.codes is None else list(dataset.codes.shape),
         "splits": splits,
     }
+
+
+def _text_coverage(items: pa.Table) -> float:
+    """Share of items with words of their own: a text, or a title that is more than the id."""
+    titled = pc.not_equal(items["title"], items["item_id"])
+    worded = pc.or_(titled, pc.not_equal(items["text"], ""))
+    return float(pc.mean(worded).as_py() or 0.0)

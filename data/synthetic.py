@@ -197,7 +197,7 @@ def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
         article = "An" if genre.phrase[0] in "aeiou" else "A"
         rows["item_id"].append(f"{department.thing}-{item + 1:0{len(str(n))}d}")
         rows["title"].append(title)
-        rows["text"].append(f"{title}. {article} {genre.phrase} by {maker}.{part} {TIERS[tier]}")
+        rows["text"].append(f"{article} {genre.phrase} by {maker}.{part} {TIERS[tier]}")
         rows["categories"].append([department.name, genre.name])
         rows["brand"].append(maker)
         rows["series"].append(name if volume else None)

@@ -76,7 +76,7 @@ def read(config: ReaderConfig) -> RawData:
         items_table(
             [str(number) for number in numbers],
             {str(n): item.title for n, item in described.items()},
-            {str(n): item.text for n, item in described.items()},
+            {str(n): item.description for n, item in described.items()},
             {},
         ),
         codes,

@@ -68,7 +68,7 @@ def read(config: ReaderConfig) -> RawData:
         items_table(
             [str(n) for n in numbers.tolist()],
             {str(n): item.title for n, item in described.items()},
-            {str(n): item.text for n, item in described.items()},
+            {str(n): item.description for n, item in described.items()},
             _attribute_columns(numbers.tolist(), described),
         ),
         aligned(index, numbers, paths["index"]) if index else None,

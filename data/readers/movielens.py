@@ -78,17 +78,13 @@ def read(config: ReaderConfig) -> RawData:
         movie: [g for g in listed if g not in NO_GENRE] for movie, (_, listed) in movies.items()
     }
     years = {movie: _YEAR.search(title) for movie, title in titles.items()}
-    texts = {
-        movie: ". ".join(filter(None, (title, ", ".join(genres[movie]))))
-        for movie, title in titles.items()
-    }
     attributes = {
         "genres": pa.array([genres.get(i, []) for i in ids], pa.list_(pa.string())),
         "year": pa.array([int(y[1]) if (y := years.get(i)) else None for i in ids], pa.int64()),
     }
     return RawData(
         events,
-        items_table(ids, titles, texts, attributes),
+        items_table(ids, titles, {}, attributes),
         counts={"items_without_metadata": missing},
     )
 

@@ -144,24 +144,18 @@ def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[
     place = {item: row for row, item in enumerate(rows)}
     order = pa.array([place.get(item) for item in ids], pa.int64())
     given = {name: table[name] for name in table.column_names if name != columns.item}
-    titles = (
-        _texts(given.pop(columns.title)).to_pylist() if columns.title in given else [""] * len(rows)
-    )
-    texts = _texts(given.pop(columns.text)).to_pylist() if columns.text in given else titles
+    words = {
+        name: dict(zip(rows, _texts(given.pop(name)).to_pylist(), strict=True))
+        for name in (columns.title, columns.text)
+        if name in given
+    }
     attributes = {
         name: _attribute(column).combine_chunks().take(order)
         for name, column in given.items()
         if not pa.types.is_null(column.type)
     }
-    return (
-        items_table(
-            ids,
-            dict(zip(rows, titles, strict=True)),
-            dict(zip(rows, texts, strict=True)),
-            attributes,
-        ),
-        missing,
-    )
+    titles, texts = words.get(columns.title, {}), words.get(columns.text, {})
+    return items_table(ids, titles, texts, attributes), missing
 
 
 def _attribute(column: pa.ChunkedArray) -> Any:
