@@ -1,0 +1,51 @@
+# One door: the same targets on a laptop and in CI. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := recsys data training serving tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev quickstart serve test check format bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+install: $(VENV)/.base ## create .venv with what running needs
+install-dev: $(VENV)/.dev ## the same and what tests and checks need
+
+quickstart: install ## synthetic shop -> models -> report -> a recommendation, in minutes
+	$(BIN)/recsys quickstart
+
+serve: install ## serve what quickstart made, on http://127.0.0.1:8000
+	$(BIN)/recsys serve
+
+test: install-dev ## all tests (CPU, offline)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: install-dev ## format, lint, types, import contracts, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell $(SOURCES) docs README.md CONTRIBUTING.md CHANGELOG.md
+
+format: install-dev ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install ## exactness and speed against Hugging Face
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/exactness.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/beam_search.py
+
+clean: ## remove everything that was made here, the environment included
+	rm -rf $(VENV) var dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
