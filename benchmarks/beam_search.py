@@ -3,8 +3,8 @@
     python benchmarks/beam_search.py --preset small
 
 A random model of a preset's shape, a catalogue of 12,000 semantic IDs (4 levels of 256), prompts
-of 100 tokens, K = 20. Both sides get the same prompts and must give the same answers before anything is
-timed; timings alternate between the sides, so that a busy machine is busy for both. Hugging Face's
+of 100 tokens, K = 20. Both sides get the same prompts and must give the same answers before
+anything is timed; timings alternate between the sides, so that a busy machine is busy for both. Hugging Face's
 constraint is a dict of prefixes, its quickest form in plain Python. The last line is JSON.
 """
 
