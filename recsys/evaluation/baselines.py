@@ -1,0 +1,72 @@
+"""Baselines that keep a model honest: popularity, item-kNN and directional item-item.
+
+All are fitted on training events alone, for validation and test alike; at test time they read the
+validation event as part of the history, as the model does, but have not learned from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recsys.retrieval import ItemItem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from recsys.evaluation.protocol import Ranker
+    from recsys.interactions import Histories
+
+
+@dataclass(frozen=True)
+class Popularity:
+    """The same list for everyone: items by training events, equal counts by the lower item.
+
+    Attributes:
+        counts: (items,) int64 training events.
+    """
+
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def fit(cls, histories: Histories, num_items: int) -> Popularity:
+        """Count the events of training histories."""
+        return cls(np.bincount(histories.items, minlength=num_items))
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """First k of the list, without the history's items if `exclude_seen`.
+
+        Returns:
+            (n, k) int32 items, -1 behind the last item with a training event, and their (n, k)
+            float32 counts, -inf there.
+        """
+        order = np.argsort(-self.counts, kind="stable")
+        order = order[self.counts[order] > 0]
+        longest = int(histories.lengths.max(initial=0)) if exclude_seen else 0
+        order = order[: k + longest]  # nobody needs more than k beyond what was seen
+        free = np.ones((len(histories), len(order)), np.bool_)
+        if exclude_seen:
+            place = np.full(len(self.counts), len(order))
+            place[order] = np.arange(len(order))
+            row, column = histories.rows, place[histories.items]
+            free[row[column < len(order)], column[column < len(order)]] = False
+        first = np.argsort(~free, axis=1, kind="stable")[:, :k]
+        there = np.take_along_axis(free, first, axis=1)
+        items = np.full((len(histories), k), -1, np.int32)
+        scores = np.full((len(histories), k), -np.inf, np.float32)
+        items[:, : first.shape[1]] = np.where(there, order[first], -1)
+        scores[:, : first.shape[1]] = np.where(there, self.counts[order[first]], -np.inf)
+        return items, scores
+
+
+def fit_baselines(histories: Histories, num_items: int) -> dict[str, Ranker]:
+    """All baselines, fitted on training histories, under the names that reports use."""
+    return {
+        "popularity": Popularity.fit(histories, num_items),
+        "item-kNN": ItemItem.cosine(histories, num_items),
+        "directional item-item": ItemItem.directional(histories, num_items),
+    }

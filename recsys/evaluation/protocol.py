@@ -1,0 +1,424 @@
+"""Protocol: which users, which history, which targets, what is masked; written down once.
+
+Ranks every user of a split over the whole catalogue, once with the history's items masked and once
+without, and measures the next event and all of the split's events from the same lists. Any object
+with a `rank` method can be measured; nothing here knows how it ranks, or how results are shown.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from recsys.errors import DataError
+from recsys.evaluation.metrics import (
+    Hits,
+    coverage_at_k,
+    interval,
+    mrr_at_k,
+    ndcg_at_k,
+    recall_at_k,
+    resampled_means,
+    short_share_at_k,
+)
+from recsys.progress import track
+from recsys.splits import LABELS, TRAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from recsys.dataset import Dataset, Examples, Targets
+    from recsys.interactions import Histories
+    from recsys.splits import SplitName
+
+Seen = Literal["masked", "unmasked"]
+METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
+# Lowest value and name of each segment: training events of the target, events of the history.
+SEGMENTS = {
+    "target_popularity": ((0, "0 (cold)"), (1, "1–4"), (5, "5–19"), (20, "20–49"), (50, "50+")),
+    "history_length": ((0, "0"), (1, "1–4"), (5, "5–9"), (10, "10–19"), (20, "20+")),
+}
+
+
+class Ranker(Protocol):
+    """Anything that can be evaluated."""
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool, /
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Rank the catalogue for each history.
+
+        Returns:
+            (n, k) int32 dense items, best first, each at most once, -1 behind the end of a list,
+            and their (n, k) float32 scores.
+        """
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Section `evaluate`.
+
+    Attributes:
+        split: `test`, or `valid` while choosing between models. Validation is the easier of the
+            two under leave-one-out: never quote it.
+        ks: lengths K at which lists are measured.
+        beams: beam width of the model's search; by default the model's own for lists of max(ks).
+        seen: whether the items of the history may be recommended: `masked` (they may not),
+            `unmasked`, or `both`, one after the other.
+        targets: what the headline figures are about: the user's `next` event, or `all` of the
+            split's. Both are measured.
+        users: evaluate a random sample of so many users; by default all.
+        batch_size: users ranked together.
+        resamples: draws of the bootstrap.
+        examples: users whose lists the report shows.
+        seed: of the sample, the bootstrap and the choice of examples.
+    """
+
+    split: SplitName = "test"
+    ks: tuple[int, ...] = (1, 5, 10, 20, 50)
+    beams: int | None = None
+    seen: Literal["both", "masked", "unmasked"] = "both"
+    targets: Targets = "next"
+    users: int | None = None
+    batch_size: int = 256
+    resamples: int = 1000
+    examples: int = 6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
+            raise ValueError(f"ks: want rising positive numbers, found {list(self.ks)}")
+        lowest = {"batch_size": 1, "resamples": 1, "examples": 0, "users": 1, "beams": 1}
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}: must be at least {least}, found {value}")
+
+    @property
+    def headline_k(self) -> int:
+        """The K of headlines, segments' plots and examples: 10, or the nearest to it."""
+        return min(self.ks, key=lambda k: abs(k - 10))
+
+    @property
+    def seen_modes(self) -> tuple[Seen, ...]:
+        """The ways to treat the history's items, headline first."""
+        return ("masked", "unmasked") if self.seen == "both" else (self.seen,)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What one ranker answered in one mode.
+
+    Attributes:
+        items: (n, max(ks)) int32, -1 behind the end.
+        scores: (n, max(ks)) float32.
+        hits: for `next` and for `all` targets.
+        seconds: wall time.
+    """
+
+    items: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    hits: dict[Targets, Hits]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that was measured.
+
+    Attributes:
+        config: how.
+        users: (n,) int32 dense users that were evaluated.
+        histories: what the rankers were given.
+        targets: what they were asked for, distinct items: `next` (one each) and `all`.
+        popularity: (items,) int64 training events of each item.
+        rankings: ranker -> mode -> lists. The first ranker is the one under test.
+        facts: counts and shares of the data and the questions.
+        metrics: one row a ranker, mode, kind of targets, metric and K: `mean`, `low`, `high`.
+        comparisons: the first ranker minus each other one, paired: `mean`, `low`, `high`.
+        coverage: one row a ranker, mode and K: `coverage`, `short_share`.
+        segments: `metrics` for `next` targets within each segment of `by`.
+    """
+
+    config: EvaluationConfig
+    users: NDArray[np.int32]
+    histories: Histories
+    targets: dict[Targets, Histories]
+    popularity: NDArray[np.int64]
+    rankings: dict[str, dict[Seen, Ranking]]
+    facts: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    comparisons: list[dict[str, Any]]
+    coverage: list[dict[str, Any]]
+    segments: list[dict[str, Any]]
+
+
+def evaluate(rankers: Mapping[str, Ranker], dataset: Dataset, config: EvaluationConfig) -> Result:
+    """Measure rankers on one split of a data set.
+
+    Args:
+        rankers: name -> ranker; the first is the one under test.
+        dataset: canonical data; rankers must have learned from its training events alone.
+        config: the protocol.
+
+    Raises:
+        DataError: the split has no events, or a training event reaches into it.
+        ValueError: a ranker broke its contract; the text names it.
+    """
+    check_no_leak(dataset, config.split)
+    asked_next = _sample(dataset.examples(config.split, "next"), config)
+    asked_all = _sample(dataset.examples(config.split, "all"), config)
+    targets: dict[Targets, Histories] = {
+        "next": asked_next.targets,
+        "all": _distinct(asked_all.targets),
+    }
+    histories = asked_next.histories
+    popularity = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
+    rankings = {
+        name: {
+            mode: _rank(name, ranker, histories, targets, len(dataset.item_ids), mode, config)
+            for mode in config.seen_modes
+        }
+        for name, ranker in rankers.items()
+    }
+    metrics, comparisons = _measure(rankings, config)
+    return Result(
+        config,
+        asked_next.users,
+        histories,
+        targets,
+        popularity,
+        rankings,
+        _facts(dataset, asked_next, asked_all, popularity, config),
+        metrics,
+        comparisons,
+        _coverage(rankings, len(dataset.item_ids), config),
+        _segments(
+            rankings,
+            {
+                "target_popularity": popularity[targets["next"].items],
+                "history_length": histories.lengths,
+            },
+            config,
+        ),
+    )
+
+
+def check_no_leak(dataset: Dataset, split: SplitName) -> None:
+    """Check, event by event, that learning and histories end before the split's first event.
+
+    Raises:
+        DataError: the split has no events, or a training history or a history reaches into it.
+    """
+    events, num_users = dataset.interactions, len(dataset.interactions.user_ids)
+    learned = np.flatnonzero(dataset.split == TRAIN)
+    asked = np.flatnonzero(dataset.split == LABELS[split])
+    if len(asked) == 0:
+        raise DataError(
+            f"the data set has no {split} events; prepare it with a split that has some"
+        )
+    first = np.full(num_users, len(events))
+    np.minimum.at(first, events.user[asked], asked)
+    if (learned >= first[events.user[learned]]).any():
+        raise DataError(f"leak: a user's training events reach into the {split} split")
+    if not np.array_equal(dataset.train_histories.items, events.item[learned]):
+        raise DataError("leak: training histories hold events that are not labelled training")
+    examples = dataset.examples(split)
+    before = first[examples.users] - events.histories.offsets[examples.users]
+    if not np.array_equal(examples.histories.lengths, before):
+        raise DataError(f"leak: histories do not end where the {split} split begins")
+
+
+def _sample(examples: Examples, config: EvaluationConfig) -> Examples:
+    """The users of the sample, the same for every kind of targets."""
+    if config.users is None or config.users >= len(examples):
+        return examples
+    rng = np.random.default_rng(config.seed)
+    return examples.take(np.sort(rng.choice(len(examples), config.users, replace=False)))
+
+
+def _distinct(targets: Histories) -> Histories:
+    """Each target of a user once, where it first stands."""
+    keys = targets.rows * (1 + int(targets.items.max(initial=0))) + targets.items
+    keep = np.zeros(len(keys), np.bool_)
+    keep[np.unique(keys, return_index=True)[1]] = True
+    return targets.where(keep)
+
+
+def _rank(
+    name: str,
+    ranker: Ranker,
+    histories: Histories,
+    targets: dict[Targets, Histories],
+    num_items: int,
+    mode: Seen,
+    config: EvaluationConfig,
+) -> Ranking:
+    k = max(config.ks)
+    items = np.full((len(histories), k), -1, np.int32)
+    scores = np.full((len(histories), k), -np.inf, np.float32)
+    order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
+    start = time.perf_counter()
+    with track(f"{name}, seen {mode}", len(histories)) as bar:
+        for rows in _batches(order, config.batch_size):
+            given = histories.take(rows)
+            items[rows], scores[rows] = ranker.rank(given, k, mode == "masked")
+            _check(name, items[rows], given if mode == "masked" else None, num_items)
+            bar.advance(len(rows))
+    seconds = time.perf_counter() - start
+    hits = {kind: Hits.of(items, asked) for kind, asked in targets.items()}
+    return Ranking(items, scores, hits, seconds)
+
+
+def _batches(order: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _check(name: str, items: NDArray[np.int32], masked: Histories | None, num_items: int) -> None:
+    """Hold a ranker to its contract: metrics of a malformed list would be too good."""
+    if items.min(initial=-1) < -1 or items.max(initial=-1) >= num_items:
+        raise ValueError(f"{name}: items must lie in [0, {num_items}), or be -1 behind the end")
+    if ((items[:, :-1] < 0) & (items[:, 1:] >= 0)).any():
+        raise ValueError(f"{name}: an item stands behind the end of a list (-1)")
+    ordered = np.sort(items, axis=1)
+    if ((ordered[:, :-1] == ordered[:, 1:]) & (ordered[:, 1:] >= 0)).any():
+        raise ValueError(f"{name}: a list names an item twice")
+    if masked is not None:
+        seen = np.unique(masked.rows * num_items + masked.items)
+        shown = np.arange(len(items))[:, None] * num_items + items
+        if np.isin(shown[items >= 0], seen).any():
+            raise ValueError(f"{name}: recommends an item of the history, which is masked")
+
+
+def _measure(
+    rankings: dict[str, dict[Seen, Ranking]], config: EvaluationConfig
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Metrics over all users, and the first ranker minus each other one from the same draws."""
+    keys, columns = [], []
+    for name, modes in rankings.items():
+        for mode, ranking in modes.items():
+            for kind, hits in ranking.hits.items():
+                for metric, k, values in _metrics(hits, config.ks):
+                    keys.append((name, mode, kind, metric, k))
+                    columns.append(values)
+    values = np.stack(columns, axis=1)
+    means = values.mean(axis=0)
+    drawn = resampled_means(values, resamples=config.resamples, seed=config.seed)
+    place = {key: i for i, key in enumerate(keys)}
+    metrics, comparisons = [], []
+    first = next(iter(rankings))
+    for key, i in place.items():
+        name, mode, kind, metric, k = key
+        about = {"seen": mode, "targets": kind, "metric": metric, "k": k}
+        metrics.append({"ranker": name, **about, **vars(interval(means[i], drawn[:, i]))})
+        if name != first:
+            j = place[(first, *key[1:])]
+            gap = interval(means[j] - means[i], drawn[:, j] - drawn[:, i])
+            comparisons.append({"ranker": first, "against": name, **about, **vars(gap)})
+    return metrics, comparisons
+
+
+def _metrics(hits: Hits, ks: tuple[int, ...]) -> Iterator[tuple[str, int, NDArray[np.float64]]]:
+    for metric, function in METRICS.items():
+        for k in ks:
+            yield metric, k, function(hits, k)
+
+
+def _coverage(
+    rankings: dict[str, dict[Seen, Ranking]], num_items: int, config: EvaluationConfig
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "ranker": name,
+            "seen": mode,
+            "k": k,
+            "coverage": round(coverage_at_k(ranking.items, k, num_items), 6),
+            "short_share": round(short_share_at_k(ranking.items, k), 6),
+        }
+        for name, modes in rankings.items()
+        for mode, ranking in modes.items()
+        for k in config.ks
+    ]
+
+
+def _segments(
+    rankings: dict[str, dict[Seen, Ranking]],
+    of_users: dict[str, NDArray[np.int64]],
+    config: EvaluationConfig,
+) -> list[dict[str, Any]]:
+    """Metrics of the next event within each segment of users; empty segments give no rows."""
+    keys, columns = [], []
+    for name, modes in rankings.items():
+        for mode, ranking in modes.items():
+            for metric, k, values in _metrics(ranking.hits["next"], config.ks):
+                keys.append({"ranker": name, "seen": mode, "metric": metric, "k": k})
+                columns.append(values)
+    values = np.stack(columns, axis=1)
+    rows = []
+    for by, column in of_users.items():
+        bounds = SEGMENTS[by]
+        segment = np.searchsorted([low for low, _ in bounds], column, side="right") - 1
+        for number, (_, name) in enumerate(bounds):
+            inside = values[segment == number]
+            if len(inside) == 0:
+                continue
+            drawn = resampled_means(inside, resamples=config.resamples, seed=config.seed)
+            for key, mean, draws in zip(keys, inside.mean(axis=0), drawn.T, strict=True):
+                found = vars(interval(mean, draws))
+                rows.append({"by": by, "segment": name, "users": len(inside), **key, **found})
+    return rows
+
+
+def _facts(
+    dataset: Dataset,
+    asked_next: Examples,
+    asked_all: Examples,
+    popularity: NDArray[np.int64],
+    config: EvaluationConfig,
+) -> dict[str, Any]:
+    events = dataset.interactions
+    everything = dataset.examples(config.split, "next")
+    next_items, histories = asked_next.targets.items, asked_next.histories
+    pairs = 1 + max(len(dataset.item_ids), 1)
+    repeated = np.isin(
+        np.arange(len(next_items)) * pairs + next_items, histories.rows * pairs + histories.items
+    )
+    by_label = {name: int((dataset.split == label).sum()) for name, label in LABELS.items()}
+    ordered: bool | None = None
+    if events.has_time:
+        trained = events.timestamp[dataset.split == TRAIN]
+        tested = events.timestamp[dataset.split == LABELS[config.split]]
+        ordered = bool(trained.max(initial=tested.min()) <= tested.min())
+    return {
+        "items": len(dataset.item_ids),
+        "users": len(events.user_ids),
+        "events": by_label,
+        "users_in_split": len(everything),
+        "users_evaluated": len(asked_next),
+        "targets": {"next": len(next_items), "all": len(asked_all.targets.items)},
+        "cold_share": {
+            "next": round(float((popularity[next_items] == 0).mean()), 6),
+            "all": round(float((popularity[asked_all.targets.items] == 0).mean()), 6),
+        },
+        "seen_share": round(float(repeated.mean()), 6),
+        "empty_history_share": round(float((histories.lengths == 0).mean()), 6),
+        "train_before_split": ordered,
+    }
+
+
+def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
+    """The one row of a result that has these values.
+
+    Raises:
+        KeyError: none or several have.
+    """
+    found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    if len(found) != 1:
+        raise KeyError(f"{len(found)} rows have {wanted}")
+    return found[0]

@@ -1,0 +1,244 @@
+"""Report: a result as one JSON document, as tables on a terminal, and as one HTML page.
+
+The document holds all that the tables and the page show, so both can be made again from it alone.
+Metrics come from `protocol`; nothing is computed here but choices of what to show.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from rich.table import Table
+
+from recsys.config import as_dict
+from recsys.evaluation import figures
+from recsys.evaluation.protocol import find
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from recsys.dataset import Dataset
+    from recsys.evaluation.protocol import Result
+
+SCHEMA = 1
+TEMPLATE = "report.html.jinja"
+SHOWN_HISTORY = 8  # events of an example user
+NAMES = figures.NAMES
+
+
+def document(
+    result: Result,
+    dataset: Dataset,
+    *,
+    name: str,
+    made_from: Mapping[str, str],
+    semantic_ids: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The result as plain JSON values; its keys and the columns of its rows are stable.
+
+    Args:
+        result: what was measured.
+        dataset: the data it was measured on, for titles and outside ids.
+        name: of the model under test.
+        made_from: name -> digest of bundle and data set.
+        semantic_ids: health of the catalogue's semantic IDs, if it has any.
+        warnings: what a reader must know before the figures.
+    """
+    config = result.config
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "split": config.split,
+        "made_from": dict(made_from),
+        "warnings": list(warnings),
+        "protocol": as_dict(config),
+        "headline": {
+            "seen": config.seen_modes[0],
+            "targets": config.targets,
+            "k": config.headline_k,
+        },
+        "data": result.facts,
+        "rankers": list(result.rankings),
+        "metrics": result.metrics,
+        "comparisons": result.comparisons,
+        "coverage": result.coverage,
+        "segments": result.segments,
+        "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
+        "examples": _examples(result, dataset),
+    }
+
+
+def per_user(result: Result, dataset: Dataset) -> pa.Table:
+    """One row a user, ranker and mode, from which every metric can be computed again.
+
+    Columns: `user_id`, `ranker`, `seen`, `history_length`, `target_item_id` (the next one),
+    `target_popularity` (its training events), `rank` (of the next target, from 1; null beyond
+    max(ks)), `targets` (all distinct ones of the split), and `hits_at_K` (how many of them are
+    among the first K).
+    """
+    next_items = result.targets["next"].items
+    shared = {
+        "user_id": pa.array(dataset.interactions.user_ids[result.users]),
+        "history_length": pa.array(result.histories.lengths.astype(np.int32)),
+        "target_item_id": pa.array(dataset.item_ids[next_items]),
+        "target_popularity": pa.array(result.popularity[next_items].astype(np.int32)),
+        "targets": pa.array(result.targets["all"].lengths.astype(np.int32)),
+    }
+    tables = []
+    for ranker, modes in result.rankings.items():
+        for mode, ranking in modes.items():
+            found = ranking.hits["next"].found
+            rank = pa.array(found.argmax(axis=1).astype(np.int32) + 1, mask=~found.any(axis=1))
+            hits = np.cumsum(ranking.hits["all"].found, axis=1, dtype=np.int32)
+            labels = {
+                key: pa.array([value] * len(found)).dictionary_encode()
+                for key, value in (("ranker", ranker), ("seen", mode))
+            }
+            counts = {f"hits_at_{k}": pa.array(hits[:, k - 1]) for k in result.config.ks}
+            tables.append(pa.table({**labels, **shared, "rank": rank, **counts}))
+    return pa.concat_tables(tables).unify_dictionaries()
+
+
+def tables(document: dict[str, Any]) -> list[Table]:
+    """The figures for a terminal: one table for each kind of targets and each mode."""
+    shown = []
+    for kind in _kinds(document):
+        for mode in _modes(document):
+            asked = "next event" if kind == "next" else "all events of the split"
+            table = Table(
+                title=f"{document['name']}: [bold]{document['split'].upper()}[/bold] split, "
+                f"{document['data']['users_evaluated']:,} users, {asked}, seen items {mode}",
+                caption="mean and 95 % interval over users",
+            )
+            table.add_column("")
+            columns = _terminal_columns(document)
+            for metric, k in columns:
+                table.add_column(f"{NAMES[metric]}@{k}", justify="right")
+            last = document["headline"]["k"]
+            table.add_column(f"coverage@{last}", justify="right")
+            for i, ranker in enumerate(document["rankers"]):
+                cells = []
+                for metric, k in columns:
+                    about = {"seen": mode, "targets": kind, "metric": metric, "k": k}
+                    row = find(document["metrics"], ranker=ranker, **about)
+                    low, high = (f"{row[key]:.4f}".lstrip("0") for key in ("low", "high"))
+                    cells.append(f"{row['mean']:.4f}\n[dim]{low}–{high}[/dim]")
+                row = find(document["coverage"], ranker=ranker, seen=mode, k=last)
+                cells.append(f"{row['coverage']:.1%}")
+                table.add_row(ranker, *cells, style="bold" if i == 0 else "")
+            shown.append(table)
+    return shown
+
+
+def headline(document: dict[str, Any]) -> list[str]:
+    """The report in a few sentences: the main figure, and what each comparison says of it."""
+    about = {"metric": "recall", **document["headline"]}
+    k, model = about["k"], document["rankers"][0]
+    row = find(document["metrics"], ranker=model, **about)
+    asked = "the next event" if about["targets"] == "next" else "an event of the split"
+    sentences = [
+        f"Recall@{k} {row['mean']:.4f}: the first {k} hold {asked} {row['mean']:.1%} of the time "
+        f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
+    ]
+    for ranker in document["rankers"][1:]:
+        gap = find(document["comparisons"], ranker=model, against=ranker, **about)
+        verdict = "above" if gap["low"] > 0 else "below" if gap["high"] < 0 else "level with"
+        sentences.append(
+            f"{verdict.capitalize()} {ranker}: {gap['mean']:+.4f} "
+            f"({gap['low']:+.4f} to {gap['high']:+.4f})."
+        )
+    return sentences
+
+
+def render(document: dict[str, Any]) -> str:
+    """The document as one self-contained HTML page: no script, nothing fetched."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = lambda value: f"{value:.4f}"
+    environment.filters["signed"] = lambda value: f"{value:+.4f}".replace("-", "−")
+    environment.filters["percent"] = lambda value: f"{value:.1%}".replace("%", " %")
+    environment.filters["count"] = lambda value: f"{value:,}"
+    drawings = {
+        "by_k": figures.by_k(document),
+        "coverage": figures.coverage(document),
+        "target_popularity": figures.by_segment(document, "target_popularity"),
+        "history_length": figures.by_segment(document, "history_length"),
+    }
+    template = files("recsys.evaluation").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        report=document,
+        headline=headline(document),
+        names=NAMES,
+        kinds=_kinds(document),
+        modes=_modes(document),
+        find=find,
+        # Markup of our own making: drawn from numbers and ranker names, escaped by the drawing.
+        figures={key: Markup(value) for key, value in drawings.items()},  # noqa: S704
+    )
+
+
+def _kinds(document: dict[str, Any]) -> list[str]:
+    """Kinds of targets worth a table: `all` says nothing new where each user has one target."""
+    counts = document["data"]["targets"]
+    first = document["headline"]["targets"]
+    other = {"next": "all", "all": "next"}[first]
+    return [first] if counts["next"] == counts["all"] else [first, other]
+
+
+def _modes(document: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(row["seen"] for row in document["coverage"]))
+
+
+def _terminal_columns(document: dict[str, Any]) -> list[tuple[str, int]]:
+    """What fits on a line: Recall and NDCG at the headline K and the K before it, and MRR."""
+    ks, k = document["protocol"]["ks"], document["headline"]["k"]
+    around = ks[max(ks.index(k) - 1, 0) : ks.index(k) + 1]
+    return [(metric, at) for metric in ("recall", "ndcg") for at in around] + [("mrr", k)]
+
+
+def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
+    """Users drawn at random, half of them among those whose list held a target."""
+    config = result.config
+    k, mode = config.headline_k, config.seen_modes[0]
+    model = next(iter(result.rankings))
+    found = result.rankings[model][mode].hits["all"].found[:, :k]
+    rng = np.random.default_rng(config.seed)
+    hit, miss = (rng.permutation(np.flatnonzero(side)) for side in (found.any(1), ~found.any(1)))
+    hits = min(len(hit), max(config.examples // 2, config.examples - len(miss)))
+    chosen = [*hit[:hits], *miss[: config.examples - hits]]
+    titles = dataset.items["title"].to_pylist()
+
+    def item(index: int) -> dict[str, str]:
+        item_id = str(dataset.item_ids[index])
+        return {"item_id": item_id, "title": titles[index] or item_id}
+
+    examples = []
+    for row in chosen:
+        listed = result.rankings[model][mode].items[row, :k]
+        ranks: dict[str, int | None] = {}
+        for ranker, modes in result.rankings.items():
+            places = np.flatnonzero(modes[mode].hits["next"].found[row])
+            ranks[ranker] = int(places[0]) + 1 if len(places) else None
+        examples.append(
+            {
+                "user_id": str(dataset.interactions.user_ids[result.users[row]]),
+                "history_length": int(result.histories.lengths[row]),
+                "history": [item(i) for i in result.histories[int(row)][-SHOWN_HISTORY:]],
+                "targets": [item(i) for i in result.targets["all"][int(row)]],
+                "list": [
+                    {**item(i), "hit": bool(is_hit)}
+                    for i, is_hit in zip(listed, found[row], strict=True)
+                    if i >= 0
+                ],
+                "ranks": ranks,
+            }
+        )
+    return examples
