@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+MAX_DIGITS = 18  # what surely fits 64 bits
+_INTEGERS = re.compile(rf"(?:[ \t\r\n]|[0-9]{{1,{MAX_DIGITS}}}(?![0-9]))*")
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -25,7 +31,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     if not raw.strip():
         raise DataError(f"{path}: the file is empty")
     try:
-        return raw.decode(encoding)
+        return raw.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
@@ -44,8 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            seen: set[str] = set()
-            repeated = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+            (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
             raise DataError(f"{path}: key {repeated!r} stands twice")
         return found
 
@@ -60,7 +65,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-_INTEGERS = re.compile(r"[0-9 \t\r\n]*")
+def number(key: str, path: Path) -> int:
+    """The number that a JSON key writes out.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not key.isdecimal() or len(key) > MAX_DIGITS or key != str(int(key)):
+        raise DataError(f"{path}: item {key!r}: expected a number as key")
+    return int(key)
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the last line has no end: written by hand, or cut off."""
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() != b"\n"
 
 
 def read_integer_lines(path: Path) -> list[list[int]]:
@@ -71,10 +91,10 @@ def read_integer_lines(path: Path) -> list[list[int]]:
     """
     text = read_text(path)
     if not _INTEGERS.fullmatch(text):
-        for number, line in enumerate(text.split("\n"), 1):
+        for row, line in enumerate(text.split("\n"), 1):
             if not _INTEGERS.fullmatch(line):
-                odd = next(t for t in line.split() if not _INTEGERS.fullmatch(t))
+                odd = next(t for t in re.split("[ \t\r]+", line) if not _INTEGERS.fullmatch(t))
                 raise DataError(
-                    f"{path}:{number}: expected integers separated by blanks, found {odd[:40]!r}"
+                    f"{path}:{row}: expected integers separated by blanks, found {odd[:40]!r}"
                 )
     return [[int(token) for token in line.split()] for line in text.split("\n") if line.strip()]

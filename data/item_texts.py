@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from data.files import read_json
+from data.files import number, read_json
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,14 +43,12 @@ def read_item_texts(path: Path) -> dict[int, ItemText]:
     """
     found = {}
     for key, entry in read_json(path).items():
-        if not key.isdecimal() or not isinstance(entry, dict):
-            raise DataError(
-                f"{path}: item {key!r}: expected a numbered mapping with title and description"
-            )
+        if not isinstance(entry, dict):
+            raise DataError(f"{path}: item {key!r}: expected a title and description in a mapping")
         values = {
             name: _plain(entry.get(name), path, key) for name in ("title", "description", "brand")
         }
-        found[int(key)] = ItemText(
+        found[number(key, path)] = ItemText(
             values["title"],
             values["description"],
             values["brand"] or None,

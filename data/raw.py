@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.catalog import CODE_COLUMN
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
@@ -158,7 +159,13 @@ def items_table(
         titles: item id -> title.
         texts: item id -> what describes it beyond the title.
         attributes: column name -> one value an item, in the order of `item_ids`.
+
+    Raises:
+        DataError: an attribute takes the name of a column that means something else.
     """
+    taken = sorted({*ITEM_COLUMNS, CODE_COLUMN} & set(attributes))
+    if taken:
+        raise DataError(f"items: attribute {taken[0]!r} has a reserved name; rename the column")
     return pa.table(
         {
             "item_id": pa.array(item_ids, pa.string()),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.files import read_json
+from data.files import number, read_json
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def read_index(path: Path) -> dict[int, tuple[int, ...]]:
     codes: dict[int, tuple[int, ...]] = {}
     levels = None
     for key, row in read_json(path).items():
-        if not key.isdecimal():
-            raise DataError(f"{path}: item {key!r}: expected a number as key")
+        item = number(key, path)
         if not isinstance(row, list) or not row:
             raise DataError(f"{path}: item {key!r}: expected a list of codes, found {row!r}")
         found = [_CODE.fullmatch(code) if isinstance(code, str) else None for code in row]
@@ -38,7 +37,7 @@ def read_index(path: Path) -> dict[int, tuple[int, ...]]:
         levels = levels or len(row)
         if len(row) != levels:
             raise DataError(f"{path}: item {key!r} has {len(row)} codes, the items before {levels}")
-        codes[int(key)] = tuple(int(match[1]) for match in found if match)
+        codes[item] = tuple(int(match[1]) for match in found if match)
     if not codes:
         raise DataError(f"{path}: no items in it")
     return codes
@@ -53,10 +52,14 @@ def aligned(
         DataError: the index lacks an item, or has one that is not among `numbers`.
     """
     known = set(numbers.tolist())
-    for number in numbers.tolist():
-        if number not in codes:
-            raise DataError(f"{path}: no codes for item {str(number)!r}, which the data set has")
-    for number in codes:
-        if number not in known:
-            raise DataError(f"{path}: item {str(number)!r} is out of range: the data set lacks it")
-    return np.asarray([codes[number] for number in numbers.tolist()], np.int32)
+    if missing := sorted(known - codes.keys()):
+        raise DataError(
+            f"{path}: no codes for item {str(missing[0])!r}, which the data set has "
+            f"({len(missing)} such items)"
+        )
+    if strange := sorted(codes.keys() - known):
+        raise DataError(
+            f"{path}: item {str(strange[0])!r} is out of range: the data set lacks it "
+            f"({len(strange)} such items)"
+        )
+    return np.asarray([codes[item] for item in numbers.tolist()], np.int32)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.files import read_integer_lines
+from data.files import is_cut, read_integer_lines
 from data.item_texts import read_item_texts
 from data.raw import RawData, ReaderConfig, events_table, items_table
 from data.semantic_index import read_index
@@ -80,7 +80,11 @@ def read(config: ReaderConfig) -> RawData:
             {},
         ),
         codes,
-        {"items_without_metadata": len(numbers) - len(described), "surplus_items_on_codes": shared},
+        {
+            "last_line_without_end": sum(is_cut(paths[split]) for split in LABELS),
+            "items_without_metadata": len(set(numbers) - set(described)),
+            "surplus_items_on_codes": shared,
+        },
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from data.files import read_json
+from data.files import MAX_DIGITS, read_json
 from data.item_texts import ItemText, read_item_texts
 from data.raw import RawData, ReaderConfig, events_table, items_table
 from data.semantic_index import aligned, read_index
@@ -52,7 +52,7 @@ def read(config: ReaderConfig) -> RawData:
     paths = files(config)
     histories = read_json(paths["interactions"])
     for user, history in histories.items():
-        if not isinstance(history, list) or not all(type(i) is int and i >= 0 for i in history):
+        if not isinstance(history, list) or not all(map(_is_number, history)):
             raise DataError(
                 f"{paths['interactions']}: user {user!r}: expected a list of item numbers, "
                 f"found {str(history)[:60]}"
@@ -77,6 +77,10 @@ def read(config: ReaderConfig) -> RawData:
             "items_without_metadata": int(np.isin(numbers, list(described), invert=True).sum()),
         },
     )
+
+
+def _is_number(item: object) -> bool:
+    return type(item) is int and 0 <= item < 10**MAX_DIGITS
 
 
 def _attribute_columns(numbers: list[int], described: dict[int, ItemText]) -> dict[str, pa.Array]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from data.files import read_integer_lines, read_json
+from data.files import is_cut, number, read_integer_lines, read_json
 from data.item_texts import ItemText, names, read_item_texts
 from data.raw import RawData, ReaderConfig, events_table, items_table
 from data.semantic_index import aligned, read_index
@@ -63,6 +63,7 @@ def read(config: ReaderConfig) -> RawData:
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
     metadata = described or numbered
     counts = {
+        "last_line_without_end": int(is_cut(paths["interactions"])),
         "users_without_items": int((lengths == 0).sum()),
         "items_without_metadata": sum(n not in metadata for n in numbers.tolist()),
     }
@@ -86,9 +87,9 @@ def _read_attributes(path: Path) -> dict[int, list[str]]:
     """Item -> attribute numbers; LastFM lists some several times."""
     found = {}
     for key, values in read_json(path).items():
-        if not key.isdecimal() or not isinstance(values, list):
+        if not isinstance(values, list):
             raise DataError(f"{path}: item {key!r}: expected a list of attribute numbers")
-        found[int(key)] = list(dict.fromkeys(str(value) for value in values))
+        found[number(key, path)] = list(dict.fromkeys(str(value) for value in values))
     return found
 
 

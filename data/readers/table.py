@@ -21,6 +21,8 @@ from recsys.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 DELIMITERS = (",", "\t", ";", "|")
 # No date before the year 5138 has so many seconds: such a column counts milliseconds.
 MILLISECONDS = 100_000_000_000
@@ -43,25 +45,25 @@ def read(config: ReaderConfig) -> RawData:
     paths, columns = files(config), config.columns
     path = paths["interactions"]
     table = _read(path, (columns.user, columns.item), {columns.rating: pa.float32()})
-    users, items = _texts(table[columns.user]), _texts(table[columns.item])
-    whole = pc.and_(pc.greater(pc.utf8_length(users), 0), pc.greater(pc.utf8_length(items), 0))
-    counts = {"rows_without_user_or_item_dropped": table.num_rows - (pc.sum(whole).as_py() or 0)}
-    timestamp = rating = None
+    columns_read = {"user": table[columns.user], "item": table[columns.item]}
+    late = 0
     if columns.timestamp in table.column_names:
-        timestamp, in_milliseconds = _seconds(table[columns.timestamp], path, columns.timestamp)
-        timestamp = timestamp.filter(whole)
-        counts["timestamps_in_milliseconds"] = in_milliseconds
+        columns_read["timestamp"], late = _seconds(table, columns.timestamp, path)
     if columns.rating in table.column_names:
-        rating = _cast(table[columns.rating], pa.float32(), path, columns.rating).filter(whole)
-    events = events_table(
-        users.filter(whole), items.filter(whole), timestamp=timestamp, rating=rating
+        columns_read["rating"] = _cast(table, columns.rating, pa.float32(), path)
+    rows, counts = _with_ids(
+        pa.table(columns_read), ("user", "item"), "rows_without_user_or_item_dropped"
     )
+    counts["timestamps_in_milliseconds"] = late
+    events = events_table(**{name: rows[name] for name in rows.column_names})
     described = None
     if "items" in paths:
         described = _read(paths["items"], (columns.item,), {})
-        counts["repeated_item_rows_dropped"] = described.num_rows
-        described = _first_of_each(described, columns.item)
-        counts["repeated_item_rows_dropped"] -= described.num_rows
+        described, dropped = _with_ids(described, (columns.item,), "item_rows_without_id_dropped")
+        first = _first_of_each(described[columns.item])
+        dropped["repeated_item_rows_dropped"] = described.num_rows - len(first)
+        described = described.take(pa.array(first))
+        counts |= dropped
     catalogue, counts["items_without_metadata"] = _items(described, columns, events)
     return RawData(events, catalogue, counts=counts)
 
@@ -101,37 +103,52 @@ def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.fill_null(pc.cast(column, pa.string()), "")
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType, path: Path, name: str) -> pa.ChunkedArray:
+def _cast(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
     try:
-        return pc.cast(column, kind, safe=not pa.types.is_floating(kind))
+        return pc.cast(table[name], kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{path}: column {name!r} is not numeric: {error}") from error
 
 
-def _seconds(column: pa.ChunkedArray, path: Path, name: str) -> tuple[pa.ChunkedArray, int]:
+def _seconds(table: pa.Table, name: str, path: Path) -> tuple[pa.ChunkedArray, int]:
     """A time column as unix seconds, and how many of its values counted milliseconds."""
-    if column.null_count:
-        row = pc.index(pc.is_null(column), True).as_py()
-        raise DataError(f"{path}: column {name!r} is empty in data row {row + 1}")
+    column = table[name]
     kind = column.type
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_finite(column), column, None)
+    odd = pc.is_null(column)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):  # a column of one kind is typed
+        odd = pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), r"^\d+(\.\d*)?$"))
+    row = pc.index(odd, True).as_py()
+    if row >= 0:
+        raise DataError(
+            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {row + 1}; "
+            "write unix seconds or ISO dates throughout"
+        )
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64()), 0
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        number = pc.match_substring_regex(column, r"^\d+(\.\d*)?$")
-        row = pc.index(number, False).as_py()
-        raise DataError(
-            f"{path}: column {name!r} mixes kinds of time: data row {max(row, 0) + 1} has "
-            f"{column[max(row, 0)].as_py()!r}; write unix seconds or ISO dates throughout"
-        )
-    seconds = _cast(pc.floor(column), pa.int64(), path, name)
+    seconds = pc.cast(_cast(table, name, pa.float64(), path), pa.int64(), safe=False)
     late = pc.greater(seconds, MILLISECONDS)
-    count = pc.sum(late).as_py() or 0
-    return pc.if_else(late, pc.divide(seconds, 1000), seconds), count
+    return pc.if_else(late, pc.divide(seconds, 1000), seconds), pc.sum(late).as_py() or 0
 
 
-def _first_of_each(table: pa.Table, column: str) -> pa.Table:
-    values = _texts(table[column]).to_numpy(zero_copy_only=False).astype(np.str_)
-    return table.take(pa.array(np.sort(np.unique(values, return_index=True)[1])))
+def _with_ids(
+    table: pa.Table, names: tuple[str, ...], reason: str
+) -> tuple[pa.Table, dict[str, int]]:
+    """The rows whose ids are all there, as strings, and how many have gone."""
+    whole = pa.chunked_array([np.ones(table.num_rows, bool)])
+    for name in names:
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, _texts(table[name]))
+        whole = pc.and_(whole, pc.not_equal(table[name], ""))
+    kept = table.filter(whole)
+    return kept, {reason: table.num_rows - kept.num_rows}
+
+
+def _first_of_each(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Ascending rows at which a value appears for the first time."""
+    indices = column.combine_chunks().dictionary_encode().indices.to_numpy()
+    return np.sort(np.unique(indices, return_index=True)[1])
 
 
 def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[pa.Table, int]:
@@ -139,7 +156,7 @@ def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[
     if table is None:
         ids, missing = describe_all([], events)
         return items_table(ids, {}, {}, {}), missing
-    rows = _texts(table[columns.item]).to_pylist()
+    rows = table[columns.item].to_pylist()
     ids, missing = describe_all(rows, events)
     place = {item: row for row, item in enumerate(rows)}
     order = pa.array([place.get(item) for item in ids], pa.int64())
@@ -167,8 +184,9 @@ def _attribute(column: pa.ChunkedArray) -> Any:
         return pc.cast(column, pa.int64())
     if pa.types.is_floating(kind):
         return pc.cast(column, pa.float64())
-    if pa.types.is_list(kind):
-        return pc.cast(column, pa.list_(pa.string()))
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        ready = pa.types.is_floating(kind.value_type)  # an embedding
+        return pc.cast(column, pa.list_(pa.float32() if ready else pa.string()))
     column = pc.cast(column, pa.string())
     if pc.any(pc.match_substring(column, "|")).as_py():
         return pc.split_pattern(column, "|")
