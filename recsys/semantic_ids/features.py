@@ -1,6 +1,6 @@
 """Item features: text ⊕ collaborative ⊕ attributes, one float32 row an item.
 
-Each block is reduced by a truncated SVD, L2-normalised per row, weighted, and set beside the
+Each block is reduced by a truncated SVD, brought to rows of length 1, weighted, and set beside the
 others, so a squared distance is a weighted sum of the blocks' distances. Blocks that a data set has
 nothing for are left out.
 """
@@ -95,7 +95,8 @@ def build_features(
         block = collaborative_block(
             histories, items.num_rows, config.window, config.collaborative_dim, seed
         )
-        blocks["collaborative"] = config.collaborative_weight * block
+        content = np.concatenate([np.zeros((items.num_rows, 0)), *blocks.values()], axis=1)
+        blocks["collaborative"] = config.collaborative_weight * fill_unseen(block, content)
     blocks = {name: block for name, block in blocks.items() if block.any()}
     if not blocks:
         raise DataError(
@@ -117,15 +118,18 @@ def text_block(items: pa.Table, config: FeatureConfig, seed: int) -> NDArray[np.
         return _unit(_sentence_embeddings(texts, config.text_model))
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    vectorizer = TfidfVectorizer(sublinear_tf=True, stop_words="english", ngram_range=(1, 2))
+    # A word of one item alone likens it to none.
+    vectorizer = TfidfVectorizer(
+        sublinear_tf=True, stop_words="english", ngram_range=(1, 2), min_df=2
+    )
     return _tfidf_svd(vectorizer, texts, config.text_dim, seed)
 
 
 def attribute_block(columns: pa.Table, dim: int, seed: int) -> NDArray[np.float32]:
     """(items, D) features of attribute columns.
 
-    Strings, booleans and lists are values, weighted by TF-IDF; numbers are standardised, a missing
-    one being the mean.
+    Strings, booleans and lists are values, weighted by TF-IDF, in rows of length 1; numbers are
+    standardised (a missing one is the mean) and scaled to the same mean square.
     """
     words: list[list[str]] = [[] for _ in range(columns.num_rows)]
     numbers = []
@@ -146,7 +150,7 @@ def attribute_block(columns: pa.Table, dim: int, seed: int) -> NDArray[np.float3
         parts.append(_tfidf_svd(TfidfVectorizer(analyzer=list), words, dim, seed))
     if not parts:
         return np.zeros((columns.num_rows, 0), np.float32)
-    return _unit(np.concatenate(parts, axis=1))
+    return np.asarray(np.concatenate(parts, axis=1) / np.sqrt(len(parts)), np.float32)
 
 
 def collaborative_block(
@@ -169,6 +173,31 @@ def collaborative_block(
     return _unit(_svd(pairs.tocsr(), dim, seed))
 
 
+def fill_unseen(
+    collaborative: NDArray[np.float32], content: NDArray[np.floating]
+) -> NDArray[np.float32]:
+    """Rows of items without co-occurrence, predicted from their content by ridge regression.
+
+    A zero would put all new items together, far from what they resemble; the prediction is short
+    where content says little.
+
+    Args:
+        collaborative: (items, D), zero rows where nothing is known.
+        content: (items, F), zero rows where there is no content either; those stay zero.
+    """
+    known = collaborative.any(axis=1)
+    described = content.any(axis=1)
+    unseen = ~known & described
+    if not unseen.any():
+        return collaborative
+    x = content[known & described].astype(np.float64)
+    gram = x.T @ x + np.eye(x.shape[1])
+    weights = np.linalg.solve(gram, x.T @ collaborative[known & described])
+    out = collaborative.copy()
+    out[unseen] = content[unseen] @ weights
+    return out
+
+
 def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.csr_array:
     """(items, items) symmetric counts of different items within `window` places of each other."""
     rows, items = histories.rows, histories.items
@@ -183,14 +212,14 @@ def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.c
 
 
 def _texts(items: pa.Table) -> list[str]:
-    """Title and text of each item; a title that only repeats the id says nothing."""
-    rows = zip(
-        *(items[name].to_pylist() for name in ("item_id", "title", "text")),
-        strict=True,
-    )
+    """The text of each item, behind its title where it does not begin with it; empty stays empty.
+
+    A title without a text is a placeholder, and says nothing.
+    """
+    titles, texts = (items[name].to_pylist() for name in ("title", "text"))
     return [
-        " ".join(part for part in (title if title != item_id else "", text) if part).strip()
-        for item_id, title, text in rows
+        text if not text or text.startswith(title) else f"{title}. {text}"
+        for title, text in zip(titles, texts, strict=True)
     ]
 
 
@@ -229,7 +258,7 @@ def _tfidf_svd(
     """Unit rows of the truncated SVD of a TF-IDF matrix; no columns where no word is left."""
     try:
         weights = vectorizer.fit_transform(documents)  # type: ignore[attr-defined]
-    except ValueError:  # scikit-learn: "empty vocabulary; perhaps the documents only ..."
+    except ValueError:  # scikit-learn: "empty vocabulary", "no terms remain"
         return np.zeros((len(documents), 0), np.float32)
     return _unit(_svd(sparse.csr_array(weights), dim, seed))
 
@@ -240,12 +269,13 @@ def _svd(matrix: sparse.csr_array, dim: int, seed: int) -> NDArray[np.float32]:
     The start vector is drawn from the seed and each column's largest entry is made positive, so
     the answer is one.
     """
-    dim = min(dim, min(matrix.shape) - 1)
-    if dim < 1:
-        return np.asarray(matrix.toarray(), np.float32)
-    start = np.random.default_rng(seed).standard_normal(min(matrix.shape))
-    left, values, _ = svds(matrix.astype(np.float64), k=dim, v0=start, solver="arpack")
-    left, values = left[:, ::-1], values[::-1]
+    matrix = matrix.astype(np.float64)
+    if dim < min(matrix.shape):
+        start = np.random.default_rng(seed).standard_normal(min(matrix.shape))
+        left, values, _ = svds(matrix, k=dim, v0=start, solver="arpack")
+        left, values = left[:, ::-1], values[::-1]
+    else:
+        left, values, _ = np.linalg.svd(matrix.toarray(), full_matrices=False)
     keep = values > values[0] * 1e-6
     left, values = left[:, keep], values[keep]
     sign = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
@@ -257,7 +287,8 @@ def _standardised(column: pa.ChunkedArray) -> NDArray[np.float64]:
     known = np.isfinite(values)
     if not known.any() or values[known].std() == 0:
         return np.zeros(len(values))
-    return np.where(known, (values - values[known].mean()) / values[known].std(), 0)
+    scores = (values - values[known].mean()) / values[known].std()
+    return np.where(known, np.clip(scores, -3, 3), 0)
 
 
 def _unit(matrix: NDArray[np.floating]) -> NDArray[np.float32]:

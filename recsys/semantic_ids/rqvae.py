@@ -175,12 +175,14 @@ def losses(
     Args:
         encoder: features to latents.
         decoder: latents to features.
-        quantizer: residual quantiser with a straight-through gradient.
+        quantizer: residual quantiser.
         batch: (B, F).
         commitment: weight.
     """
     latents = encoder(batch)
     quantized, _, distances = quantizer(latents)  # distances: (L,), means over batch and dimensions
+    # Straight through, once: the library passes the gradient at every level, L times in all.
+    quantized = latents + (quantized - latents).detach()
     reconstruction = (decoder(quantized) - batch).square().sum(dim=1).mean()
     committed = distances.sum() * latents.shape[1]
     return Losses(reconstruction, committed, reconstruction + commitment * committed)

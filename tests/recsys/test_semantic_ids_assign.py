@@ -1,0 +1,143 @@
+"""Unique assignment: optimal where it can be checked, minimal everywhere."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.semantic_ids.assign import assign_unique, colliding
+from recsys.semantic_ids.quantizer import decode, residual_codes
+
+
+def random_case(seed: int, items: int, levels: int, size: int, spread: float = 1.0):
+    rng = np.random.default_rng(seed)
+    scale = 0.5 ** np.arange(levels)[:, None, None]
+    centroids = (rng.standard_normal((levels, size, 2)) * scale).astype(np.float32)
+    latents = (rng.standard_normal((items, 2)) * spread).astype(np.float32)
+    return residual_codes(latents, centroids), latents, centroids
+
+
+def loads(codes, depth):
+    """How many items share each item's prefix of `depth` codes."""
+    _, inverse, counts = np.unique(
+        codes[:, :depth], axis=0, return_inverse=True, return_counts=True
+    )
+    return counts[inverse.reshape(-1)]
+
+
+def test_two_items_on_one_leaf_move_the_one_that_loses_less():
+    centroids = np.array([[[0.0], [10.0]], [[0.0], [1.0]]], np.float32)
+    latents = np.array([[0.1], [0.4]], np.float32)  # both nearest to code (0, 0)
+    codes = residual_codes(latents, centroids)
+    assert codes.tolist() == [[0, 0], [0, 0]]
+    assert assign_unique(codes, latents, centroids).tolist() == [[0, 0], [0, 1]]
+
+
+def test_codes_that_do_not_collide_come_back_as_they_were():
+    codes, latents, centroids = random_case(0, 6, 3, 32)
+    assert not colliding(codes).any()
+    np.testing.assert_array_equal(assign_unique(codes, latents, centroids), codes)
+
+
+@given(seed=st.integers(0, 10_000), items=st.integers(2, 5))
+@settings(max_examples=40, deadline=None)
+def test_a_prefix_is_spread_at_the_lowest_cost_of_all_ways(seed, items):
+    codes, latents, centroids = random_case(seed, items, 1, 6)
+    movers = np.flatnonzero(colliding(codes))
+    free = sorted(set(range(6)) - {int(c) for c in codes[~colliding(codes), 0]})
+    cost = ((latents[:, None] - centroids[0]) ** 2).sum(-1)
+    best = min(
+        sum(cost[i, c] for i, c in zip(movers, choice, strict=True))
+        for choice in permutations(free, len(movers))
+    )
+    out = assign_unique(codes, latents, centroids)
+    assert sum(cost[i, out[i, 0]] for i in movers) == pytest.approx(best, rel=1e-5, abs=1e-6)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.integers(1, 60),
+    levels=st.integers(1, 4),
+    size=st.integers(2, 5),
+    spread=st.sampled_from([0.0, 0.2, 3.0]),
+)
+@settings(max_examples=150, deadline=None)
+def test_rows_are_unique_whenever_the_catalogue_fits(seed, items, levels, size, spread):
+    codes, latents, centroids = random_case(seed, items, levels, size, spread)
+    original = codes.copy()
+    out = assign_unique(codes, latents, centroids)
+    np.testing.assert_array_equal(codes, original)  # the argument is left alone
+    assert out.shape == codes.shape
+    assert out.dtype == np.int32
+    assert out.min() >= 0
+    assert out.max() < size
+    distinct = len(np.unique(out, axis=0))
+    if items <= size**levels:
+        assert distinct == items
+    else:
+        assert distinct == size**levels
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.integers(2, 40),
+    levels=st.integers(1, 4),
+    spread=st.sampled_from([0.1, 1.0, 3.0]),
+)
+@settings(max_examples=100, deadline=None)
+def test_items_alone_on_their_leaf_stay_where_no_prefix_is_overfull(seed, items, levels, spread):
+    size = 5
+    codes, latents, centroids = random_case(seed, items, levels, size, spread)
+    overfull = np.zeros(items, bool)
+    for depth in range(levels):
+        overfull |= loads(codes, depth) > size ** (levels - depth)
+    out = assign_unique(codes, latents, centroids)
+    if not overfull.any():
+        kept = ~colliding(codes)
+        np.testing.assert_array_equal(out[kept], codes[kept])
+        np.testing.assert_array_equal(out[:, :-1], codes[:, :-1])  # only the last level moved
+
+
+def test_the_excess_of_a_full_prefix_moves_to_the_nearest_sibling():
+    centroids = np.array([[[0.0], [1.0], [9.0]], [[0.0], [0.1], [0.2]]], np.float32)
+    latents = np.array([[0.0], [0.1], [0.2], [0.3]], np.float32)  # four items for three leaves
+    codes = residual_codes(latents, centroids)
+    assert set(codes[:, 0]) == {0}
+    out = assign_unique(codes, latents, centroids)
+    assert len(np.unique(out, axis=0)) == 4
+    assert out[:, 0].tolist() == [0, 0, 0, 1]  # the nearest to centroid 1 went there
+
+
+def test_a_full_catalogue_shares_leaves_and_loses_nobody():
+    centroids = np.zeros((2, 2, 1), np.float32)
+    centroids[:, 1] = 1
+    latents = np.zeros((6, 1), np.float32)
+    out = assign_unique(residual_codes(latents, centroids), latents, centroids)
+    assert len(out) == 6
+    assert len(np.unique(out, axis=0)) == 4
+
+
+def test_many_identical_items_fill_whole_subtrees():
+    rng = np.random.default_rng(0)
+    centroids = rng.standard_normal((4, 8, 3)).astype(np.float32)
+    latents = np.zeros((1000, 3), np.float32)
+    out = assign_unique(residual_codes(latents, centroids), latents, centroids)
+    assert len(np.unique(out, axis=0)) == 1000
+
+
+def test_the_repair_costs_little_next_to_the_quantisation():
+    codes, latents, centroids = random_case(1, 500, 3, 16)
+    out = assign_unique(codes, latents, centroids)
+    before = ((latents - decode(codes, centroids)) ** 2).sum(1).mean()
+    after = ((latents - decode(out, centroids)) ** 2).sum(1).mean()
+    assert before <= after < 0.1
+
+
+def test_no_items_is_an_answer_too():
+    centroids = np.zeros((3, 4, 2), np.float32)
+    codes = np.zeros((0, 3), np.int32)
+    assert assign_unique(codes, np.zeros((0, 2), np.float32), centroids).shape == (0, 3)

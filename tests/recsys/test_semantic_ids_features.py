@@ -1,0 +1,197 @@
+"""Item features: each block by hand or against a slow twin, and what is left out."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.errors import ConfigError, DataError
+from recsys.interactions import Histories
+from recsys.semantic_ids.features import (
+    FeatureConfig,
+    attribute_block,
+    build_features,
+    collaborative_block,
+    fill_unseen,
+    text_block,
+)
+
+NOTHING = Histories.of([])
+
+
+def items_table(texts=None, n=6, **columns):
+    texts = texts or [""] * n
+    ids = [f"i{k}" for k in range(len(texts))]
+    titles = [text or f"Item {i}" for i, text in zip(ids, texts, strict=True)]
+    return pa.table({"item_id": ids, "title": titles, "text": texts, **columns})
+
+
+def cosine(matrix, one, other):
+    return float(matrix[one] @ matrix[other])
+
+
+TEXTS = [
+    "red wool scarf", "warm wool scarf", "steel kitchen knife", "sharp steel knife", "garden hose",
+    "",
+]  # fmt: skip
+
+
+def test_texts_that_share_words_are_near_and_empty_ones_are_zero():
+    block = text_block(items_table(TEXTS), FeatureConfig(text_dim=4), seed=0)
+    assert block.dtype == np.float32
+    assert cosine(block, 0, 1) > 0.8
+    assert cosine(block, 2, 3) > 0.8
+    assert abs(cosine(block, 0, 2)) < 0.1
+    assert not block[5].any()
+    np.testing.assert_allclose(np.linalg.norm(block[:4], axis=1), 1, atol=1e-5)
+
+
+def test_a_title_without_a_text_is_a_placeholder():
+    assert text_block(items_table(n=6), FeatureConfig(), 0).shape == (6, 0)
+
+
+def test_a_title_counts_even_where_the_text_does_not_repeat_it():
+    table = pa.table(
+        {
+            "item_id": ["a", "b", "c", "d"],
+            "title": ["blue lamp", "blue lamp", "chair", "chair"],
+            "text": ["for desks", "for ceilings", "chair of oak", "for desks of oak"],
+        }
+    )
+    block = text_block(table, FeatureConfig(), 0)
+    assert cosine(block, 0, 1) > cosine(block, 0, 3) > cosine(block, 0, 2)
+
+
+def test_words_that_say_nothing_leave_no_column():
+    table = items_table(["the", "and", "of", "to"])
+    assert text_block(table, FeatureConfig(), 0).shape == (4, 0)
+
+
+def test_ready_embeddings_are_taken_as_they_are_but_for_their_length():
+    table = items_table(n=2, emb=[[3.0, 4.0], [0.0, 2.0]])
+    block = text_block(table, FeatureConfig(embedding_column="emb"), 0)
+    np.testing.assert_allclose(block, [[0.6, 0.8], [0, 1]])
+    features = build_features(table, NOTHING, FeatureConfig(embedding_column="emb"))
+    assert features.blocks == {"text": 2}  # the column is not read again as an attribute
+
+
+def test_a_wrong_embedding_column_is_named():
+    with pytest.raises(ConfigError, match="no column 'emd'.*item_id"):
+        text_block(items_table(), FeatureConfig(embedding_column="emd"), 0)
+    with pytest.raises(DataError, match=r"items\.emb"):
+        table = items_table(n=2, emb=[[1.0], [1.0, 2.0]])
+        text_block(table, FeatureConfig(embedding_column="emb"), 0)
+
+
+def test_a_text_model_that_is_not_there_is_named(tmp_path, monkeypatch):
+    table = items_table(TEXTS)
+    with pytest.raises(ConfigError, match="is not a folder"):
+        text_block(table, FeatureConfig(text_model=tmp_path / "none"), 0)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ConfigError, match="pip install sentence-transformers"):
+        text_block(table, FeatureConfig(text_model=tmp_path), 0)
+
+
+def test_attributes_are_values_for_words_and_standard_scores_for_numbers():
+    columns = pa.table(
+        {
+            "brand": ["acme", "acme", "zeta", None],
+            "tags": [["a", "b"], ["a"], ["c"], []],
+            "price": pa.array([1.0, 1.0, None, 4.0]),
+        }
+    )
+    block = attribute_block(columns, 8, 0)
+    assert cosine(block, 0, 1) > cosine(block, 0, 2)
+    prices = attribute_block(columns.select(["price"]), 8, 0)
+    root = np.sqrt(2)  # mean 2 and variance 2 of the three that are known
+    np.testing.assert_allclose(prices[:, 0], [-1 / root, -1 / root, 0, root], rtol=1e-5)
+
+
+def test_the_same_value_in_two_columns_is_two_values():
+    columns = pa.table({"brand": ["x", "y", "z"], "color": ["y", "x", "z"]})
+    block = attribute_block(columns, 8, 0)
+    assert abs(cosine(block, 0, 1)) < 1e-5
+
+
+def slow_ppmi(sequences, num_items, window):
+    counts = np.zeros((num_items, num_items))
+    for sequence in sequences:
+        for i, one in enumerate(sequence):
+            for j, other in enumerate(sequence):
+                if i != j and abs(i - j) <= window and one != other:
+                    counts[one, other] += 1
+    context = counts.sum(axis=0) ** 0.75
+    out = np.zeros_like(counts)
+    for one, other in np.argwhere(counts > 0):
+        expected = counts[one].sum() * context[other] / context.sum()
+        out[one, other] = max(np.log(counts[one, other] / expected), 0)
+    return out
+
+
+@given(seed=st.integers(0, 10_000), users=st.integers(1, 12), window=st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_the_collaborative_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
+    rng = np.random.default_rng(seed)
+    sequences = [rng.integers(0, 12, rng.integers(0, 9)).tolist() for _ in range(users)]
+    block = collaborative_block(Histories.of(sequences), 12, window, 4, seed)
+    left, values, _ = np.linalg.svd(slow_ppmi(sequences, 12, window))
+    if values[0] < 1e-9:
+        assert not block.any()
+        return
+    if values[3] - values[4] < 1e-2 * values[0]:
+        return  # where the fourth and fifth values tie, the subspace is not one
+    plain = left[:, :4] * np.sqrt(values[:4])
+    norms = np.linalg.norm(plain, axis=1, keepdims=True)
+    known = norms[:, 0] > 1e-4
+    gram = (plain / np.where(norms > 0, norms, 1)) @ (plain / np.where(norms > 0, norms, 1)).T
+    np.testing.assert_allclose((block @ block.T)[known][:, known], gram[known][:, known], atol=1e-3)
+
+
+def test_an_item_that_nobody_trained_on_has_no_collaborative_row():
+    block = collaborative_block(Histories.of([[0, 1, 2], [0, 2, 3]]), 5, 3, 3, 0)
+    assert not block[4].any()
+
+
+def test_an_unseen_item_is_placed_near_what_its_content_resembles():
+    rng = np.random.default_rng(0)
+    kind = np.arange(200) % 2
+    content = np.eye(2)[kind] + rng.normal(0, 0.05, (200, 2))
+    collaborative = (np.eye(3)[kind] + rng.normal(0, 0.05, (200, 3))).astype(np.float32)
+    truth = collaborative.copy()
+    collaborative[:2] = 0
+    filled = fill_unseen(collaborative, content)
+    np.testing.assert_array_equal(filled[2:], collaborative[2:])
+    np.testing.assert_allclose(filled[:2], truth[:2], atol=0.2)
+    content[:2] = 0
+    assert not fill_unseen(collaborative, content)[:2].any()
+
+
+def test_blocks_that_have_nothing_are_left_out_and_weights_scale_the_rest():
+    histories = Histories.of([[0, 1, 2], [3, 4, 5], [0, 1], [3, 5]])
+    config = FeatureConfig(collaborative_weight=2.0, collaborative_dim=3)
+    features = build_features(items_table(n=6), histories, config)
+    assert list(features.blocks) == ["collaborative"]
+    np.testing.assert_allclose(np.linalg.norm(features.matrix, axis=1), 2, atol=1e-5)
+
+    features = build_features(items_table(TEXTS), histories, FeatureConfig(attribute_weight=0))
+    assert list(features.blocks) == ["text", "collaborative"]
+    assert features.matrix.shape == (6, sum(features.blocks.values()))
+    assert features.matrix.dtype == np.float32
+
+
+def test_no_feature_at_all_is_an_error_that_says_so():
+    with pytest.raises(DataError, match="nothing to make semantic IDs of"):
+        build_features(items_table(n=3), NOTHING, FeatureConfig())
+
+
+def test_the_same_seed_gives_the_same_features():
+    rng = np.random.default_rng(0)
+    histories = Histories.of([rng.integers(0, 50, 8) for _ in range(60)])
+    table = items_table([f"w{k % 7} v{k % 5}" for k in range(50)])
+    one, two = (build_features(table, histories, FeatureConfig(), seed=3) for _ in range(2))
+    np.testing.assert_array_equal(one.matrix, two.matrix)

@@ -1,0 +1,189 @@
+"""Residual coding against a slow twin, and both quantisers on data with known structure."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vector_quantize_pytorch import ResidualVQ
+
+from recsys.errors import ArtifactError
+from recsys.semantic_ids.quantizer import decode, residual_codes, squared_distances
+from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
+from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig, losses
+
+QUICK_VAE = RQVAEConfig(
+    latent_dim=4, hidden=(16,), warmup_steps=50, steps=100, batch_size=64, learning_rate=1e-2
+)
+
+
+def fit(method, features, levels=3, size=8, seed=0):
+    if method == "rq-vae":
+        return RQVAE.fit(features, levels, size, QUICK_VAE, seed)
+    return RQKMeans.fit(features, levels, size, RQKMeansConfig(iterations=20, restarts=1), seed)
+
+
+def blobs(seed=0, items=200, dim=6):
+    """Eight clusters of eight sub-clusters, with noise."""
+    rng = np.random.default_rng(seed)
+    coarse, fine = rng.standard_normal((8, dim)) * 4, rng.standard_normal((8, dim))
+    place = rng.integers(0, 8, (items, 2))
+    noise = rng.standard_normal((items, dim)) * 0.1
+    return (coarse[place[:, 0]] + fine[place[:, 1]] + noise).astype(np.float32)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.integers(0, 20),
+    levels=st.integers(1, 4),
+    size=st.integers(1, 6),
+    dim=st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_residual_codes_equal_a_plain_python_loop(seed, items, levels, size, dim):
+    rng = np.random.default_rng(seed)
+    latents = rng.standard_normal((items, dim)).astype(np.float32)
+    centroids = rng.standard_normal((levels, size, dim)).astype(np.float32)
+    codes = residual_codes(latents, centroids)
+    for latent, row in zip(latents, codes, strict=True):
+        rest = latent.astype(np.float64)
+        for level in range(levels):
+            distances = [((rest - c) ** 2).sum() for c in centroids[level].astype(np.float64)]
+            assert distances[row[level]] == pytest.approx(min(distances), abs=1e-5)
+            rest = rest - centroids[level][row[level]]
+        np.testing.assert_allclose(latent - rest, decode(row[None], centroids)[0], atol=1e-5)
+
+
+def test_distances_are_squared_euclidean_and_never_negative():
+    points = np.array([[0, 0], [3, 4]], np.float32)
+    np.testing.assert_allclose(squared_distances(points, points), [[0, 25], [25, 0]], atol=1e-5)
+    far = np.full((50, 3), 1e3, np.float32)
+    assert squared_distances(far, far).min() >= 0
+
+
+def test_one_level_of_rq_kmeans_finds_well_separated_clusters():
+    rng = np.random.default_rng(3)
+    centers = np.array([[0, 0], [10, 0], [0, 10], [10, 10]], np.float32)
+    features = (np.repeat(centers, 25, axis=0) + rng.normal(0, 0.1, (100, 2))).astype(np.float32)
+    quantizer = RQKMeans.fit(features, 1, 4, RQKMeansConfig())
+    groups = quantizer.encode(features)[:, 0].reshape(4, 25)
+    assert (groups == groups[:, :1]).all()
+    assert len(set(groups[:, 0])) == 4
+    found = quantizer.centroids[0][groups[:, 0]]  # each is the mean of its items
+    np.testing.assert_allclose(found, features.reshape(4, 25, 2).mean(axis=1), atol=1e-4)
+
+
+def test_each_level_of_rq_kmeans_clusters_what_the_last_one_left():
+    features = blobs()
+    quantizer = fit("rq-kmeans", features)
+    codes = quantizer.encode(features)
+    errors = [
+        ((features - decode(codes[:, :depth], quantizer.centroids)) ** 2).sum(1).mean()
+        for depth in range(4)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    rest = features - decode(codes[:, :1], quantizer.centroids)
+    for code in np.unique(codes[:, 1]):  # a fixed point of Lloyd's algorithm
+        members = rest[codes[:, 1] == code]
+        np.testing.assert_allclose(members.mean(axis=0), quantizer.centroids[1, code], atol=0.05)
+
+
+@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
+def test_both_quantisers_keep_their_promises(method, tmp_path):
+    features = blobs()
+    quantizer = fit(method, features)
+    codes = quantizer.encode(features)
+    assert codes.dtype == np.int32
+    assert codes.shape == (200, 3)
+    assert quantizer.centroids.shape[:2] == (3, 8)
+    assert quantizer.latents(features).shape == (200, quantizer.centroids.shape[2])
+    assert quantizer.reconstruct(codes).shape == features.shape
+    variance = ((features - features.mean(axis=0)) ** 2).sum(1).mean()
+    assert ((features - quantizer.reconstruct(codes)) ** 2).sum(1).mean() < 0.5 * variance
+
+    new = blobs(seed=1, items=5)  # items that were not there
+    quantizer.save(tmp_path / "quantizer")
+    again = type(quantizer).load(tmp_path / "quantizer")
+    np.testing.assert_array_equal(again.encode(new), quantizer.encode(new))
+    np.testing.assert_array_equal(again.reconstruct(codes), quantizer.reconstruct(codes))
+    assert {f.suffix for f in (tmp_path / "quantizer").iterdir()} <= {".safetensors", ".json"}
+
+
+@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
+def test_the_seed_decides_everything(method):
+    features = blobs()
+    first, second, other = (fit(method, features, seed=s) for s in (5, 5, 6))
+    np.testing.assert_array_equal(first.centroids, second.centroids)
+    assert not np.array_equal(first.centroids, other.centroids)
+
+
+def test_training_leaves_torchs_generator_as_it_was():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    fit("rq-vae", blobs())
+    torch.testing.assert_close(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
+def test_more_codes_than_items_are_refused(method):
+    with pytest.raises(ValueError, match="codebook_size 8 .* 5 items"):
+        fit(method, blobs(items=5))
+
+
+@pytest.mark.parametrize(("cls", "file"), [(RQKMeans, "centroids"), (RQVAE, "rqvae")])
+def test_a_folder_without_a_quantiser_is_named(cls, file, tmp_path):
+    with pytest.raises(ArtifactError, match=str(tmp_path)):
+        cls.load(tmp_path)
+    (tmp_path / f"{file}.safetensors").write_bytes(b"not a tensor")
+    (tmp_path / "rqvae.json").write_text(json.dumps({"widths": [2, 1]}))
+    with pytest.raises(ArtifactError, match="unreadable"):
+        cls.load(tmp_path)
+
+
+class _Identity(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+
+def _shift(latents):
+    """A quantiser of one level that is always 1 off, in two dimensions."""
+    return latents + 1, None, torch.tensor([1.0])
+
+
+def test_the_loss_breakdown_adds_up_by_hand():
+    batch = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    parts = losses(_Identity(), _Identity(), _shift, batch, commitment=0.25)
+    assert parts.reconstruction.item() == 2.0  # 1² + 1² an item
+    assert parts.commitment.item() == 2.0
+    assert parts.total.item() == 2.5
+
+
+def test_the_gradient_passes_straight_through_the_codes_once():
+    torch.manual_seed(0)
+    quantizer = ResidualVQ(dim=2, num_quantizers=3, codebook_size=4)
+    untouched = deepcopy(quantizer)
+    batch = torch.randn(16, 2)
+    encoder = torch.nn.Linear(2, 2, bias=False)
+    losses(encoder, _Identity(), quantizer, batch, commitment=0.0).total.backward()
+    with torch.no_grad():
+        error = untouched(encoder(batch))[0] - batch
+    expected = (2 * error / len(batch)).T @ batch  # as if the codes moved with the latents
+    torch.testing.assert_close(encoder.weight.grad, expected)
+
+
+def test_dead_codes_come_back_to_life():
+    features = blobs(items=400)
+    alive = RQVAEConfig(latent_dim=4, hidden=(16,), warmup_steps=0, steps=150, batch_size=128)
+    dead = RQVAEConfig(**{**alive.__dict__, "revive_below": 0.0})
+
+    def used(config):
+        codes = RQVAE.fit(features, 2, 32, config, seed=2).encode(features)
+        return sum(len(np.unique(column)) for column in codes.T)
+
+    assert used(alive) > used(dead)
