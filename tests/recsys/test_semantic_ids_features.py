@@ -81,10 +81,10 @@ def test_ready_embeddings_are_taken_as_they_are_but_for_their_length():
 
 
 def test_a_wrong_embedding_column_is_named():
-    with pytest.raises(ConfigError, match="no column 'emd'.*item_id"):
+    with pytest.raises(ConfigError, match=r"no column 'emd'.*item_id"):
         text_block(items_table(), FeatureConfig(embedding_column="emd"), 0)
+    table = items_table(n=2, emb=[[1.0], [1.0, 2.0]])
     with pytest.raises(DataError, match=r"items\.emb"):
-        table = items_table(n=2, emb=[[1.0], [1.0, 2.0]])
         text_block(table, FeatureConfig(embedding_column="emb"), 0)
 
 

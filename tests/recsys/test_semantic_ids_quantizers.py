@@ -132,7 +132,7 @@ def test_training_leaves_torchs_generator_as_it_was():
 
 @pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
 def test_more_codes_than_items_are_refused(method):
-    with pytest.raises(ValueError, match="codebook_size 8 .* 5 items"):
+    with pytest.raises(ValueError, match=r"codebook_size 8 .* 5 items"):
         fit(method, blobs(items=5))
 
 
