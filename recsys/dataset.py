@@ -75,6 +75,8 @@ class Dataset:
             raise DataError(
                 f"split has {len(self.split)} labels for {len(self.interactions)} events"
             )
+        if len(self.split) and self.split.max() > max(LABELS.values()):
+            raise DataError(f"split labels must be among {LABELS}, found {self.split.max()}")
         same_user = np.diff(self.interactions.user) == 0
         if (same_user & (np.diff(self.split.astype(np.int8)) < 0)).any():
             raise DataError("a user's test or validation events must come after the training ones")
@@ -147,6 +149,15 @@ class Dataset:
         """
         path = Path(path)
         read_manifest(path, "dataset")
+        try:
+            return cls._read(path)
+        except DataError:
+            raise
+        except (KeyError, OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+            raise DataError(f"{path}: {error}; prepare the data set again") from error
+
+    @classmethod
+    def _read(cls, path: Path) -> Dataset:
         events = pq.read_table(path / "interactions.parquet")
         items = pq.read_table(path / "items.parquet")
         columns = {name: events[name].to_numpy() for name in events.column_names}

@@ -67,7 +67,11 @@ class Histories:
 
     def take(self, indices: ArrayLike) -> Histories:
         """The sequences at `indices`, in that order, without a Python loop."""
-        indices = np.asarray(indices, np.int64).reshape(-1)
+        indices = np.asarray(indices).reshape(-1)
+        if indices.dtype == bool:
+            raise TypeError("Histories.take wants indices; use np.flatnonzero on a mask")
+        indices = indices.astype(np.int64)
+        indices = np.where(indices < 0, indices + len(self), indices)
         lengths = self.lengths[indices]
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -149,14 +153,14 @@ class Interactions:
         if item_ids is None:
             item_ids, item_index = _factorize(items)
         else:
-            order = np.argsort(item_ids)
-            place = np.searchsorted(item_ids, items, sorter=order).clip(max=len(item_ids) - 1)
-            item_index = order[place]
-            unknown = items[item_ids[item_index] != items]
-            if len(unknown):
+            item_ids = np.asarray(item_ids, np.str_)
+            known = np.isin(items, item_ids)
+            if not known.all():
                 raise ValueError(
-                    f"item {str(unknown[0])!r} is not among the {len(item_ids)} item_ids"
+                    f"item {str(items[~known][0])!r} is not among the {len(item_ids)} item_ids"
                 )
+            order = np.argsort(item_ids)
+            item_index = order[np.searchsorted(item_ids, items, sorter=order)]
         n = len(users)
         has_time = timestamp is not None
         time = np.arange(n) if timestamp is None else np.asarray(timestamp, np.int64)

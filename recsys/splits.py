@@ -54,6 +54,8 @@ def global_temporal(
     """
     if not interactions.has_time:
         raise ValueError("a global-temporal split needs timestamps; this data set has only order")
+    if not len(interactions):
+        return np.zeros(0, np.uint8)
     if dates is None:
         train, valid = ratio
         if not (0 < train < 1 and 0 <= valid < 1 and train + valid < 1):

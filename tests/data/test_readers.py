@@ -1,0 +1,442 @@
+"""Each reader on small files written here, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.prepare import DataConfig
+from data.readers import READERS
+from recsys.errors import ConfigError, DataError
+from recsys.splits import TEST, TRAIN, VALID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from data.raw import RawData
+
+
+def read(source: str, path: str, **section: Any) -> RawData:
+    return READERS[source].read(DataConfig(source=source, path=path, **section).reader())
+
+
+def files(source: str, path: str, **section: Any) -> dict[str, str]:
+    config = DataConfig(source=source, path=path, **section).reader()
+    return {role: file.name for role, file in READERS[source].files(config).items()}
+
+
+def rows(data: RawData) -> list[tuple[str, str]]:
+    return list(zip(data.events["user"].to_pylist(), data.events["item"].to_pylist(), strict=True))
+
+
+# --- s3rec
+
+
+def test_s3rec_reads_lines_and_the_attributes_beside_them(raw: Path) -> None:
+    (raw / "X.txt").write_text("7 10 2\n3 2 2 30\n9\n")
+    (raw / "X_item2attributes.json").write_text('{"2": [5, 6, 5], "4": [1]}')
+    data = read("s3rec", "X.txt")
+    assert files("s3rec", "X.txt") == {
+        "interactions": "X.txt",
+        "attributes": "X_item2attributes.json",
+    }
+    assert rows(data) == [("7", "10"), ("7", "2"), ("3", "2"), ("3", "2"), ("3", "30")]
+    assert data.items.to_pylist() == [
+        {"item_id": "2", "title": "2", "text": "", "attributes": ["5", "6"]},
+        {"item_id": "4", "title": "4", "text": "", "attributes": ["1"]},
+        {"item_id": "10", "title": "10", "text": "", "attributes": []},
+        {"item_id": "30", "title": "30", "text": "", "attributes": []},
+    ]
+    assert data.counts == {
+        "users_without_items": 1,
+        "items_without_metadata": 2,
+        "last_line_without_end": 0,
+    }
+
+
+def test_s3rec_takes_titles_and_codes_whose_ids_are_smaller_by_one(raw: Path) -> None:
+    (raw / "X.txt").write_text("1 1 2 3\n")
+    (raw / "X_item2attributes.json").write_text('{"1": [5, 6], "2": [6], "3": [7]}')
+    items = {str(i): {"title": f"T{i}", "description": d} for i, d in enumerate("ab")}
+    items["0"]["description"] = "Diners, Greek"
+    (raw / "item.json").write_text(json.dumps(items))
+    (raw / "index.json").write_text('{"2": ["<a_2>"], "0": ["<a_0>"], "1": ["<a_1>"]}')
+    data = read("s3rec", "X.txt", items="item.json", index="index.json")
+    assert data.items["title"].to_pylist() == ["T0", "T1", "3"]
+    assert data.codes is not None
+    assert data.codes.tolist() == [[0], [1], [2]]
+    assert data.counts["items_without_metadata"] == 1
+    # Two of three descriptions have as many parts as the item has attributes: too few to trust.
+    assert "categories" not in data.items.column_names
+    assert data.items["attributes"].to_pylist() == [["5", "6"], ["6"], ["7"]]
+
+
+def test_s3rec_learns_the_names_of_attributes_from_descriptions_that_list_them(raw: Path) -> None:
+    (raw / "X.txt").write_text("1 1 2\n")
+    (raw / "X_item2attributes.json").write_text('{"1": [5, 6], "2": [6]}')
+    items = {"0": {"title": "a", "description": "Bars, Pubs"}, "1": {"description": "Pubs"}}
+    (raw / "item.json").write_text(json.dumps(items))
+    data = read("s3rec", "X.txt", items="item.json")
+    assert data.items["categories"].to_pylist() == [["Bars", "Pubs"], ["Pubs"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 2\n1 3\n", "user 1 has more than one line"),
+        ("1,2,3\n4,5,6\n", r"X\.txt:1: expected integers separated by blanks, found '1,2,3'"),
+        ("1 2 3\n2 4 abc\n", r"X\.txt:2: .*'abc'"),
+        ("", r"X\.txt: the file is empty"),
+    ],
+)
+def test_s3rec_refuses_malformed_lines(raw: Path, text: str, message: str) -> None:
+    (raw / "X.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read("s3rec", "X.txt")
+
+
+def test_s3rec_counts_a_file_that_may_have_been_cut(raw: Path) -> None:
+    (raw / "X.txt").write_text("1 2 3\n2 4 5")
+    assert read("s3rec", "X.txt").counts["last_line_without_end"] == 1
+
+
+def test_s3rec_refuses_attributes_and_indexes_that_do_not_fit(raw: Path) -> None:
+    (raw / "X.txt").write_text("1 1 2\n")
+    (raw / "index.json").write_text('{"0": ["<a_0>"], "2": ["<a_1>"]}')
+    with pytest.raises(DataError, match=r"index\.json: no codes for item '1'"):
+        read("s3rec", "X.txt", index="index.json")
+    (raw / "X_item2attributes.json").write_text('{"1": 5}')
+    with pytest.raises(DataError, match=r"attributes\.json: item '1': expected a list"):
+        read("s3rec", "X.txt")
+    (raw / "X_item2attributes.json").write_text('{"1": [5, ')
+    with pytest.raises(DataError, match="looks cut off"):
+        read("s3rec", "X.txt")
+
+
+# --- atspeed
+
+
+@pytest.fixture
+def atspeed(raw: Path) -> Path:
+    (raw / "a").mkdir()
+    (raw / "a/sequential_train.txt").write_text("1 1 2\n2 3\n")
+    (raw / "a/sequential_valid.txt").write_text("1 \n2 1\n")
+    (raw / "a/sequential_test.txt").write_text("1 3 4\n2\n")
+    codes = {"0": [0, 0], "1": [0, 1], "2": [0, 1], "3": [1, 0]}
+    index = {key: [f"<a_{a}>", f"<b_{b}>"] for key, (a, b) in codes.items()}
+    (raw / "a/index.json").write_text(json.dumps(index))
+    return raw / "a"
+
+
+def test_atspeed_comes_with_its_split_and_its_codes(atspeed: Path) -> None:
+    data = read("atspeed", "a")
+    assert rows(data) == [("1", i) for i in "0123"] + [("2", "2"), ("2", "0")]
+    assert data.events["split"].to_pylist() == [TRAIN, TRAIN, TEST, TEST, TRAIN, VALID]
+    assert data.items["item_id"].to_pylist() == ["0", "1", "2", "3"]
+    assert data.codes is not None
+    assert data.codes.tolist() == [[0, 0], [0, 1], [0, 1], [1, 0]]
+    assert data.counts["surplus_items_on_codes"] == 1
+
+
+def test_atspeed_never_needs_the_pickles(atspeed: Path) -> None:
+    (atspeed / "training_dict.npy").write_bytes(b"not numpy at all")
+    assert read("atspeed", "a").events.num_rows == 6
+    assert "training_dict.npy" not in files("atspeed", "a").values()
+
+
+def test_atspeed_refuses_an_item_that_the_index_lacks(atspeed: Path) -> None:
+    (atspeed / "sequential_test.txt").write_text("1 3\n2 3 9\n")
+    with pytest.raises(DataError, match=r"test\.txt: user 2 has item 9, which index\.json lacks"):
+        read("atspeed", "a")
+    (atspeed / "sequential_test.txt").write_text("1 0\n2\n")
+    with pytest.raises(DataError, match="user 1 has item 0"):
+        read("atspeed", "a")
+
+
+def test_atspeed_refuses_files_of_different_users(atspeed: Path) -> None:
+    (atspeed / "sequential_valid.txt").write_text("1 2\n")
+    with pytest.raises(DataError, match=r"valid\.txt: its users are not those of .*incomplete"):
+        read("atspeed", "a")
+    for split in ("train", "valid", "test"):
+        (atspeed / f"sequential_{split}.txt").write_text("1 2\n1 3\n")
+    with pytest.raises(DataError, match="more than one line"):
+        read("atspeed", "a")
+
+
+def test_atspeed_asks_which_index_where_there_are_several(atspeed: Path) -> None:
+    (atspeed / "other.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"data\.index: .* holds 2 \.json files"):
+        read("atspeed", "a")
+    assert read("atspeed", "a", index="a/index.json").codes is not None
+
+
+# --- lcrec
+
+
+def test_lcrec_reads_the_three_files_together(raw: Path) -> None:
+    (raw / "X.inter.json").write_text('{"0": [1, 0, 1], "5": []}')
+    texts = {
+        "0": {"title": "A", "brand": "HP", "categories": "x,y"},
+        "1": {"title": "B", "description": "b"},
+        "2": {"title": "C"},
+    }
+    (raw / "X.item.json").write_text(json.dumps(texts))
+    (raw / "X.index.json").write_text('{"0": ["<a_0>"], "1": ["<a_1>"], "2": ["<a_2>"]}')
+    for path in ("X.inter.json", "."):
+        data = read("lcrec", path)
+        assert rows(data) == [("0", "1"), ("0", "0"), ("0", "1")]
+        assert data.items.to_pylist() == [
+            {"item_id": "0", "title": "A", "text": "", "brand": "HP", "categories": ["x", "y"]},
+            {"item_id": "1", "title": "B", "text": "b", "brand": None, "categories": []},
+            {"item_id": "2", "title": "C", "text": "", "brand": None, "categories": []},
+        ]
+        assert data.codes is not None
+        assert data.codes.tolist() == [[0], [1], [2]]
+        assert data.counts == {"users_without_items": 1, "items_without_metadata": 0}
+
+
+def test_lcrec_does_with_the_interactions_alone(raw: Path) -> None:
+    (raw / "X.inter.json").write_text('{"0": [12, 3]}')
+    data = read("lcrec", "X.inter.json")
+    assert data.items["item_id"].to_pylist() == ["3", "12"]
+    assert data.codes is None
+    assert data.counts["items_without_metadata"] == 2
+
+
+def test_lcrec_without_texts_sells_what_the_index_lists(raw: Path) -> None:
+    (raw / "X.inter.json").write_text('{"0": [0]}')
+    (raw / "X.index.json").write_text('{"0": ["<a_0>"], "7": ["<a_1>"]}')
+    assert read("lcrec", "X.inter.json").items["item_id"].to_pylist() == ["0", "7"]
+
+
+def test_lcrec_refuses_an_index_out_of_range(raw: Path) -> None:
+    (raw / "X.inter.json").write_text('{"0": [0]}')
+    (raw / "X.item.json").write_text('{"0": {"title": "A"}}')
+    (raw / "X.index.json").write_text('{"0": ["<a_0>"], "7": ["<a_1>"]}')
+    with pytest.raises(DataError, match="item '7' is out of range"):
+        read("lcrec", "X.inter.json")
+
+
+@pytest.mark.parametrize(
+    "history", ["[1, null]", '"1 2"', "[1.5]", "[true]", "[-1]", '["1"]', "[" + "9" * 19 + "]"]
+)
+def test_lcrec_refuses_histories_that_are_no_item_numbers(raw: Path, history: str) -> None:
+    (raw / "X.inter.json").write_text(f'{{"0": [1], "8": {history}}}')
+    with pytest.raises(DataError, match=r"X\.inter\.json: user '8': expected a list of item num"):
+        read("lcrec", "X.inter.json")
+
+
+def test_lcrec_refuses_a_folder_without_interactions(raw: Path) -> None:
+    with pytest.raises(DataError, match=r"holds 0 files \*\.inter\.json"):
+        read("lcrec", ".")
+
+
+# --- movielens
+
+
+def ml100k(raw: Path) -> None:
+    (raw / "u.data").write_text("1\t20\t5\t100\n1\t3\t4\t90\n2\t3\t1\t80\n")
+    flags = {3: [5], 20: [1, 18]}
+    lines = [
+        f"{i}|{title}|01-Jan-1995||http://x|" + "|".join(str(int(g in flags[i])) for g in range(19))
+        for i, title in ((3, 'Cité "perdue", La (1995)'), (20, "unknown"))
+    ]
+    (raw / "u.item").write_text("\n".join(lines) + "\n", encoding="latin-1")
+
+
+def test_movielens_100k_is_latin_1_with_flags_for_genres(raw: Path) -> None:
+    ml100k(raw)
+    data = read("movielens", ".")
+    assert rows(data) == [("1", "20"), ("1", "3"), ("2", "3")]
+    assert data.events["timestamp"].to_pylist() == [100, 90, 80]
+    assert data.events["rating"].to_pylist() == [5, 4, 1]
+    assert data.items.to_pylist() == [
+        {
+            "item_id": "3",
+            "title": 'Cité "perdue", La (1995)',
+            "text": "",
+            "genres": ["Comedy"],
+            "year": 1995,
+        },
+        {
+            "item_id": "20",
+            "title": "unknown",
+            "text": "",
+            "genres": ["Action", "Western"],
+            "year": None,
+        },
+    ]
+
+
+def test_movielens_csv_has_quoted_titles_and_listed_genres(raw: Path) -> None:
+    (raw / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,2,3.5,100\n1,9,4.0,110\n")
+    (raw / "movies.csv").write_text(
+        'movieId,title,genres\n2,"Fish, The (2001)",A|B\n5,Old,(no genres listed)\n'
+    )
+    data = read("movielens", ".")
+    assert data.items["item_id"].to_pylist() == ["2", "5", "9"]
+    assert data.items["title"].to_pylist() == ["Fish, The (2001)", "Old", "9"]
+    assert data.items["genres"].to_pylist() == [["A", "B"], [], []]
+    assert data.items["year"].to_pylist() == [2001, None, None]
+    assert data.counts == {"items_without_metadata": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1;1;4;964982703", r"u\.data:1: Expected 4 columns, got 1"),
+        ("1\tx\tfive\t4", r"u\.data:1: column 'rating'"),
+        ("1\t1\t4\tnoon", r"u\.data:1: column 'timestamp'"),
+        ("1\t1\t4", r"u\.data:1: Expected 4 columns, got 3"),
+    ],
+)
+def test_movielens_refuses_malformed_lines(raw: Path, line: str, message: str) -> None:
+    ml100k(raw)
+    (raw / "u.data").write_text(line + "\n")
+    with pytest.raises(DataError, match=message):
+        read("movielens", ".")
+
+
+def test_movielens_knows_a_converted_copy(raw: Path) -> None:
+    (raw / "ratings.csv").write_text("1;1;4;964982703\n")
+    (raw / "movies.csv").write_text("1;Toy Story (1995);Comedy\n")
+    with pytest.raises(DataError, match=r"ratings\.csv:1: expected the header .* was converted"):
+        read("movielens", ".")
+
+
+def test_movielens_says_what_it_looks_for(raw: Path) -> None:
+    with pytest.raises(DataError, match=r"neither u\.data nor ratings\.csv"):
+        read("movielens", ".")
+
+
+# --- table
+
+EVENTS = "who,what,when,stars\nu1,007,100,4\nu1,a,90,\nu2,a,80,5\n"
+COLUMNS = {"user": "who", "item": "what", "timestamp": "when", "rating": "stars"}
+
+
+def columns(**names: str) -> Any:
+    from data.raw import Columns
+
+    return Columns(**(COLUMNS | names))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_table_is_read_by_the_names_of_its_columns(raw: Path, delimiter: str) -> None:
+    (raw / "e.csv").write_text(EVENTS.replace(",", delimiter))
+    data = read("table", "e.csv", columns=columns())
+    assert rows(data) == [("u1", "007"), ("u1", "a"), ("u2", "a")]
+    assert data.events["timestamp"].to_pylist() == [100, 90, 80]
+    assert data.events["rating"].to_pylist() == [4, None, 5]
+    assert data.items["item_id"].to_pylist() == ["007", "a"]
+
+
+def test_a_parquet_table_says_the_same_as_a_csv(raw: Path) -> None:
+    table = pa.table(
+        {"who": [1, 1], "what": ["a", "b"], "when": pa.array([5.0, 7.5]), "stars": ["4", "5"]}
+    )
+    pq.write_table(table, raw / "e.parquet")
+    data = read("table", "e.parquet", columns=columns())
+    assert rows(data) == [("1", "a"), ("1", "b")]
+    assert data.events["timestamp"].to_pylist() == [5, 7]
+    assert data.events["rating"].to_pylist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("1970-01-02", 86_400),
+        ("1970-01-01T00:01:00Z", 60),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("1700000000", 1_700_000_000),
+        ("1700000000.9", 1_700_000_000),
+        ("1700000000123", 1_700_000_000),
+    ],
+)
+def test_time_may_be_written_in_several_ways(raw: Path, written: str, seconds: int) -> None:
+    (raw / "e.csv").write_text(f"who,what,when\nu,a,{written}\n")
+    data = read("table", "e.csv", columns=columns())
+    assert data.events["timestamp"].to_pylist() == [seconds]
+    assert data.counts["timestamps_in_milliseconds"] == (len(written) == 13)
+
+
+def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
+    (raw / "e.csv").write_text(EVENTS)
+    (raw / "i.csv").write_text(
+        "what,name,blurb,tags,price,stock,new,void\n"
+        "a,Apple,Red,x|y,1.5,3,true,\nb,Bean,,z,2,4,false,\n,Nobody,,,1,1,true,\na,Again,,,1,1,true,\n"
+    )
+    data = read("table", "e.csv", items="i.csv", columns=columns(title="name", text="blurb"))
+    assert data.items.to_pylist() == [
+        {"item_id": "a", "title": "Apple", "text": "Red", "tags": ["x", "y"], "price": 1.5,
+         "stock": 3, "new": True},
+        {"item_id": "b", "title": "Bean", "text": "", "tags": ["z"], "price": 2.0,
+         "stock": 4, "new": False},
+        {"item_id": "007", "title": "007", "text": "", "tags": None, "price": None,
+         "stock": None, "new": None},
+    ]  # fmt: skip
+    assert data.counts == {
+        "rows_without_user_or_item_dropped": 0,
+        "timestamps_in_milliseconds": 0,
+        "item_rows_without_id_dropped": 1,
+        "repeated_item_rows_dropped": 1,
+        "items_without_metadata": 1,
+    }
+
+
+def test_an_embedding_stays_a_list_of_numbers(raw: Path) -> None:
+    (raw / "e.csv").write_text("user,item\nu,1\n")
+    vectors = pa.FixedSizeListArray.from_arrays(np.arange(4.0), 2)
+    pq.write_table(pa.table({"item": [1, 2], "vector": vectors}), raw / "i.parquet")
+    items = read("table", "e.csv", items="i.parquet").items
+    assert items["vector"].to_pylist() == [[0, 1], [2, 3]]
+
+
+def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
+    (raw / "e.csv").write_text("user,item,timestamp\nu,a,1\n,a,2\nu,,3\nu,b,4\n")
+    data = read("table", "e.csv")
+    assert rows(data) == [("u", "a"), ("u", "b")]
+    assert data.events["timestamp"].to_pylist() == [1, 4]
+    assert data.counts["rows_without_user_or_item_dropped"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("user,product\nu,a\n", r"e\.csv: want one column 'item', the header has 'user, product'"),
+        ("user item\nu a\n", "want one column 'user', the header has 'user item'"),
+        ("user,item,user\nu,a,v\n", "want one column 'user'"),
+        ("user,item,rating\nu,a,1\nu,b,good\n", r"e\.csv:3: column 'rating': .*'good'"),
+        ("user,item,timestamp\nu,a,1\nu,b,noon\n", "'timestamp' has 'noon' in data row 2"),
+        ("user,item,timestamp\nu,a,1\nu,b,2018-01-01\n", "has '2018-01-01' in data row 2"),
+        ("user,item,timestamp\nu,a,1\nu,b,\n", "has None in data row 2"),
+        ("user,item\nu,a\nu\n", r"e\.csv:3: Expected 2 columns, got 1"),
+        ("user,item\n", "no rows"),
+        ("", "empty"),
+    ],
+)
+def test_a_malformed_table_is_refused(raw: Path, text: str, message: str) -> None:
+    (raw / "e.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read("table", "e.csv")
+
+
+def test_a_malformed_parquet_file_is_refused(raw: Path) -> None:
+    (raw / "e.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(DataError, match=r"e\.parquet: not a parquet file"):
+        read("table", "e.parquet")
+    pq.write_table(pa.table({"user": ["u"], "item": ["a"], "rating": ["good"]}), raw / "f.parquet")
+    with pytest.raises(DataError, match=r"f\.parquet: column 'rating' is not numeric"):
+        read("table", "f.parquet")
+
+
+def test_a_table_without_timestamps_is_in_order(raw: Path) -> None:
+    (raw / "e.csv").write_text("user,item\nu,b\nu,a\nu,b\n")
+    data = read("table", "e.csv")
+    assert rows(data) == [("u", "b"), ("u", "a"), ("u", "b")]
+    assert "timestamp" not in data.events.column_names

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.artifacts import write_artifact
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError, DataError
+from recsys.interactions import Interactions
+from recsys.splits import TEST, TRAIN, VALID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ITEMS = pa.table(
+    {
+        "item_id": ["a", "b", "c"],
+        "title": ["A", "B", "C"],
+        "text": ["", "x", ""],
+        "tags": [["p", "q"], [], None],
+        "price": [1.5, None, 2.0],
+    }
+)
+# u: a b | c | a        v: c | | b a
+ROWS = [
+    ("u", "a", TRAIN), ("u", "b", TRAIN), ("u", "c", VALID), ("u", "a", TEST),
+    ("v", "c", TRAIN), ("v", "b", TEST), ("v", "a", TEST),
+]  # fmt: skip
+
+
+def dataset(rows: list[tuple[str, str, int]] = ROWS, **changes: Any) -> Dataset:
+    interactions = Interactions.of(
+        [u for u, _, _ in rows],
+        [i for _, i, _ in rows],
+        item_ids=np.array(ITEMS["item_id"].to_pylist()),
+    )
+    parts = {
+        "interactions": interactions,
+        "split": np.array([label for *_, label in rows], np.uint8),
+        "items": ITEMS,
+        "codes": np.array([[0, 1], [0, 2], [1, 0]], np.int32),
+    }
+    return Dataset(**(parts | changes))
+
+
+def lists(histories: Any) -> list[list[int]]:
+    return [h.tolist() for h in histories]
+
+
+def test_examples_have_all_that_came_before_the_split() -> None:
+    data = dataset()
+    assert lists(data.train_histories) == [[0, 1], [2]]
+    valid, test = data.examples("valid"), data.examples("test")
+    assert valid.users.tolist() == [0]
+    assert lists(valid.histories) == [[0, 1]]
+    assert lists(valid.targets) == [[2]]
+    assert test.users.tolist() == [0, 1]
+    assert lists(test.histories) == [[0, 1, 2], [2]]
+    assert lists(test.targets) == [[0], [1]]
+    assert lists(data.examples("test", "all").targets) == [[0], [1, 0]]
+
+
+def test_examples_can_be_taken_apart() -> None:
+    taken = dataset().examples("test", "all").take(np.array([1]))
+    assert len(taken) == 1
+    assert taken.users.tolist() == [1]
+    assert lists(taken.histories) == [[2]]
+    assert lists(taken.targets) == [[1, 0]]
+
+
+def test_a_split_without_events_has_no_examples() -> None:
+    data = dataset([("u", "a", TRAIN)])
+    for targets in ("next", "all"):
+        assert len(data.examples("test", targets)) == 0  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("uvw"), st.sampled_from("abc"), st.sampled_from([0, 1, 2])),
+        max_size=30,
+    )
+)
+def test_no_example_sees_its_own_future(rows: list[tuple[str, str, int]]) -> None:
+    order = list(dict.fromkeys(u for u, *_ in rows))
+    rows = sorted(rows, key=lambda row: (order.index(row[0]), row[2]))
+    data = dataset(rows)
+    for name, label in (("valid", VALID), ("test", TEST)):
+        examples = data.examples(name, "all")  # type: ignore[arg-type]
+        for user, history, targets in zip(
+            examples.users, examples.histories, examples.targets, strict=True
+        ):
+            mine = [("abc".index(i), split) for u, i, split in rows if u == order[user]]
+            assert history.tolist() == [i for i, split in mine if split < label]
+            assert targets.tolist() == [i for i, split in mine if split == label] != []
+
+
+def save(data: Dataset, path: Path) -> Path:
+    with write_artifact(path, "dataset") as folder:
+        data.save(folder)
+    return path
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    before = dataset()
+    after = Dataset.load(save(before, tmp_path / "d"))
+    for name in ("user", "item", "timestamp", "rating", "user_ids", "item_ids"):
+        one, other = getattr(before.interactions, name), getattr(after.interactions, name)
+        np.testing.assert_array_equal(one, other)
+    assert after.interactions.user.dtype == np.int32
+    assert not after.interactions.has_time
+    assert after.split.tolist() == before.split.tolist()
+    assert after.items.to_pylist() == ITEMS.to_pylist()
+    assert after.attributes == ["tags", "price"]
+    assert after.codes is not None
+    assert after.codes.tolist() == [[0, 1], [0, 2], [1, 0]]
+    assert Dataset.manifest(tmp_path / "d").kind == "dataset"
+
+
+def test_times_and_ratings_survive_and_codes_may_be_absent(tmp_path: Path) -> None:
+    interactions = Interactions.of(["u", "u"], ["a", "b"], [2**40, 5], [4.5, np.nan],
+                                   item_ids=np.array(["a", "b", "c"]))  # fmt: skip
+    data = Dataset(interactions, np.zeros(2, np.uint8), ITEMS)
+    after = Dataset.load(save(data, tmp_path / "d"))
+    assert after.interactions.has_time
+    assert after.interactions.timestamp.tolist() == [5, 2**40]
+    np.testing.assert_array_equal(after.interactions.rating, np.float32([np.nan, 4.5]))
+    assert after.codes is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": np.zeros(3, np.uint8)}, "3 labels for 7 events"),
+        ({"split": np.full(7, 3, np.uint8)}, "labels must be among"),
+        ({"split": np.array([0, 0, 2, 1, 0, 2, 2], np.uint8)}, "must come after the training"),
+        ({"items": ITEMS.drop_columns(["title"])}, "items lack the columns"),
+        ({"items": ITEMS.take([1, 0, 2])}, "in the same order"),
+        ({"codes": np.zeros((2, 2), np.int32)}, "codes: 2 rows for 3 items"),
+    ],
+)
+def test_a_data_set_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        dataset(**changes)
+
+
+def test_another_artifact_is_not_a_data_set(tmp_path: Path) -> None:
+    with write_artifact(tmp_path / "ids", "ids"):
+        pass
+    with pytest.raises(ArtifactError, match="expected a dataset"):
+        Dataset.load(tmp_path / "ids")
+    with pytest.raises(ArtifactError, match="not an artifact"):
+        Dataset.load(tmp_path / "nowhere")
+
+
+def break_parquet(folder: Path) -> None:
+    (folder / "items.parquet").write_bytes(b"PAR1")
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "users.parquet").unlink()
+
+
+def lose_a_column(folder: Path) -> None:
+    events = pq.read_table(folder / "interactions.parquet")
+    pq.write_table(events.drop_columns(["split"]), folder / "interactions.parquet")
+
+
+def hide_a_pickle(folder: Path) -> None:
+    np.save(folder / "codes.npy", np.array([{"a": 1}], object), allow_pickle=True)
+
+
+@pytest.mark.parametrize("damage", [break_parquet, lose_a_file, lose_a_column, hide_a_pickle])
+def test_a_damaged_data_set_is_refused(tmp_path: Path, damage: Any) -> None:
+    path = save(dataset(), tmp_path / "d")
+    damage(path)
+    with pytest.raises(DataError, match="prepare the data set again"):
+        Dataset.load(path)

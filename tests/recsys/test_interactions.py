@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.interactions import Histories, Interactions
+
+sequences = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=8)
+events = st.lists(
+    st.tuples(st.sampled_from(["u", "v", "10", "9"]), st.sampled_from("abcd"), st.integers(0, 4)),
+    max_size=30,
+)
+
+
+def test_histories_lie_end_to_end() -> None:
+    histories = Histories.of([[3, 1], [], [2]])
+    assert histories.offsets.tolist() == [0, 2, 2, 3]
+    assert histories.items.tolist() == [3, 1, 2]
+    assert histories.lengths.tolist() == [2, 0, 1]
+    assert histories.rows.tolist() == [0, 0, 2]
+    assert [h.tolist() for h in histories] == [[3, 1], [], [2]]
+    assert histories[-1].tolist() == [2]
+    assert histories.padded().tolist() == [[3, 1], [-1, -1], [2, -1]]
+    assert histories.padded(fill=0, width=1).tolist() == [[3], [0], [2]]
+
+
+@pytest.mark.parametrize("index", [3, -4])
+def test_a_history_that_is_not_there_is_an_index_error(index: int) -> None:
+    with pytest.raises(IndexError, match=f"history {index} of 3"):
+        Histories.of([[1], [2], [3]])[index]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "items"), [([], []), ([1, 2], [5, 5]), ([0, 2, 1], [5]), ([0, 1], [5, 5])]
+)
+def test_offsets_must_start_at_0_and_rise_to_the_end(offsets: Any, items: Any) -> None:
+    with pytest.raises(ValueError, match="offsets"):
+        Histories(np.array(offsets, np.int64), np.array(items, np.int32))
+
+
+@given(sequences, st.data())
+def test_take_equals_a_loop(sequences: list[list[int]], data: st.DataObject) -> None:
+    histories = Histories.of(sequences)
+    n = len(sequences)
+    indices = data.draw(st.lists(st.integers(-n, n - 1), max_size=10) if n else st.just([]))
+    taken = histories.take(indices)
+    assert [h.tolist() for h in taken] == [sequences[i] for i in indices]
+
+
+def test_take_refuses_a_mask() -> None:
+    with pytest.raises(TypeError, match="flatnonzero"):
+        Histories.of([[1], [2]]).take(np.array([True, False]))
+    with pytest.raises(IndexError):
+        Histories.of([[1], [2]]).take([2])
+
+
+@given(sequences, st.integers(0, 9))
+def test_where_equals_a_loop(sequences: list[list[int]], limit: int) -> None:
+    histories = Histories.of(sequences)
+    kept = histories.where(histories.items < limit)
+    assert [h.tolist() for h in kept] == [[i for i in s if i < limit] for s in sequences]
+
+
+@given(sequences, st.integers(0, 8))
+def test_padding_equals_a_loop(sequences: list[list[int]], width: int) -> None:
+    padded = Histories.of(sequences).padded(width=width)
+    assert padded.shape == (len(sequences), width)
+    assert padded.tolist() == [(s + [-1] * width)[:width] for s in sequences]
+
+
+def test_interactions_are_sorted_by_user_then_time() -> None:
+    made = Interactions.of(
+        ["v", "u", "v", "u"], ["x", "y", "z", "x"], [7, 5, 3, 5], [1.0, 2.0, 3.0, 4.0]
+    )
+    assert made.user_ids.tolist() == ["v", "u"]
+    assert made.item_ids.tolist() == ["x", "y", "z"]
+    assert made.user.tolist() == [0, 0, 1, 1]
+    assert made.item.tolist() == [2, 0, 1, 0]
+    assert made.timestamp.tolist() == [3, 7, 5, 5]
+    assert made.rating.tolist() == [3, 1, 2, 4]
+    assert made.has_time
+    assert [h.tolist() for h in made.histories] == [[2, 0], [1, 0]]
+
+
+def test_without_timestamps_the_source_order_is_the_time() -> None:
+    made = Interactions.of(["v", "u", "v", "v"], ["a", "b", "c", "a"])
+    assert made.timestamp.tolist() == [0, 1, 2, 0]
+    assert not made.has_time
+    assert np.isnan(made.rating).all()
+    assert [h.tolist() for h in made.histories] == [[0, 2, 0], [1]]
+
+
+def test_items_follow_a_given_catalogue() -> None:
+    catalogue = np.array(["c", "never", "a"])
+    made = Interactions.of(["u", "u"], ["a", "c"], item_ids=catalogue)
+    assert made.item.tolist() == [2, 0]
+    assert made.item_ids.tolist() == ["c", "never", "a"]
+
+
+@pytest.mark.parametrize("catalogue", [["a"], ["b", "zz"], []])
+def test_an_item_outside_the_catalogue_is_named(catalogue: list[str]) -> None:
+    with pytest.raises(ValueError, match="item 'x' is not among the"):
+        Interactions.of(["u", "u"], ["x", "x"], item_ids=np.array(catalogue, np.str_))
+
+
+@given(events)
+def test_interactions_keep_every_event_in_order(rows: list[tuple[str, str, int]]) -> None:
+    users, items, times = ([row[i] for row in rows] for i in range(3))
+    made = Interactions.of(users, items, times)
+    order = {user: place for place, user in enumerate(dict.fromkeys(users))}
+    expected = sorted(rows, key=lambda row: (order[row[0]], row[2]))  # stable, like the house rule
+    assert [
+        (str(made.user_ids[u]), str(made.item_ids[i]), t)
+        for u, i, t in zip(made.user, made.item, made.timestamp.tolist(), strict=True)
+    ] == expected
+    assert len(made.histories) == len(order)
+
+
+def test_interactions_may_be_empty() -> None:
+    made = Interactions.of([], [])
+    assert len(made) == len(made.histories) == 0
+
+
+def parts(**changes: Any) -> dict[str, Any]:
+    base = {
+        "user": np.array([0, 0, 1], np.int32),
+        "item": np.array([0, 1, 1], np.int32),
+        "timestamp": np.array([1, 2, 1]),
+        "rating": np.zeros(3, np.float32),
+        "user_ids": np.array(["u", "v"]),
+        "item_ids": np.array(["a", "b"]),
+        "has_time": True,
+    }
+    return base | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"item": np.array([0, 1], np.int32)}, "item has 2 rows, not 3"),
+        ({"item": np.array([0, 2, 1], np.int32)}, r"item must lie in \[0, 2\)"),
+        ({"user": np.array([-1, 0, 1], np.int32)}, r"user must lie in \[0, 2\)"),
+        ({"user": np.array([0, 1, 0], np.int32)}, "sorted by user"),
+        ({"timestamp": np.array([2, 1, 1])}, "sorted by user"),
+        ({"item_ids": np.array(["a", "a"])}, "item_ids repeat"),
+    ],
+)
+def test_contradictory_interactions_are_refused(changes: dict[str, Any], message: str) -> None:
+    Interactions(**parts())
+    with pytest.raises(ValueError, match=message):
+        Interactions(**parts(**changes))

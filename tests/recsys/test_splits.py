@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.interactions import Interactions
+from recsys.splits import TEST, TRAIN, VALID, global_temporal, leave_one_out
+
+lengths = st.lists(st.integers(1, 6), max_size=10)
+times = st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 20)), min_size=1, max_size=40)
+
+
+def users_with(lengths: list[int]) -> Interactions:
+    users = [f"u{u}" for u, n in enumerate(lengths) for _ in range(n)]
+    return Interactions.of(users, ["a"] * len(users))
+
+
+def at(moments: list[int]) -> Interactions:
+    return Interactions.of(
+        [f"u{i % 3}" for i in range(len(moments))], ["a"] * len(moments), moments
+    )
+
+
+def test_leave_one_out_by_hand() -> None:
+    assert leave_one_out(users_with([4, 2, 3, 1])).tolist() == [
+        TRAIN, TRAIN, VALID, TEST,  TRAIN, TRAIN,  TRAIN, VALID, TEST,  TRAIN,
+    ]  # fmt: skip
+
+
+@given(lengths)
+def test_leave_one_out_equals_a_loop(lengths: list[int]) -> None:
+    expected = []
+    for n in lengths:
+        expected += [TRAIN] * (n - 2) + [VALID, TEST] if n >= 3 else [TRAIN] * n
+    assert leave_one_out(users_with(lengths)).tolist() == expected
+
+
+def test_global_temporal_by_hand() -> None:
+    interactions = at(list(range(10)))
+    labels = global_temporal(interactions, (0.6, 0.2))
+    by_time = dict(zip(interactions.timestamp.tolist(), labels.tolist(), strict=True))
+    assert [by_time[t] for t in range(10)] == [TRAIN] * 6 + [VALID] * 2 + [TEST] * 2
+
+
+def test_dates_are_the_first_moments_of_their_parts() -> None:
+    interactions = at([10, 20, 30])
+    labels = global_temporal(interactions, dates=(20, 30))
+    assert labels[np.argsort(interactions.timestamp)].tolist() == [TRAIN, VALID, TEST]
+    without_valid = global_temporal(interactions, dates=(20, 20))
+    assert without_valid[np.argsort(interactions.timestamp)].tolist() == [TRAIN, TEST, TEST]
+
+
+@given(times, st.sampled_from([(0.8, 0.1), (0.5, 0.0), (0.34, 0.33)]))
+def test_the_past_never_tests_and_moments_are_not_torn_apart(
+    rows: list[tuple[str, int]], ratio: tuple[float, float]
+) -> None:
+    interactions = Interactions.of([u for u, _ in rows], ["a"] * len(rows), [t for _, t in rows])
+    labels = global_temporal(interactions, ratio)
+    order = np.lexsort((labels, interactions.timestamp))
+    assert (np.diff(labels[order].astype(int)) >= 0).all()
+    for moment in np.unique(interactions.timestamp):
+        assert len(np.unique(labels[interactions.timestamp == moment])) == 1
+    assert (labels == TRAIN).sum() <= ratio[0] * len(rows)
+
+
+def test_order_alone_cannot_be_split_by_time() -> None:
+    with pytest.raises(ValueError, match="needs timestamps"):
+        global_temporal(users_with([3]))
+
+
+@pytest.mark.parametrize("ratio", [(0.0, 0.1), (1.0, 0.0), (0.8, 0.2), (0.8, -0.1), (1.5, 0.1)])
+def test_ratios_must_leave_something_to_test(ratio: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="split ratio"):
+        global_temporal(at([1, 2, 3]), ratio)
+
+
+def test_dates_must_be_in_order() -> None:
+    with pytest.raises(ValueError, match="validation must begin before test"):
+        global_temporal(at([1, 2]), dates=(2, 1))
+
+
+def test_nothing_can_be_split() -> None:
+    empty = Interactions.of([], [], [])
+    assert len(leave_one_out(empty)) == len(global_temporal(empty)) == 0
