@@ -24,12 +24,12 @@ class Children(NamedTuple):
 
     Attributes:
         states: (B, W, C) int64; padding repeats an existing state.
-        tokens: (B, W, C) int64 token that leads into each.
+        symbols: (B, W, C) int64 token that leads into each, as a place in `DeviceTrie.alphabet`.
         alive: (B, W, C) bool; False for padding and for branches with nothing left to recommend.
     """
 
     states: torch.Tensor
-    tokens: torch.Tensor
+    symbols: torch.Tensor
     alive: torch.Tensor
 
 
@@ -39,7 +39,8 @@ class DeviceTrie:
 
     Attributes:
         source: the arrays it was made from (sizes and depths are read from there, on the host).
-        token: (S,) int64.
+        alphabet: (A,) int64 tokens that occur in the trie, ascending; all that a step looks at.
+        symbol: (S,) int64 place in `alphabet` of the token that leads into each state.
         first_child: (S + 1,) int64.
         row_start: (S,) int64.
         row_stop: (S,) int64.
@@ -47,7 +48,8 @@ class DeviceTrie:
     """
 
     source: ItemTrie
-    token: torch.Tensor
+    alphabet: torch.Tensor
+    symbol: torch.Tensor
     first_child: torch.Tensor
     row_start: torch.Tensor
     row_stop: torch.Tensor
@@ -56,15 +58,15 @@ class DeviceTrie:
     @classmethod
     def of(cls, trie: ItemTrie, device: str | torch.device) -> DeviceTrie:
         """Copy the arrays of `trie` to `device`."""
-        names = ("token", "first_child", "row_start", "row_stop", "rows")
-        tensors = [torch.from_numpy(getattr(trie, name)).to(device, torch.int64) for name in names]
-        tensors[0].clamp_(min=0)  # the root's token is never looked at, but must be a valid index
-        return cls(trie, *tensors)
+        alphabet, symbol = np.unique(trie.token[1:], return_inverse=True)
+        symbol = np.insert(symbol, 0, 0)  # nothing leads into the root; any valid place will do
+        arrays = (alphabet, symbol, trie.first_child, trie.row_start, trie.row_stop, trie.rows)
+        return cls(trie, *(torch.from_numpy(a).to(device, torch.int64) for a in arrays))
 
     @property
     def device(self) -> torch.device:
         """Where the tensors lie."""
-        return self.token.device
+        return self.symbol.device
 
     def children(
         self, states: torch.Tensor, depth: int, excluded: torch.Tensor | None = None
@@ -88,7 +90,7 @@ class DeviceTrie:
             start, stop = self.row_start[flat], self.row_stop[flat]
             gone = torch.searchsorted(excluded, stop) - torch.searchsorted(excluded, start)
             alive = alive & (stop - start > gone).view_as(child)
-        return Children(child, self.token[child], alive)
+        return Children(child, self.symbol[child], alive)
 
     def pad_excluded(self, excluded: Sequence[NDArray[np.integer]]) -> torch.Tensor:
         """(B, E) ascending rows of each request, padded behind the last row of the trie.

@@ -11,13 +11,13 @@ import torch
 def prompt_mask(
     length: int, slots: int, *, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """(1, 1, T, slots) causal mask of right-padded prompts.
+    """(1, 1, T, slots) causal mask of right-padded prompts; node slots come behind and are unseen.
 
     Padding lies behind a prompt's end, so no real token looks at it and one mask serves the batch.
 
     Args:
         length: T.
-        slots: prompt slots in view, at least T.
+        slots: slots in view, at least T.
         window: positions that a token looks back, itself included; None for all.
         dtype: of the model.
         device: of the model.
@@ -40,14 +40,14 @@ def tree_mask(
     window: int | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(B, 1, W, nodes + T) mask of tree nodes over the tree's slots, then the prompt's.
+    """(B, 1, W, prompt + nodes) mask of tree nodes over the prompt's slots, then the tree's.
 
     Args:
-        ancestors: (B, W, nodes) bool, each query's ancestors and itself among the tree's slots.
+        ancestors: (B, W, nodes) bool, each query's ancestors and itself among the nodes in view.
         lengths: (B,) prompt tokens of each request.
-        prompt: T, prompt slots in view.
-        depth: (W,) depth of the queries, 1 for the first generated token.
-        node_depth: (nodes,) depth of the nodes in the tree's slots.
+        prompt: prompt slots.
+        depth: (B, W) depth of the queries, 1 for the first generated token.
+        node_depth: (B, nodes) depth of the nodes in view.
         window: positions that a token looks back, itself included; None for all.
         dtype: of the model.
     """
@@ -55,11 +55,10 @@ def tree_mask(
     place = torch.arange(prompt, device=lengths.device)
     in_prompt = (place < lengths[:, None])[:, None, :].expand(batch, width, prompt)
     if window is not None:
-        # position of a node is lengths + depth - 1
-        position = lengths[:, None, None] + depth[None, :, None] - 1
+        position = (lengths[:, None] + depth - 1).unsqueeze(-1)
         in_prompt = in_prompt & (position - place < window)
-        ancestors = ancestors & (depth[:, None] - node_depth[None, :] < window)
-    return additive(torch.cat([ancestors, in_prompt], dim=-1), dtype)[:, None]
+        ancestors = ancestors & (depth[:, :, None] - node_depth[:, None, :] < window)
+    return additive(torch.cat([in_prompt, ancestors], dim=-1), dtype)[:, None]
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -82,9 +82,14 @@ class TreeModel:
         dtype: torch.dtype = self._head.weight.dtype
         return dtype
 
-    def new_cache(self, batch: int, nodes: int, prompt: int) -> SlotCache:
-        """A cache for `batch` requests with `nodes` tree slots and `prompt` prompt slots."""
-        return SlotCache(self.config, batch, nodes, prompt, dtype=self.dtype, device=self.device)
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """What scores are summed in: float64 for a float64 model, else float32."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def new_cache(self, batch: int, prompt: int, nodes: int) -> SlotCache:
+        """A cache for `batch` requests with `prompt` prompt slots and `nodes` tree slots."""
+        return SlotCache(self.config, batch, prompt, nodes, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def forward(
@@ -95,7 +100,7 @@ class TreeModel:
         cache: SlotCache,
         *,
         write: torch.Tensor,
-        view: tuple[int, int],
+        view: int,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the tokens of one pass and return the wanted logits.
@@ -107,7 +112,7 @@ class TreeModel:
                 once, or twice for models that mix sliding and full layers.
             cache: where keys and values go and come from.
             write: (S,) int64 slots of these tokens.
-            view: slots that attention sees.
+            view: attention sees slots `0 .. view`.
             rows: (B, R) places in S whose logits are wanted; None for all.
 
         Returns:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding.expand import Frontier, expand, stable_top
+from recsys.decoding.expand import Frontier, TokenLogits, expand, stable_top
 
 
 @given(
@@ -30,7 +30,7 @@ def test_the_best_are_chosen_and_ties_go_to_the_lower_place(values, count):
 
 def test_scores_are_sums_over_the_whole_vocabulary_or_the_allowed_tokens():
     trie = ItemTrie.build(np.array([[1, 2], [3, 2]])).to()
-    logits = torch.tensor([[[9.0, 1.0, 0.0, 2.0]]])
+    logits = TokenLogits.of(torch.tensor([[[9.0, 1.0, 0.0, 2.0]]]), trie)
     root = Frontier.root(1, torch.float32, torch.device("cpu"))
     whole = expand(root, logits, trie, 0, 2)
     total = math.log(math.exp(9) + math.exp(1) + 1 + math.exp(2))
@@ -46,10 +46,8 @@ def test_a_dead_beam_stays_dead_and_nothing_becomes_nan():
     excluded = trie.pad_excluded([np.array([0, 1])])
     root = Frontier.root(1, torch.float32, torch.device("cpu"))
     for normalize in ("vocabulary", "allowed"):
-        first = expand(
-            root, torch.zeros(1, 1, 4), trie, 0, 2, excluded=excluded, normalize=normalize
-        )
-        second = expand(
-            first, torch.zeros(1, 2, 4), trie, 1, 2, excluded=excluded, normalize=normalize
-        )
-        assert (second.scores == -torch.inf).all()
+        beams = root
+        for depth in (0, 1):
+            logits = TokenLogits.of(torch.zeros(1, beams.scores.shape[1], 4), trie)
+            beams = expand(beams, logits, trie, depth, 2, excluded=excluded, normalize=normalize)
+        assert (beams.scores == -torch.inf).all()

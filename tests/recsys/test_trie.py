@@ -32,7 +32,8 @@ def reachable(trie: ItemTrie, excluded: torch.Tensor | None = None) -> set[tuple
         for state, path in found:
             children = device.children(torch.tensor([[state]]), depth, excluded)
             alive = children.alive[0, 0]
-            states, tokens = children.states[0, 0][alive], children.tokens[0, 0][alive]
+            states, tokens = children.states[0, 0][alive], children.symbols[0, 0][alive]
+            tokens = device.alphabet[tokens]
             step |= {(s, (*path, t)) for s, t in zip(states.tolist(), tokens.tolist(), strict=True)}
         found = step
     return {path for _, path in found}

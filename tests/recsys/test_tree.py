@@ -1,0 +1,100 @@
+"""The tree forward against the plain forward: any tree, mixed depths, passes, sub-batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.decoding.tree import ROOT, TokenTree, pad_prompts
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import ARCHITECTURES, tiny_model
+
+#      prompt
+#      /    \
+#    0:20   1:21        depth 1
+#    /  \     \
+#  2:22 3:23  4:24      depth 2
+#   |
+#  5:25                 depth 3
+TOKENS = [20, 21, 22, 23, 24, 25]
+PARENTS = [ROOT, ROOT, 0, 0, 1, 2]
+DEPTH = [1, 1, 2, 2, 2, 3]
+PROMPTS = [np.arange(1, 12), np.array([5, 9, 2])]
+
+
+def path(node):
+    """Nodes from the prompt down to `node`."""
+    return [] if node == ROOT else [*path(PARENTS[node]), node]
+
+
+def expected(model, prompt, node):
+    """Logits of the plain forward over the prompt and the path."""
+    tokens = torch.tensor([[*prompt.tolist(), *[TOKENS[i] for i in path(node)]]])
+    with torch.inference_mode():
+        return model(tokens).logits[0, -1]
+
+
+def both(values):
+    """The same row for both requests."""
+    return torch.tensor(values).expand(2, -1)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("passes", ["one", "prompt first", "level by level"])
+def test_a_tree_equals_one_plain_forward_a_path(architecture, passes):
+    model = tiny_model(architecture, dtype=torch.float64)
+    tokens, lengths = pad_prompts(PROMPTS, 64)
+    tree = TokenTree(TreeModel.of(model), tokens, lengths, len(TOKENS))
+    steps = {
+        "one": [range(6)],
+        "prompt first": [range(0), range(6)],
+        "level by level": [range(0), range(2), range(2, 5), range(5, 6)],
+    }[passes]
+    logits = []
+    for step in steps:
+        for depth in sorted({DEPTH[i] for i in step}):
+            here = [i for i in step if DEPTH[i] == depth]
+            tree.add(both([TOKENS[i] for i in here]), both([PARENTS[i] for i in here]), depth)
+        logits.append(tree.forward())
+    logits = torch.cat(logits, dim=1)
+    assert tree.passes == len(steps)
+    for b, prompt in enumerate(PROMPTS):
+        for place, node in enumerate([ROOT, *range(6)]):
+            torch.testing.assert_close(
+                logits[b, place], expected(model, prompt, node), atol=1e-10, rtol=1e-8
+            )
+
+
+def test_requests_may_add_nodes_of_different_depths_and_leave_the_batch():
+    model = tiny_model("qwen3-mixed-window", dtype=torch.float64)
+    tokens, lengths = pad_prompts(PROMPTS, 64)
+    tree = TokenTree(TreeModel.of(model), tokens, lengths, 8)
+    tree.add(both([20, 21]), both([ROOT, ROOT]), 1)
+    tree.forward()
+    # the first request goes on below node 0, the second adds another child of its prompt
+    tree.add(torch.tensor([[22], [30]]), torch.tensor([[0], [ROOT]]), torch.tensor([[2], [1]]))
+    logits = tree.forward()
+    for b, last in enumerate(([20, 22], [30])):
+        with torch.inference_mode():
+            plain = model(torch.tensor([[*PROMPTS[b].tolist(), *last]])).logits[0, -1]
+        torch.testing.assert_close(logits[b, 0], plain, atol=1e-10, rtol=1e-8)
+    tree.keep(torch.tensor([1]))
+    tree.add(torch.tensor([[31]]), torch.tensor([[2]]), 2)
+    with torch.inference_mode():
+        plain = model(torch.tensor([[*PROMPTS[1].tolist(), 30, 31]])).logits[0, -1]
+    torch.testing.assert_close(tree.forward()[0, 0], plain, atol=1e-10, rtol=1e-8)
+
+
+def test_models_that_scale_their_logits_are_refused():
+    model = tiny_model()
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        TreeModel.of(model)
+
+
+def test_attention_that_ignores_masks_is_refused():
+    model = tiny_model()
+    model.config._attn_implementation = "flex_attention"
+    with pytest.raises(ValueError, match="load the model with attn_implementation='sdpa'"):
+        TreeModel.of(model)
