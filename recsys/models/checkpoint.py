@@ -1,0 +1,208 @@
+"""Checkpoints: LLaMA models by size, and Hugging Face folders read and written.
+
+Weights are safetensors, never pickle, and code that comes with a checkpoint is never run. A folder
+may hold `adapter/`, a peft adapter on top of the weights beside it. This module knows sizes and
+files; how a model is trained or asked is not its business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recsys.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedModel
+
+    from recsys.vocabulary import Vocabulary
+
+ADAPTER = "adapter"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a LLaMA model over a semantic vocabulary.
+
+    Attributes:
+        hidden_size: width of a token's state.
+        intermediate_size: width of the feed-forward layer.
+        layers: decoder layers.
+        heads: attention heads; few wide ones are quicker on a CPU than many narrow ones.
+        kv_heads: key and value heads; None for as many as heads.
+        tied: one matrix for token embeddings and LM head.
+        attention_dropout: share of attention weights dropped while training.
+    """
+
+    hidden_size: int = 128
+    intermediate_size: int = 256
+    layers: int = 2
+    heads: int = 2
+    kv_heads: int | None = None
+    tied: bool = False
+    attention_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "layers", "heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"architecture.{name}: want at least 1, got {getattr(self, name)}"
+                )
+        if self.hidden_size % (2 * self.heads):
+            raise ConfigError(
+                f"architecture.hidden_size: {self.hidden_size} is not a multiple of twice the "
+                f"{self.heads} heads (a head's width must be even)"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ConfigError(
+                f"architecture.kv_heads: {self.kv_heads} does not divide the {self.heads} heads"
+            )
+
+
+# Parameters with 4 levels of 256 codes: 0.6, 3.2 and 19 million.
+PRESETS = {
+    "tiny": Architecture(),
+    "small": Architecture(hidden_size=256, intermediate_size=512, layers=4, heads=4),
+    "base": Architecture(hidden_size=512, intermediate_size=1408, layers=6, heads=8),
+}
+
+
+def architecture(preset: str, overrides: Mapping[str, Any] | None = None) -> Architecture:
+    """A preset with some sizes replaced.
+
+    Raises:
+        ConfigError: unknown preset or size.
+    """
+    from recsys.config import build as read
+
+    if preset not in PRESETS:
+        raise ConfigError(f"preset: {preset!r} is not one of {', '.join(PRESETS)}")
+    values = {**asdict(PRESETS[preset]), **(overrides or {})}
+    return read(Architecture, values, where="architecture")
+
+
+def build(
+    sizes: str | Mapping[str, Any] | Architecture, vocabulary: Vocabulary
+) -> LlamaForCausalLM:
+    """A LLaMA model with random weights over `vocabulary`.
+
+    Args:
+        sizes: a preset's name, an `Architecture`, or its values (missing ones are those of `tiny`).
+        vocabulary: its size, padding token and prefix.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if isinstance(sizes, str):
+        sizes = architecture(sizes)
+    elif not isinstance(sizes, Architecture):
+        sizes = replace(Architecture(), **sizes)
+    config = LlamaConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        attention_dropout=sizes.attention_dropout,
+        tie_word_embeddings=sizes.tied,
+        pad_token_id=vocabulary.pad,
+        bos_token_id=vocabulary.prefix[0] if vocabulary.prefix else None,
+        eos_token_id=None,  # a semantic ID has a known length; nothing ends it
+    )
+    return LlamaForCausalLM(config)
+
+
+def load_model(
+    folder: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Any:
+    """Read a checkpoint folder: a causal LM, or a peft model if it holds `adapter/`.
+
+    Args:
+        folder: a Hugging Face checkpoint directory with safetensors weights.
+        dtype: of the weights; None keeps the stored one.
+        device: where they go.
+
+    Raises:
+        ArtifactError: not a checkpoint, weights that are not safetensors, or an architecture that
+            transformers does not have built in.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(folder)
+    _require(folder, "config.json", "*.safetensors")
+    try:
+        with _no_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                os.fspath(folder),
+                dtype=dtype or "auto",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{folder}: not a loadable checkpoint: {error}") from error
+    adapter = folder / ADAPTER
+    if adapter.is_dir():
+        from peft import PeftModel
+
+        _require(adapter, "adapter_config.json", "adapter_model.safetensors")
+        model = PeftModel.from_pretrained(model, os.fspath(adapter), autocast_adapter_dtype=False)
+        model = model.to(dtype) if dtype is not None else model
+    return model.to(device).eval()
+
+
+def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True) -> None:
+    """Write a checkpoint folder that `load_model` reads.
+
+    A peft model is consumed: it is merged, or taken apart into base weights and `adapter/`.
+
+    Args:
+        model: a causal LM or a peft model of one.
+        folder: an existing directory.
+        merge: whether a peft adapter is added into the weights.
+    """
+    if hasattr(model, "peft_config"):
+        if merge:
+            model = model.merge_and_unload()
+        else:
+            adapter = folder / ADAPTER
+            for config in model.peft_config.values():
+                config.base_model_name_or_path = ".."  # relative, so that the folder can move
+            model.save_pretrained(os.fspath(adapter), save_embedding_layers=False)
+            (adapter / "README.md").unlink(missing_ok=True)  # a card template about nothing
+            model = model.unload()
+    with _no_bars():
+        model.save_pretrained(os.fspath(folder))
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without the progress bars of transformers, which flash by for a file or two."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _require(folder: Path, config: str, weights: str) -> None:
+    """Raise ArtifactError unless `folder` has a readable config and weights in safetensors."""
+    try:
+        json.loads((folder / config).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{folder} is not a checkpoint: {config}: {error}") from error
+    if not any(folder.glob(weights)):
+        raise ArtifactError(
+            f"{folder}: no {weights}; only safetensors weights are loaded, convert them first"
+        )

@@ -1,0 +1,125 @@
+"""Training batches: windows of histories become padded token rows under a budget of tokens.
+
+Everything about an epoch follows from (seed, epoch): which items are dropped, how rows are grouped
+by length, the order of batches. A position in the data is therefore two integers, and a run that
+was stopped goes on with the very batch that it would have seen. NumPy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recsys.prompts import training_windows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from recsys.interactions import Histories
+    from recsys.prompts import PromptConfig, Windows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one forward pass.
+
+    Attributes:
+        tokens: (B, T) int64, padded on the right.
+        loss: (B, T) bool, the tokens that are asked for; never the prefix, never padding.
+    """
+
+    tokens: NDArray[np.int64]
+    loss: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TrainingBatches:
+    """All batches of all epochs.
+
+    Attributes:
+        windows: item sequences, and where each one's loss begins.
+        item_tokens: (items, L) int64 token ids.
+        prefix: tokens in front of every row.
+        pad: fills rows up to the longest of their batch.
+        max_tokens: most tokens of a batch, padding included (a longer row is a batch of its own).
+        item_dropout: share of items left out of a window, as if they had never happened.
+        seed: of dropout and order.
+    """
+
+    windows: Windows
+    item_tokens: NDArray[np.int64]
+    prefix: tuple[int, ...]
+    pad: int
+    max_tokens: int
+    item_dropout: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        histories: Histories,
+        prompt: PromptConfig,
+        item_tokens: NDArray[np.int64],
+        *,
+        min_context: int = 1,
+        **settings: object,
+    ) -> TrainingBatches:
+        """Batches over training histories, windowed as serving will ask (`training_windows`)."""
+        windows = training_windows(histories, prompt, min_context=min_context)
+        return cls(windows, item_tokens, **settings)  # type: ignore[arg-type]
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of one epoch from number `start` on."""
+        rng = np.random.default_rng([self.seed, epoch])
+        windows, first = self._drop(rng)
+        for rows in self._group(windows.lengths, rng)[start:]:
+            yield self._batch(windows.take(rows), first[rows])
+
+    def count(self, epoch: int = 0) -> int:
+        """Batches of an epoch (it varies a little with what is dropped)."""
+        rng = np.random.default_rng([self.seed, epoch])
+        return len(self._group(self._drop(rng)[0].lengths, rng))
+
+    def _drop(self, rng: np.random.Generator) -> tuple[Histories, NDArray[np.int64]]:
+        """Windows without the dropped items; windows that then ask nothing are left out."""
+        sequences, first = self.windows.sequences, self.windows.first
+        if self.item_dropout > 0:
+            keep = rng.random(len(sequences.items)) >= self.item_dropout
+            place = np.arange(len(keep)) - np.repeat(sequences.offsets[:-1], sequences.lengths)
+            early = keep & (place < first[sequences.rows])
+            first = np.bincount(sequences.rows[early], minlength=len(sequences))
+            sequences = sequences.where(keep)
+        asking = np.flatnonzero(sequences.lengths > first)
+        return sequences.take(asking), first[asking]
+
+    def _group(
+        self, lengths: NDArray[np.int64], rng: np.random.Generator
+    ) -> list[NDArray[np.int64]]:
+        """Rows of each batch: alike in length, a random mix among equals, in random order."""
+        order = np.lexsort((rng.random(len(lengths)), lengths))
+        widths = len(self.prefix) + lengths[order] * self.item_tokens.shape[1]
+        groups, start = [], 0
+        while start < len(order):
+            # Widths rise: a batch is as wide as its last row, and no longer than this many rows.
+            nearest = widths[start : start + self.max_tokens // int(widths[start]) + 1]
+            room = nearest * np.arange(1, len(nearest) + 1)
+            stop = start + max(1, int(np.searchsorted(room, self.max_tokens, side="right")))
+            groups.append(order[start:stop])
+            start = stop
+        return [groups[i] for i in rng.permutation(len(groups))]
+
+    def _batch(self, sequences: Histories, first: NDArray[np.int64]) -> Batch:
+        items = sequences.padded()
+        levels, prefix = self.item_tokens.shape[1], len(self.prefix)
+        tokens = np.full((len(items), prefix + items.shape[1] * levels), self.pad, np.int64)
+        tokens[:, :prefix] = self.prefix
+        real = np.repeat(items >= 0, levels, axis=1)
+        tokens[:, prefix:][real] = self.item_tokens[items[items >= 0]].reshape(-1)
+        loss = np.zeros(tokens.shape, np.bool_)
+        asked = np.arange(items.shape[1]) >= first[:, None]
+        loss[:, prefix:] = real & np.repeat(asked, levels, axis=1)
+        return Batch(tokens, loss)

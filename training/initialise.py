@@ -1,0 +1,78 @@
+"""Starting weights: token embeddings from what the quantiser knows, a draft from its target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from recsys.vocabulary import Vocabulary
+
+
+def centroid_embeddings(
+    centroids: NDArray[np.floating], level_sizes: tuple[int, ...], width: int, rms: float
+) -> list[NDArray[np.float32]]:
+    """Embeddings of codes that lie to each other as their centroids do.
+
+    All levels are projected on the same leading principal axes where the centroids are wider than
+    `width`, and filled with zeros where they are narrower. Each level is centred and scaled by
+    itself: deep levels quantise small residuals, which would else be lost beside the first.
+
+    Args:
+        centroids: (L, V, D).
+        level_sizes: codes of each level, at most V.
+        width: H of the embedding.
+        rms: root mean square of the result.
+
+    Returns:
+        L arrays (level_sizes[l], H).
+    """
+    levels = [
+        c[:size] - c[:size].mean(axis=0) for c, size in zip(centroids, level_sizes, strict=True)
+    ]
+    levels = [c / max(float(np.sqrt((c**2).mean())), 1e-12) for c in levels]
+    if centroids.shape[2] > width:
+        axes = np.linalg.svd(np.concatenate(levels), full_matrices=False)[2][:width]
+        levels = [c @ axes.T for c in levels]
+    embeddings = []
+    for c in levels:
+        wide = np.zeros((len(c), width), np.float32)
+        wide[:, : c.shape[1]] = c
+        embeddings.append(wide * (rms / max(float(np.sqrt((wide**2).mean())), 1e-12)))
+    return embeddings
+
+
+@torch.no_grad()
+def initialise_from_centroids(
+    model: Any, vocabulary: Vocabulary, centroids: NDArray[np.floating]
+) -> None:
+    """Put `centroid_embeddings` into the rows of the semantic tokens, in embedding and head.
+
+    The rows get the spread that the model's own rows have.
+    """
+    for matrix in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+        rms = float(matrix.float().pow(2).mean().sqrt())
+        rows = centroid_embeddings(centroids, vocabulary.level_sizes, matrix.shape[1], rms)
+        for offset, level in zip(vocabulary.level_offsets, rows, strict=True):
+            matrix[offset : offset + len(level)] = torch.from_numpy(level).to(matrix)
+
+
+@torch.no_grad()
+def initialise_from_model(draft: Any, target: Any) -> None:
+    """Copy embeddings, head, last norm and the first layers of a model of the same width.
+
+    Raises:
+        ValueError: the widths differ.
+    """
+    source, state = target.state_dict(), draft.state_dict()
+    odd = [k for k in state if k not in source or source[k].shape != state[k].shape]
+    if odd:
+        raise ValueError(
+            f"the draft's {odd[0]} {tuple(state[odd[0]].shape)} does not fit the target; give both "
+            "the same sizes but for the number of layers, or set init_from_target: false"
+        )
+    draft.load_state_dict({key: source[key] for key in state})

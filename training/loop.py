@@ -1,0 +1,367 @@
+"""fit: steps, schedule, validation, checkpoints, log. Knows a loss module, batches and a callback.
+
+accelerate places the model and joins processes, so the same program runs on a CPU, a GPU, or
+several under `accelerate launch`. What is learned from the batches is the loss module's business,
+and what "good" means is the callback's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from recsys.errors import ConfigError
+from recsys.progress import say, track
+from training.state import Progress, restore_trainable, trainable_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import nn
+
+    from recsys.progress import Bar
+    from training.batches import Batch
+    from training.state import Checkpoints
+
+LOG = "log.jsonl"
+LOG_EVERY_STEPS = 50
+METRIC = "ndcg@10"
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How a model is trained.
+
+    Attributes:
+        epochs: passes over the training windows, at most.
+        max_minutes: time budget, validation included; the schedule then follows the clock, and
+            training ends when either budget is spent.
+        learning_rate: peak of the schedule.
+        min_learning_rate: its end, as a share of the peak.
+        warmup_steps: steps of linear rise; cosine fall from there.
+        weight_decay: of matrices (norms have none).
+        beta2: of AdamW.
+        clip: largest norm of the gradient; 0 does not clip.
+        accumulate: batches added up to one step.
+        precision: `bf16` runs matrix products in it, `float32` nothing; `auto` takes bf16 where the
+            processor has it in hardware.
+        threads: of torch in each process; 0 leaves its default.
+        evaluate_every: epochs between validations; 0 never validates.
+        patience: validations without a better one before training stops; 0 never stops early.
+        checkpoint_minutes: between checkpoints; one is also written after each validation.
+        tensorboard: also write TensorBoard events (extra `tensorboard`).
+    """
+
+    epochs: int = 30
+    max_minutes: float | None = None
+    learning_rate: float = 3e-3
+    min_learning_rate: float = 0.0
+    warmup_steps: int = 100
+    weight_decay: float = 0.05
+    beta2: float = 0.98
+    clip: float = 1.0
+    accumulate: int = 1
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    threads: int = 0
+    evaluate_every: int = 5
+    patience: int = 4
+    checkpoint_minutes: float = 2.0
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("accumulate", 1), ("evaluate_every", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: want at least {least}, got {getattr(self, name)}")
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise ConfigError(f"max_minutes: want more than 0, got {self.max_minutes}")
+
+
+class Data(Protocol):
+    """What `fit` reads batches from (`training.batches.TrainingBatches`)."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of one epoch from number `start` on."""
+
+    def count(self, epoch: int = 0) -> int:
+        """Batches of an epoch."""
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """bfloat16 or float32, as `precision` says for `device`."""
+    if precision == "auto":
+        if device.type == "cuda":
+            fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            fast = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def fit(
+    module: nn.Module,
+    data: Data,
+    config: LoopConfig,
+    checkpoints: Checkpoints,
+    *,
+    name: str,
+    validate: Callable[[], dict[str, float]] | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+) -> Progress:
+    """Train `module` in place; it ends with the weights of the best validation (or the last ones).
+
+    A run that was killed goes on from its newest checkpoint. On a CPU, with budgets of epochs or
+    steps, it then ends with the same bits as if it had not been killed; a time budget goes on with
+    the time that was left.
+
+    Args:
+        module: (tokens, loss mask) -> scalar loss (`training.objective.NextToken`).
+        data: batches by epoch and number.
+        config: how.
+        checkpoints: where state and `log.jsonl` are kept.
+        name: shown in front of the progress.
+        validate: called on the main process with the module in evaluation mode; returns metrics,
+            `ndcg@10` among them.
+        seed: of dropout inside the model.
+        max_steps: end here at the latest, as a budget of its own.
+
+    Returns:
+        Where training ended, with the metrics of the weights that were kept.
+
+    Raises:
+        ConfigError: the loss is no longer finite, or TensorBoard is asked for and not installed.
+    """
+    return _Run(module, data, config, checkpoints, name, validate, seed, max_steps).train()
+
+
+class _Run:
+    """One call of `fit`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: Data,
+        config: LoopConfig,
+        checkpoints: Checkpoints,
+        name: str,
+        validate: Callable[[], dict[str, float]] | None,
+        seed: int,
+        max_steps: int | None,
+    ) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.module, self.data, self.config, self.name = module, data, config, name
+        self.checkpoints, self.validate = checkpoints, validate
+        self.accelerator = Accelerator()
+        self.world = self.accelerator.num_processes
+        torch.manual_seed(seed + self.accelerator.process_index)
+        self.optimizer = _optimizer(module.to(self.accelerator.device), config)
+        resumed = checkpoints.load(module, self.optimizer)
+        self.progress, self.best = resumed or (Progress(), {})
+        if resumed:
+            say(
+                f"{name}: going on from step {self.progress.step}, {self.progress.seconds:.0f} s in"
+            )
+        self.wrapped = self.accelerator.prepare(module)
+        self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
+        self.start = time.monotonic() - self.progress.seconds
+        steps = config.epochs * -(-data.count() // (config.accumulate * self.world))
+        self.total_steps = min(steps, max_steps or steps)
+        self.budget_s = (config.max_minutes or math.inf) * 60
+        self.saved = time.monotonic()
+        main = self.accelerator.is_main_process
+        self.log = _Log(checkpoints.folder, self.progress.log_bytes, config, main)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent, over all sittings."""
+        return time.monotonic() - self.start
+
+    def train(self) -> Progress:
+        """Epochs until a budget is spent or validation no longer improves."""
+        progress, patience = self.progress, self.config.patience
+        timed = not math.isinf(self.budget_s)
+        left = self.budget_s - self.seconds if timed else self.total_steps - progress.step
+        with track(self.name, max(left, 0)) as bar:
+            while self._spent() < 1 and not 0 < patience <= progress.stale:
+                self._epoch(bar, timed)
+                every = self.config.evaluate_every
+                if progress.batch == 0 and every and progress.epoch % every == 0:
+                    self._evaluate()
+        if self.config.evaluate_every and progress.evaluated != progress.step:
+            self._evaluate()
+        if self.best:
+            restore_trainable(self.module, self.best)
+        return progress
+
+    def _epoch(self, bar: Bar, timed: bool) -> None:
+        """Train to the end of the epoch, or of the budget."""
+        progress, group = self.progress, self.config.accumulate * self.world
+        batches = self.data.epoch(progress.epoch, progress.batch)
+        last = time.monotonic()
+        while step := list(islice(batches, group)):
+            share = self._spent()
+            if share >= 1:
+                return
+            self._step(step, share)
+            now = time.monotonic()
+            rate = progress.tokens / self.seconds
+            bar.advance(now - last if timed else 1, epoch=progress.epoch + 1.0, tokens_per_s=rate)
+            last = now
+            if progress.step % LOG_EVERY_STEPS == 0:
+                self._write_loss(share)
+            if now - self.saved > self.config.checkpoint_minutes * 60:
+                self._checkpoint()
+        progress.epoch, progress.batch = progress.epoch + 1, 0
+
+    def _step(self, group: list[Batch], share: float) -> None:
+        """One optimizer step on this process's batches of the group."""
+        progress, accelerator = self.progress, self.accelerator
+        mine = group[accelerator.process_index :: self.world] or group[:1]
+        rate = self._learning_rate(share)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
+        for number, batch in enumerate(mine, 1):
+            tokens = torch.from_numpy(batch.tokens).to(accelerator.device, non_blocking=True)
+            asked = torch.from_numpy(batch.loss).to(accelerator.device, non_blocking=True)
+            # Gradients are exchanged once a step, with the last of its batches.
+            exchange = nullcontext() if number == len(mine) else accelerator.no_sync(self.wrapped)
+            with exchange:
+                loss = self.wrapped(tokens, asked) / len(mine)
+                accelerator.backward(loss)
+            self.loss += loss.detach()
+            progress.tokens += batch.tokens.size
+        if self.config.clip:
+            accelerator.clip_grad_norm_(self.module.parameters(), self.config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        progress.step += 1
+        progress.loss_steps += 1
+        progress.batch += len(group)
+
+    def _learning_rate(self, share: float) -> float:
+        """Linear warm-up by steps, then a cosine over the share of the budget that is spent."""
+        least = self.config.min_learning_rate
+        cosine = least + (1 - least) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+        warmup = min(1.0, (self.progress.step + 1) / max(self.config.warmup_steps, 1))
+        return self.config.learning_rate * warmup * cosine
+
+    def _spent(self) -> float:
+        """Share of the budget that is gone; processes take the first one's word."""
+        share = max(self.progress.step / self.total_steps, self.seconds / self.budget_s)
+        return float(self._agree(share))
+
+    def _evaluate(self) -> None:
+        progress = self.progress
+        metrics: dict[str, float] = {}
+        if self.validate is not None and self.accelerator.is_main_process:
+            self.module.eval()
+            metrics = self.validate()
+            self.module.train()
+        metrics = self._agree(metrics)
+        progress.evaluated = progress.step
+        if metrics:
+            if not progress.best or metrics[METRIC] > progress.best[METRIC]:
+                progress.best, progress.stale = metrics, 0
+                self.best = trainable_state(self.module)
+            else:
+                progress.stale += 1
+            self.log.write(progress, self.seconds, metrics)
+            shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items())
+            say(f"{self.name}: epoch {progress.epoch}, {self.seconds:.0f} s: {shown}")
+        self._checkpoint()
+
+    def _write_loss(self, share: float) -> None:
+        progress = self.progress
+        loss = self.loss.item() / progress.loss_steps
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"{self.name}: the loss is {loss} at step {progress.step}; lower learning_rate, "
+                "or set precision: float32"
+            )
+        values = {
+            "loss": loss,
+            "learning_rate": self._learning_rate(share),
+            "tokens_per_s": self.world * progress.tokens / self.seconds,
+        }
+        self.log.write(progress, self.seconds, values)
+        self.loss.zero_()
+        progress.loss_steps = 0
+
+    def _checkpoint(self) -> None:
+        if self.accelerator.is_main_process:
+            self.progress.seconds, self.progress.loss_sum = self.seconds, self.loss.item()
+            self.progress.log_bytes = self.log.size
+            self.checkpoints.save(self.module, self.optimizer, self.progress, self.best)
+        self.accelerator.wait_for_everyone()
+        self.saved = time.monotonic()
+
+    def _agree(self, value: Any) -> Any:
+        """The main process's value, on all processes."""
+        return broadcast_object_list([value])[0] if self.world > 1 else value
+
+
+def _optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+
+
+class _Log:
+    """`log.jsonl`, cut back to what the checkpoint knew; TensorBoard beside it if asked for."""
+
+    def __init__(self, folder: Path, size: int, config: LoopConfig, main: bool) -> None:
+        self._file = folder / LOG
+        self._main = main
+        self._events: Any = None
+        if not main:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._file.open("ab") as stream:
+            stream.truncate(size)
+        if config.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ConfigError(
+                    "tensorboard: not installed; run `pip install 'recsys[tensorboard]'` or set "
+                    "tensorboard: false"
+                ) from error
+            self._events = SummaryWriter(str(folder.with_suffix(".tensorboard")))
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._file.stat().st_size
+
+    def write(self, progress: Progress, seconds: float, values: dict[str, float]) -> None:
+        """One line: where training stands, and `values`."""
+        if not self._main:
+            return
+        line = {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "tokens": progress.tokens,
+            "seconds": round(seconds, 2),
+            **{key: round(value, 6) for key, value in values.items()},
+        }
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        if self._events is not None:
+            for key, value in values.items():
+                self._events.add_scalar(key, value, progress.step)
+            self._events.flush()

@@ -1,0 +1,188 @@
+"""Next-item training of a model on a data set with semantic IDs: what target and draft share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from accelerate import Accelerator
+
+from recsys.artifacts import read_manifest
+from recsys.config import as_dict
+from recsys.dataset import Dataset
+from recsys.errors import ConfigError
+from training.batches import TrainingBatches
+from training.loop import LoopConfig, autocast_dtype, fit
+from training.objective import NextToken
+from training.validation import Validation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from recsys.artifacts import Workspace
+    from recsys.prompts import PromptEncoder
+    from training.state import Checkpoints, Progress
+
+
+@dataclass(frozen=True)
+class SupervisedConfig(LoopConfig):
+    """Sizes, batches, regularisation and validation, on top of `LoopConfig`.
+
+    Attributes:
+        preset: sizes of a model from scratch: `tiny`, `small` or `base`.
+        architecture: sizes that differ from the preset's (`recsys.models.checkpoint.Architecture`).
+        batch_tokens: most tokens of a batch, padding included.
+        min_context: items that must stand before an item for it to be asked; 0 also asks the first.
+        item_dropout: share of items left out of a history, anew each epoch.
+        embedding_dropout: of the token embeddings.
+        label_smoothing: share of a token's probability spread over the vocabulary.
+        eval_users: validation users that are ranked, a fixed sample.
+        eval_beams: width of their beam search.
+    """
+
+    preset: str = "tiny"
+    architecture: dict[str, Any] = field(default_factory=dict)
+    batch_tokens: int = 4096
+    min_context: int = 1
+    item_dropout: float = 0.1
+    embedding_dropout: float = 0.0
+    label_smoothing: float = 0.05
+    eval_users: int = 1000
+    eval_beams: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("item_dropout", "embedding_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}: want 0 <= {name} < 1, got {getattr(self, name)}")
+        if self.eval_beams < 10:
+            raise ConfigError(f"eval_beams: NDCG@10 needs at least 10, got {self.eval_beams}")
+
+
+@dataclass(frozen=True)
+class Material:
+    """What training reads: a data set and its semantic IDs.
+
+    Attributes:
+        dataset: canonical data.
+        codes: (items, L) int32.
+        centroids: (L, V, D) float32, None for imported IDs.
+        parents: digests of both artifacts.
+    """
+
+    dataset: Dataset
+    codes: NDArray[np.int32]
+    centroids: NDArray[np.float32] | None
+    parents: dict[str, str]
+
+    @staticmethod
+    def digests(workspace: Workspace) -> dict[str, str]:
+        """Digests of the data set and IDs of a workspace.
+
+        Raises:
+            ArtifactError: one of them is missing.
+        """
+        return {
+            "dataset": Dataset.manifest(workspace.dataset).digest,
+            "ids": read_manifest(workspace.run("ids"), "ids").digest,
+        }
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> Material:
+        """Read both artifacts."""
+        from safetensors.numpy import load_file
+
+        ids = workspace.run("ids")
+        file = ids / "centroids.safetensors"
+        return cls(
+            Dataset.load(workspace.dataset),
+            np.load(ids / "codes.npy", allow_pickle=False),
+            load_file(file)["centroids"] if file.exists() else None,
+            cls.digests(workspace),
+        )
+
+    @property
+    def level_sizes(self) -> list[int]:
+        """Codes of each level: the quantiser's, or as many as imported IDs use."""
+        if self.centroids is not None:
+            return [self.centroids.shape[1]] * self.codes.shape[1]
+        return [int(size) for size in self.codes.max(axis=0) + 1]
+
+
+def train_supervised(
+    model: Any,
+    dataset: Dataset,
+    encoder: PromptEncoder,
+    config: SupervisedConfig,
+    checkpoints: Checkpoints,
+    *,
+    name: str,
+    pad: int = 0,
+    seed: int = 0,
+) -> Progress:
+    """Train `model` in place on the training histories, validated on validation users.
+
+    Args:
+        model: a causal LM, or a peft model of one.
+        dataset: only its training events are trained on.
+        encoder: history -> prompt; windows, prefix and tokens are taken from it.
+        config: how.
+        checkpoints: where state is kept meanwhile.
+        name: shown in front of the progress.
+        pad: token that fills rows.
+        seed: of everything random.
+    """
+    batches = TrainingBatches.of(
+        dataset.train_histories,
+        encoder.config,
+        encoder.item_tokens,
+        min_context=config.min_context,
+        prefix=encoder.prefix,
+        pad=pad,
+        max_tokens=config.batch_tokens,
+        item_dropout=config.item_dropout,
+        seed=seed,
+    )
+    if not len(batches.windows.first):
+        raise ConfigError("no user has two training events, so there is nothing to train on")
+    device = Accelerator().device
+    if device.type == "cpu":
+        # torch's fused attention is slow backward in bf16 on a CPU: ten times eager's time.
+        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        causal.set_attn_implementation("eager")
+    module = NextToken(
+        model,
+        label_smoothing=config.label_smoothing,
+        dropout=config.embedding_dropout,
+        dtype=autocast_dtype(config.precision, device),
+    )
+    validation = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
+    progress = fit(
+        module,
+        batches,
+        config,
+        checkpoints,
+        name=name,
+        validate=validation if len(validation.examples) else None,
+        seed=seed,
+    )
+    model.eval()
+    return progress
+
+
+def describe(progress: Progress, config: SupervisedConfig, parameters: int) -> dict[str, Any]:
+    """What a manifest says of a training run."""
+    return {
+        "parameters": parameters,
+        "epochs": progress.epoch,
+        "steps": progress.step,
+        "seconds": round(progress.seconds, 1),
+        "validation": {**progress.best, "users": config.eval_users, "seen_items": "masked"},
+    }
+
+
+def settings_of(config: SupervisedConfig, seed: int) -> dict[str, Any]:
+    """Plain values that identify a run."""
+    return json.loads(json.dumps({**as_dict(config), "seed": seed}))  # type: ignore[no-any-return]
