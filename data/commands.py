@@ -123,11 +123,11 @@ def _report(path: Path, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_table(info["stats"], info["decisions"]))
+    console.print(_table(info["stats"], info["split"], info["decisions"]))
     console.print(f"data set: {path}", soft_wrap=True, highlight=False)
 
 
-def _table(stats: dict[str, Any], decisions: dict[str, int]) -> Any:
+def _table(stats: dict[str, Any], split: str, decisions: dict[str, int]) -> Any:
     from rich.table import Table
 
     from recsys.splits import LABELS
@@ -152,10 +152,11 @@ def _table(stats: dict[str, Any], decisions: dict[str, int]) -> Any:
     for label, value in rows.items():
         table.add_row(label, value)
     table.add_section()
-    for split in LABELS:
-        part = stats["splits"][split]
+    table.add_row("split", split)
+    for name in LABELS:
+        part = stats["splits"][name]
         table.add_row(
-            split,
+            name,
             f"{part['interactions']:,} events of {part['users']:,} users, "
             f"{100 * part['cold']:.1f} % on cold items",
         )

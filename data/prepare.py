@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from recsys.pipeline import Context
 
 SYNTHETIC = "synthetic"
+Split = Literal["leave-one-out", "global-temporal", "own"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class DataConfig:
         min_rating: drop events rated lower.
         k_core: drop users and items with fewer events until all have as many; 0 keeps all.
         min_length: drop users with fewer events; 0 keeps all.
-        split: `leave-one-out`, `global-temporal`, or `own`, the one that the source comes with.
+        split: `leave-one-out`, `global-temporal`, or `own`, the one that the source comes with;
+            by default `own` where there is one, else `leave-one-out`.
         ratio: shares of events that train and validate under `global-temporal`.
         dates: when validation and test begin (ISO dates in UTC, or unix seconds), instead of ratio.
         synthetic: size of the synthetic shop.
@@ -65,7 +67,7 @@ class DataConfig:
     min_rating: float | None = None
     k_core: int = 0
     min_length: int = 0
-    split: Literal["leave-one-out", "global-temporal", "own"] = "leave-one-out"
+    split: Split | None = None
     ratio: tuple[float, float] = (0.8, 0.1)
     dates: tuple[Any, ...] | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
@@ -78,6 +80,11 @@ class DataConfig:
             raise ConfigError(
                 f"data.path: source {self.source!r} "
                 + ("reads no file; leave the path out" if self.path else "needs a path")
+            )
+        if self.k_core < 0 or self.min_length < 0:
+            raise ConfigError(
+                "data.k_core and data.min_length: want 0 or more, "
+                f"found {self.k_core} and {self.min_length}"
             )
         if self.dates is not None and len(self.dates) != 2:
             raise ConfigError(f"data.dates: want two moments, found {list(self.dates)}")
@@ -113,19 +120,29 @@ def stage(context: Context) -> Path:
     path = context.workspace.dataset
     if not context.force and up_to_date(path, "dataset", settings, parents):
         return path
-    dataset, counts = build(config, seed)
-    info = {"stats": describe(dataset), "decisions": counts}
+    dataset, split, decisions = build(config, seed)
+    info = {"stats": describe(dataset), "split": split, "decisions": decisions}
     with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
         dataset.save(folder)
     return path
 
 
-def build(config: DataConfig, seed: int = 0) -> tuple[Dataset, dict[str, int]]:
-    """Read, filter and split, in memory.
+class Prepared(NamedTuple):
+    """What `build` makes.
 
-    Returns:
-        the data set, and a count of each decision on the way (zero counts are left out).
+    Attributes:
+        dataset: the canonical data.
+        split: the kind of split that was taken.
+        decisions: a count of each decision on the way; zero counts are left out.
     """
+
+    dataset: Dataset
+    split: Split
+    decisions: dict[str, int]
+
+
+def build(config: DataConfig, seed: int = 0) -> Prepared:
+    """Read, filter and split, in memory."""
     if config.source == SYNTHETIC:
         raw = synthetic.generate(config.synthetic, seed)
     else:
@@ -148,21 +165,26 @@ def build(config: DataConfig, seed: int = 0) -> tuple[Dataset, dict[str, int]]:
         columns.get("rating"),
         item_ids=np.asarray(raw.items["item_id"].to_pylist(), np.str_),
     )
-    split = _split(interactions, columns, config)
-    counts = {name: count for name, count in raw.counts.items() if count}
-    return Dataset(interactions, split, raw.items, raw.codes), counts
+    split: Split = config.split or ("own" if "split" in columns else "leave-one-out")
+    dataset = Dataset(
+        interactions, _labels(interactions, columns, split, config), raw.items, raw.codes
+    )
+    return Prepared(dataset, split, {name: count for name, count in raw.counts.items() if count})
 
 
-def _split(
-    interactions: Interactions, columns: Mapping[str, NDArray[Any]], config: DataConfig
+def _labels(
+    interactions: Interactions,
+    columns: Mapping[str, NDArray[Any]],
+    split: Split,
+    config: DataConfig,
 ) -> NDArray[np.uint8]:
-    if config.split == "own":
+    if split == "own":
         if "split" not in columns:
             raise ConfigError(
                 f"data.split: source {config.source!r} comes with no split of its own"
             )
         return columns["split"].astype(np.uint8)  # in the order of `interactions` already
-    if config.split == "leave-one-out":
+    if split == "leave-one-out":
         return leave_one_out(interactions)
     dates = None
     if config.dates is not None:

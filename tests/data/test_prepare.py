@@ -1,0 +1,292 @@
+"""The stage: what it writes, when it leaves at once, and that nothing half-written stays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from data.commands import app
+from data.prepare import DataConfig, build, stage
+from recsys.artifacts import verify
+from recsys.config import Settings
+from recsys.config import build as build_config
+from recsys.dataset import Dataset
+from recsys.errors import ConfigError, DataError
+from recsys.pipeline import Context
+from recsys.splits import TEST, TRAIN, VALID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Prepare = Callable[..., Dataset]
+
+CSV = """user,item,timestamp,rating
+u,a,100,5
+u,b,200,4
+u,b,200,4
+u,c,300,1
+v,b,110,5
+v,a,150,5
+w,d,400,3
+"""
+SMALL = {"users": 40, "items": 240}
+
+
+@pytest.fixture
+def events(raw: Path) -> Path:
+    (raw / "e.csv").write_text(CSV)
+    return raw / "e.csv"
+
+
+def labels(data: Dataset) -> list[tuple[str, str, int]]:
+    made = data.interactions
+    return [
+        (str(made.user_ids[u]), str(made.item_ids[i]), int(s))
+        for u, i, s in zip(made.user, made.item, data.split, strict=True)
+    ]
+
+
+def test_a_table_becomes_a_data_set_split_leave_one_out(prepare: Prepare, events: Path) -> None:
+    assert labels(prepare(source="table", path="e.csv")) == [
+        ("u", "a", TRAIN), ("u", "b", VALID), ("u", "c", TEST),
+        ("v", "b", TRAIN), ("v", "a", TRAIN), ("w", "d", TRAIN),
+    ]  # fmt: skip
+
+
+def test_the_manifest_tells_what_was_decided(prepare: Prepare, events: Path, home: Path) -> None:
+    prepare(source="table", path="e.csv", min_rating=2, min_length=2)
+    manifest = verify(home / "datasets/t", "dataset")
+    assert manifest.info["decisions"] == {
+        "items_without_metadata": 4,
+        "duplicate_rows_dropped": 1,
+        "rows_below_min_rating_dropped": 1,
+        "rows_of_short_users_dropped": 1,
+    }
+    assert manifest.info["stats"]["interactions"] == 4
+    assert manifest.info["stats"]["items"] == 4  # items stay on sale when their events go
+    assert manifest.config["path"] == "e.csv"
+    assert list(manifest.parents) == ["interactions"]
+
+
+def test_a_k_core_leaves_only_its_items(prepare: Prepare, events: Path) -> None:
+    data = prepare(source="table", path="e.csv", k_core=2)
+    assert data.item_ids.tolist() == ["a", "b"]
+    assert data.interactions.user_ids.tolist() == ["u", "v"]
+
+
+@pytest.mark.parametrize(
+    "dates", [(200, 300), ("1970-01-01T00:03:20", "1970-01-01T00:05:00+00:00")]
+)
+def test_a_split_by_date_takes_seconds_or_iso_texts(
+    prepare: Prepare, events: Path, dates: tuple[Any, Any]
+) -> None:
+    data = prepare(source="table", path="e.csv", split="global-temporal", dates=list(dates))
+    times = data.interactions.timestamp
+    assert data.split.tolist() == [TRAIN if t < 200 else VALID if t < 300 else TEST for t in times]
+
+
+def test_a_date_in_yaml_is_a_date(prepare: Prepare, events: Path) -> None:
+    import yaml
+
+    section = yaml.safe_load(
+        "{source: table, path: e.csv, split: global-temporal, dates: [1970-01-01, 1970-01-02]}"
+    )
+    data = prepare(**section)
+    assert set(data.split.tolist()) == {VALID}
+    assert prepare(**section).split.tolist() == data.split.tolist()
+
+
+def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
+    data = prepare(source="table", path="e.csv", split="global-temporal", ratio=[0.5, 0.2])
+    assert np.bincount(data.split).tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"source": "tabel", "path": "e.csv"}, r"data\.source: 'tabel' is not one of synthetic,"),
+        ({"source": "table"}, r"data\.path: source 'table' needs a path"),
+        ({"path": "e.csv"}, r"data\.path: source 'synthetic' reads no file"),
+        ({"source": "table", "path": "f.csv"}, r"data\.path: 'f\.csv' is neither under"),
+        ({"source": "table", "path": "e.csv", "items": "i"}, r"data\.items: 'i' is neither"),
+        ({"source": "table", "path": "e.csv", "split": "own"}, "no split of its own"),
+        ({"source": "table", "path": "e.csv", "dates": [1]}, r"data\.dates: want two moments"),
+        (
+            {"source": "table", "path": "e.csv", "split": "global-temporal", "dates": [1, "noon"]},
+            r"data\.dates: 'noon' is neither",
+        ),
+        (
+            {"source": "table", "path": "e.csv", "split": "global-temporal", "ratio": [0.9, 0.1]},
+            r"data\.split: split ratio",
+        ),
+        ({"source": "table", "path": "e.csv", "kcore": 5}, "did you mean 'k_core'"),
+        ({"synthetic": {"items": 3}}, r"data\.synthetic: want users >= 1"),
+        ({"k_core": -1}, r"data\.k_core"),
+    ],
+)
+def test_a_setting_that_cannot_be_met_is_named(
+    prepare: Prepare, events: Path, home: Path, section: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(**section)
+    assert not list(home.rglob("*"))
+
+
+def test_order_alone_cannot_be_split_by_time(prepare: Prepare, raw: Path) -> None:
+    (raw / "X.txt").write_text("1 1 2 3\n")
+    with pytest.raises(ConfigError, match="needs timestamps; this data set has only order"):
+        prepare(source="s3rec", path="X.txt", split="global-temporal")
+
+
+def test_the_default_is_the_synthetic_shop() -> None:
+    config = build_config(DataConfig, {}, "data")
+    assert config.source == "synthetic"
+    assert (config.synthetic.users, config.synthetic.items) == (3_000, 1_200)
+
+
+def test_the_seed_changes_the_synthetic_shop_alone(home: Path, events: Path) -> None:
+    def run(seed: int, **section: Any) -> int:
+        settings = Settings({"name": "t", "seed": seed, "data": section})
+        return stage(Context.of(settings)).stat().st_ino
+
+    first = run(0, synthetic=SMALL)
+    assert run(0, synthetic=SMALL) == first
+    assert run(1, synthetic=SMALL) != first
+    table = run(0, source="table", path="e.csv")
+    assert run(1, source="table", path="e.csv") == table
+
+
+def test_the_stage_works_again_only_when_something_changed(
+    prepare: Prepare, events: Path, home: Path
+) -> None:
+    folder = home / "datasets/t"
+
+    def run(**options: Any) -> int:
+        prepare(source="table", path="e.csv", **options)
+        return folder.stat().st_ino
+
+    first = run()
+    assert run() == first
+    assert run(force=True) != first
+    second = folder.stat().st_ino
+    events.write_text(CSV + "w,a,500,5\n")
+    third = run()
+    assert third != second
+    assert run(min_length=2) != third
+    assert [path.name for path in folder.parent.iterdir()] == ["t"]
+
+
+def test_a_file_that_appears_beside_the_data_is_noticed(prepare: Prepare, raw: Path) -> None:
+    (raw / "X.txt").write_text("1 1 2 3\n")
+    assert prepare(source="s3rec", path="X.txt").attributes == []
+    (raw / "X_item2attributes.json").write_text('{"1": [4]}')
+    assert prepare(source="s3rec", path="X.txt").attributes == ["attributes"]
+
+
+def test_bad_input_leaves_nothing_behind_and_the_old_data_set_in_place(
+    prepare: Prepare, events: Path, home: Path
+) -> None:
+    events.write_text("user,item\nu\n")
+    with pytest.raises(DataError, match=r"e\.csv:2: Expected 2 columns"):
+        prepare(source="table", path="e.csv")
+    assert not list(home.rglob("*"))
+    events.write_text(CSV)
+    before = labels(prepare(source="table", path="e.csv"))
+    events.write_text(CSV + "x,")
+    with pytest.raises(DataError, match=r"e\.csv:9"):
+        prepare(source="table", path="e.csv")
+    assert labels(Dataset.load(home / "datasets/t")) == before
+    assert [path.name for path in (home / "datasets").iterdir()] == ["t"]
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(
+    prepare: Prepare, events: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(self: Dataset, folder: Path) -> None:
+        (folder / "interactions.parquet").write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Dataset, "save", half)
+    with pytest.raises(OSError, match="disk full"):
+        prepare(source="table", path="e.csv")
+    assert not list((home / "datasets").iterdir())
+
+
+def test_a_file_that_a_reader_expects_is_named(prepare: Prepare, raw: Path) -> None:
+    (raw / "u.data").write_text("1\t2\t3\t4\n")
+    with pytest.raises(DataError, match=r"u\.item: no such file \(movielens reads its items there"):
+        prepare(source="movielens", path=".")
+
+
+def test_relative_paths_are_found_in_the_working_folder_too(
+    prepare: Prepare, events: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = home.parent / "elsewhere"
+    elsewhere.mkdir()
+    shutil.move(events, elsewhere / "e.csv")
+    monkeypatch.chdir(elsewhere)
+    assert len(prepare(source="table", path="e.csv").interactions) == 6
+    assert len(prepare(source="table", path=str(elsewhere / "e.csv")).interactions) == 6
+
+
+def test_build_needs_no_disk() -> None:
+    made = build(build_config(DataConfig, {"synthetic": SMALL}, "data"))
+    assert len(made.dataset.item_ids) == 240
+    assert (made.split, made.decisions) == ("leave-one-out", {})
+
+
+# --- commands
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_prepare_prints_one_json_document(events: Path, home: Path) -> None:
+    out = json.loads(
+        invoke("prepare", "--source", "table", "--path", "e.csv", "--name", "x", "--json")
+    )
+    assert out["path"] == str(home / "datasets/x")
+    assert out["stats"]["users"] == 3
+    assert out["decisions"]["duplicate_rows_dropped"] == 1
+    again = json.loads(invoke("stats", "--name", "x", "--json"))
+    assert again == out
+    assert json.loads(invoke("stats", out["path"], "--json")) == out
+
+
+def test_prepare_prints_a_table(events: Path, home: Path) -> None:
+    out = invoke("prepare", "--source", "table", "--path", str(events), "--set", "data.k_core=2")
+    assert "duplicate rows dropped" in out
+    assert "order only" not in out
+    assert "datasets/demo" in out.replace("\n", "")
+
+
+def test_prepare_takes_a_config_file_and_options_win(events: Path, home: Path) -> None:
+    config = home.parent / "c.yaml"
+    config.write_text("name: y\ndata:\n  source: s3rec\n  path: e.csv\n  min_length: 2\n")
+    out = json.loads(invoke("prepare", "--config", str(config), "--source", "table", "--json"))
+    assert out["path"].endswith("datasets/y")
+    assert out["stats"]["users"] == 2
+
+
+def test_synth_makes_a_shop_of_the_size_asked_for(home: Path) -> None:
+    out = json.loads(invoke("synth", "--users", "30", "--items", "250", "--seed", "4", "--json"))
+    assert (out["stats"]["users"], out["stats"]["items"]) == (30, 250)
+
+
+def test_a_section_that_nobody_reads_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown section: 'dta'; did you mean 'data'"):
+        invoke("prepare", "--set", "dta.k_core=2")
+
+
+@pytest.mark.parametrize("command", ["prepare", "synth", "stats"])
+def test_each_command_teaches_with_an_example(command: str) -> None:
+    assert f"Example: recsys data {command}" in invoke(command, "--help")

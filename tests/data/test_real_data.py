@@ -1,0 +1,218 @@
+"""The readers on the public files, against the counts published with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from data.prepare import DataConfig, Prepared, build
+from data.stats import describe
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def make(datasets: Path) -> Callable[..., Prepared]:
+    """Build from public files, once each; where they are absent the test is skipped."""
+    made: dict[str, Prepared] = {}
+
+    def run(source: str, path: str, **section: Any) -> Prepared:
+        paths = {"path": path, **{k: v for k, v in section.items() if k in ("items", "index")}}
+        for name, relative in paths.items():
+            if not (datasets / relative).exists():
+                pytest.skip(f"no {relative} among the public data sets")
+            paths[name] = str(datasets / relative)
+        config = DataConfig(source=source, **(section | paths))
+        if str(config) not in made:
+            made[str(config)] = build(config)
+        return made[str(config)]
+
+    return run
+
+
+# data set: source, path, users, items on sale, events, median, shortest and longest, repeats
+COUNTS = {
+    "s3rec-beauty": ("s3rec", "Beauty.txt", 22_363, 12_101, 198_502, 6, 5, 204, 0),
+    "s3rec-sports": ("s3rec", "Sports_and_Outdoors.txt", 35_598, 18_357, 296_337, 6, 5, 296, 0),
+    "s3rec-yelp": ("s3rec", "Yelp.txt", 30_431, 20_033, 316_354, 7, 5, 350, 11_830),
+    "s3rec-lastfm": ("s3rec", "LastFM.txt", 1_090, 3_646, 52_551, 19, 5, 899, 0),
+    "atspeed-beauty": ("atspeed", "", 19_383, 12_035, 138_870, 5, 2, 174, 0),
+    "letter-beauty": ("lcrec", "", 22_363, 12_101, 198_502, 6, 5, 204, 0),
+    "letter-instruments": ("lcrec", "", 24_772, 9_922, 206_153, 6, 5, 218, 0),
+    "movielens-100k": ("movielens", "", 943, 1_682, 100_000, 65, 20, 737, 0),
+    "movielens-latest-small-2016": ("movielens", "", 671, 9_125, 100_004, 71, 20, 2391, 0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_are_the_published_ones(make: Callable[..., Prepared], name: str) -> None:
+    source, file, *expected = COUNTS[name]
+    stats = describe(make(source, f"{name}/{file}".rstrip("/")).dataset)
+    length = stats["length"]
+    assert [
+        stats["users"], stats["items"], stats["interactions"],
+        length["median"], length["min"], length["max"], stats["repeats"],
+    ] == expected  # fmt: skip
+
+
+def test_beauty_keeps_its_lines_and_describes_each_item(
+    make: Callable[..., Prepared], datasets: Path
+) -> None:
+    made = make("s3rec", "s3rec-beauty/Beauty.txt")
+    data = made.dataset
+    assert made.decisions == {}
+    assert made.split == "leave-one-out"
+    with (datasets / "s3rec-beauty/Beauty.txt").open() as stream:
+        for user, line in zip(range(50), stream, strict=False):
+            name, *items = line.split()
+            assert data.interactions.user_ids[user] == name
+            assert data.item_ids[data.interactions.histories[user]].tolist() == items
+    assert data.item_ids.tolist() == [str(i) for i in range(1, 12_102)]
+    assert all(data.items["attributes"].to_pylist())
+    assert len(data.examples("test")) == len(data.examples("valid")) == 22_363
+
+
+def test_atspeed_has_its_own_split_and_index(make: Callable[..., Prepared]) -> None:
+    made = make("atspeed", "atspeed-beauty")
+    data, stats = made.dataset, describe(made.dataset)
+    assert made.split == "own"
+    splits = stats["splits"]
+    assert [splits[s]["interactions"] for s in ("train", "valid", "test")] == [
+        122_241,
+        9_316,
+        7_313,
+    ]
+    assert [splits[s]["users"] for s in ("valid", "test")] == [4_295, 3_553]
+    assert round(splits["test"]["cold"] * 7_313) == 1_841
+    assert data.codes is not None
+    assert data.codes.shape == (12_035, 4)
+    assert data.codes[[0, 12_034]].tolist() == [[47, 103, 234, 99], [208, 242, 77, 131]]
+    _, leaf, sizes = np.unique(data.codes, axis=0, return_inverse=True, return_counts=True)
+    assert len(sizes) == 12_023
+    assert (sizes[leaf.reshape(-1)] > 1).sum() == 21
+    # The first lines of the three files: `1 1955 28 ...`, `1 11791`, `1 3004`, ids from 1.
+    assert data.train_histories[0][:2].tolist() == [1954, 27]
+    assert data.examples("valid").targets[0].tolist() == [11_790]
+    assert data.examples("test", "all").targets[0].tolist() == [3_003]
+
+
+def test_yelp_gets_names_categories_and_codes_from_letter(make: Callable[..., Prepared]) -> None:
+    made = make(
+        "s3rec",
+        "s3rec-yelp/Yelp.txt",
+        items="letter-yelp/Yelp.item.json",
+        index="letter-yelp/Yelp.index.json",
+    )
+    items = made.dataset.items.to_pylist()
+    assert items[0] == {
+        "item_id": "1",
+        "title": "The Great Greek",
+        "text": "Diners, Greek, Mediterranean, Restaurants",
+        "categories": ["Diners", "Greek", "Mediterranean", "Restaurants"],
+    }
+    assert items[-1]["title"] == "Award Realty Corp"
+    assert all(row["title"] and row["categories"] for row in items)
+    codes = made.dataset.codes
+    assert codes is not None
+    _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    assert (sizes[leaf.reshape(-1)] > 1).sum() == 1_247
+
+
+def test_letter_beauty_is_s3rec_beauty_minus_one(make: Callable[..., Prepared]) -> None:
+    s3rec = make("s3rec", "s3rec-beauty/Beauty.txt", index="letter-beauty/Beauty.index.json")
+    letter = make("lcrec", "letter-beauty")
+    np.testing.assert_array_equal(s3rec.dataset.interactions.item, letter.dataset.interactions.item)
+    assert s3rec.dataset.codes is not None
+    assert letter.dataset.codes is not None
+    np.testing.assert_array_equal(s3rec.dataset.codes, letter.dataset.codes)
+
+
+def test_instruments_imports_its_index(make: Callable[..., Prepared]) -> None:
+    codes = make("lcrec", "letter-instruments").dataset.codes
+    assert codes is not None
+    _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    assert (sizes[leaf.reshape(-1)] > 1).sum() == 48
+
+
+def test_movielens_has_titles_genres_and_years(make: Callable[..., Prepared]) -> None:
+    data = make("movielens", "movielens-100k").dataset
+    first = data.items.to_pylist()[0]
+    assert first == {
+        "item_id": "1",
+        "title": "Toy Story (1995)",
+        "text": "",
+        "genres": ["Animation", "Children's", "Comedy"],
+        "year": 1995,
+    }
+    titles = data.items["title"].to_pylist()
+    assert "Misérables, Les (1995)" in titles
+    assert sum(year is not None for year in data.items["year"].to_pylist()) > 1_670
+    assert data.interactions.has_time
+    assert not np.isnan(data.interactions.rating).any()
+    csv = make("movielens", "movielens-latest-small-2016").dataset
+    assert csv.items["title"].to_pylist()[0] == "Toy Story (1995)"
+    assert "City of Lost Children, The (Cité des enfants perdus, La) (1995)" in (
+        csv.items["title"].to_pylist()
+    )
+
+
+def test_movielens_by_time_shares_no_moment_between_splits(make: Callable[..., Prepared]) -> None:
+    data = make("movielens", "movielens-100k", split="global-temporal").dataset
+    times = [data.interactions.timestamp[data.split == label] for label in range(3)]
+    assert times[0].max() < times[1].min() <= times[1].max() < times[2].min()
+    assert len(times[0]) == pytest.approx(80_000, abs=200)
+
+
+def test_the_converted_movielens_is_refused(make: Callable[..., Prepared]) -> None:
+    with pytest.raises(DataError, match=r"ratings\.csv:1: expected the header .*'1;1;4;964982703'"):
+        make("movielens", "movielens-latest-small-2018-converted")
+
+
+def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:
+    from data.raw import Columns
+
+    columns = Columns(
+        "user_id:token", "item_id:token", "timestamp:float", "rating:float",
+        "movie_title:token_seq",
+    )  # fmt: skip
+    made = make(
+        "table",
+        "recbole-ml-100k/ml-100k.inter",
+        items="recbole-ml-100k/ml-100k.item",
+        columns=columns,
+    ).dataset
+    original = make("movielens", "movielens-100k").dataset
+    assert made.interactions.user_ids.tolist() == original.interactions.user_ids.tolist()
+    for name in ("timestamp", "rating", "user", "item"):
+        one, other = getattr(made.interactions, name), getattr(original.interactions, name)
+        np.testing.assert_array_equal(one, other)
+
+
+def test_office_products_have_clean_texts_and_brands(
+    datasets: Path, tmp_path: Path, make: Callable[..., Prepared]
+) -> None:
+    """Its histories are published as examples, not as `inter`; one line of ours stands in."""
+    folder = datasets / "minionerec-office/index"
+    if not folder.is_dir():
+        pytest.skip("no minionerec-office among the public data sets")
+    (tmp_path / "Office.inter.json").write_text('{"0": [0, 1, 2, 3458]}')
+    made = build(
+        DataConfig(
+            source="lcrec",
+            path=str(tmp_path / "Office.inter.json"),
+            items=str(folder / "Office_Products.item.json"),
+            index=str(folder / "Office_Products.index.json"),
+        )
+    )
+    items = made.dataset.items.to_pylist()
+    assert len(items) == 3_459
+    assert items[1]["brand"] == "AmazonBasics"
+    assert items[1]["text"] == "An Amazon Brand."
+    assert made.dataset.codes is not None
+    assert made.dataset.codes[0].tolist() == [60, 159, 203]
+    assert sum("&amp;" in row["text"] or row["text"].startswith("['") for row in items) == 0
