@@ -54,12 +54,6 @@ def assign_unique(
     return codes
 
 
-def colliding(codes: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """(n,) whether another item has the same tuple."""
-    _, inverse, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
-    return np.asarray(counts[inverse.reshape(-1)] > 1)
-
-
 def _overfull(prefixes: NDArray[np.int32], room: int) -> Iterator[NDArray[np.int64]]:
     """The items of each parent (all columns but the last) of a prefix with more than `room`."""
     order = np.lexsort(prefixes.T[::-1])

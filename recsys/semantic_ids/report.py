@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsys.semantic_ids.assign import colliding
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -36,8 +34,10 @@ def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict
         share = counts[counts > 0] / len(column)
         used.append(int((counts > 0).sum()))
         perplexity.append(round(float(np.exp(-(share * np.log(share)).sum())), 3))
-    prefixes = [len(np.unique(codes[:, : depth + 1], axis=0)) for depth in range(levels)]
-    _, leaves = np.unique(codes, axis=0, return_counts=True)
+    rows = codes[np.lexsort(codes.T[::-1])]
+    new = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)  # a new prefix of each depth
+    prefixes = [1 + int(count) for count in new.sum(axis=0)]
+    leaves = np.diff(np.flatnonzero(np.concatenate([[True], new[:, -1], [True]])))
     return {
         "items": len(codes),
         "levels": levels,
@@ -49,7 +49,7 @@ def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict
             round(below / above, 3)
             for above, below in zip([1, *prefixes[:-1]], prefixes, strict=True)
         ],
-        "colliding_items": int(colliding(codes).sum()),
+        "colliding_items": int(leaves[leaves > 1].sum()),
         "colliding_leaves": int((leaves > 1).sum()),
         "largest_leaf": int(leaves.max()),
     }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.semantic_ids.assign import assign_unique, colliding
+from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.quantizer import decode, residual_codes
 
 
@@ -27,6 +27,11 @@ def loads(codes, depth):
         codes[:, :depth], axis=0, return_inverse=True, return_counts=True
     )
     return counts[inverse.reshape(-1)]
+
+
+def colliding(codes):
+    """Whether each item's whole tuple is another's too."""
+    return loads(codes, codes.shape[1]) > 1
 
 
 def test_two_items_on_one_leaf_move_the_one_that_loses_less():
