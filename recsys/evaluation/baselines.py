@@ -68,5 +68,5 @@ def fit_baselines(histories: Histories, num_items: int) -> dict[str, Ranker]:
     return {
         "popularity": Popularity.fit(histories, num_items),
         "item-kNN": ItemItem.cosine(histories, num_items),
-        "directional item-item": ItemItem.directional(histories, num_items),
+        "directional": ItemItem.directional(histories, num_items),
     }

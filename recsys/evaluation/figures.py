@@ -42,6 +42,7 @@ STYLE = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "font.size": 10,
+    "axes.titlesize": 10,
 }
 SIZE = (8.4, 3.1)  # inches; the page scales it
 NAMES = {"recall": "Recall", "ndcg": "NDCG", "mrr": "MRR"}
@@ -57,7 +58,6 @@ def by_k(document: dict[str, Any]) -> str:
                 rows = [row for row in rows if row["targets"] == document["headline"]["targets"]]
                 _line(axes, i, ranker, rows)
             _by_k_axes(axes, document["protocol"]["ks"], f"{NAMES[metric]}@K")
-        figure.axes[0].legend(loc="upper left")
 
     return _svg(draw, "by-k", "Line chart: Recall and NDCG of each recommender by list length K.")
 
@@ -86,8 +86,8 @@ def by_segment(document: dict[str, Any], by: str) -> str:
                 label=ranker,
             )
         axes.set_xticks(range(len(users)), [f"{name}\n{n:,} users" for name, n in users.items()])
-        axes.set(ylabel=f"Recall@{k}", ylim=(0, None))
-        axes.legend(loc="upper left")
+        axes.set_ylim(0, None)
+        axes.set_title(f"Recall@{k}", loc="left")
 
     return _svg(draw, by, f"Bar chart: Recall@{k} of each recommender by {what}.")
 
@@ -102,7 +102,6 @@ def coverage(document: dict[str, Any]) -> str:
             _line(axes, i, ranker, [{"mean": row["coverage"]} for row in rows])
         _by_k_axes(axes, document["protocol"]["ks"], "share of the catalogue")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
     return _svg(draw, "coverage", "Line chart: catalogue coverage of each recommender by K.")
 
@@ -114,10 +113,11 @@ def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:
 
 
 def _line(axes: Axes, i: int, label: str, rows: Rows) -> None:
+    intervals = bool(rows) and "low" in rows[0]
     axes.errorbar(
-        range(len(rows)),
+        [place + 0.05 * i * intervals for place in range(len(rows))],  # so that no bar hides one
         [row["mean"] for row in rows],
-        yerr=_reach(rows) if rows and "low" in rows[0] else None,
+        yerr=_reach(rows) if intervals else None,
         color=SERIES[i % len(SERIES)],
         marker=MARKERS[i % len(MARKERS)],
         markersize=5,
@@ -129,7 +129,8 @@ def _line(axes: Axes, i: int, label: str, rows: Rows) -> None:
 
 def _by_k_axes(axes: Axes, ks: list[int], label: str) -> None:
     axes.set_xticks(range(len(ks)), [str(k) for k in ks])
-    axes.set(xlabel="K", ylabel=label, ylim=(0, None))
+    axes.set(xlabel="K", ylim=(0, None))
+    axes.set_title(label, loc="left")
 
 
 def _reach(rows: Rows) -> list[list[float]]:
@@ -145,6 +146,8 @@ def _svg(draw: Callable[[Figure], None], key: str, label: str) -> str:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         draw(figure)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)

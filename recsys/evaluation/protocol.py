@@ -79,11 +79,11 @@ class EvaluationConfig:
         seed: of the sample, the bootstrap and the choice of examples.
     """
 
-    split: SplitName = "test"
+    split: Literal["test", "valid"] = "test"
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
     beams: int | None = None
     seen: Literal["both", "masked", "unmasked"] = "both"
-    targets: Targets = "next"
+    targets: Literal["next", "all"] = "next"
     users: int | None = None
     batch_size: int = 256
     resamples: int = 1000

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recsys.config import as_dict
@@ -110,22 +111,25 @@ def tables(document: dict[str, Any]) -> list[Table]:
         for mode in _modes(document):
             asked = "next event" if kind == "next" else "all events of the split"
             table = Table(
+                box=SIMPLE_HEAD,  # with narrow gaps it fits 80 columns, so a log keeps its rows
+                pad_edge=False,
+                collapse_padding=True,
                 title=f"{document['name']}: [bold]{document['split'].upper()}[/bold] split, "
-                f"{document['data']['users_evaluated']:,} users, {asked}, seen items {mode}",
-                caption="mean and 95 % interval over users",
+                f"{document['data']['users_evaluated']:,} users,\n{asked}, seen items {mode}",
+                caption="mean, and below it the 95 % interval over users",
             )
-            table.add_column("")
+            table.add_column("", no_wrap=True)
             columns = _terminal_columns(document)
             for metric, k in columns:
                 table.add_column(f"{NAMES[metric]}@{k}", justify="right")
             last = document["headline"]["k"]
-            table.add_column(f"coverage@{last}", justify="right")
+            table.add_column(f"cover@{last}", justify="right")
             for i, ranker in enumerate(document["rankers"]):
                 cells = []
                 for metric, k in columns:
                     about = {"seen": mode, "targets": kind, "metric": metric, "k": k}
                     row = find(document["metrics"], ranker=ranker, **about)
-                    low, high = (f"{row[key]:.4f}".lstrip("0") for key in ("low", "high"))
+                    low, high = (f"{row[key]:.3f}".lstrip("0") for key in ("low", "high"))
                     cells.append(f"{row['mean']:.4f}\n[dim]{low}–{high}[/dim]")
                 row = find(document["coverage"], ranker=ranker, seen=mode, k=last)
                 cells.append(f"{row['coverage']:.1%}")

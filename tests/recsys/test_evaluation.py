@@ -1,0 +1,599 @@
+"""Protocol, report and stage: what is asked, what is measured, and what a person is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
+from recsys.catalog import Catalog
+from recsys.config import Settings, build
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError, ConfigError, DataError
+from recsys.evaluation import report, run
+from recsys.evaluation.baselines import fit_baselines
+from recsys.evaluation.protocol import EvaluationConfig, Result, check_no_leak, evaluate, find
+from recsys.interactions import Histories, Interactions
+from recsys.pipeline import Context
+from recsys.splits import leave_one_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+ITEMS, USERS = 40, 60
+SMALL = EvaluationConfig(ks=(1, 5, 10), resamples=60)
+
+
+class Fixed:
+    """Lists the same items for everyone, without the seen ones if asked; remembers its calls."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+        self.calls: list[tuple[int, int, bool]] = []
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        self.calls.append((len(histories), k, exclude_seen))
+        out = np.full((len(histories), k), -1, np.int32)
+        for row, history in enumerate(histories):
+            seen = set(history.tolist()) if exclude_seen else set()
+            items = [i for i in self.items if i not in seen][:k]
+            out[row, : len(items)] = items
+        return out, np.zeros(out.shape, np.float32)
+
+
+class Broken:
+    """Gives every user one given list."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        out = np.tile(np.asarray(self.items, np.int32), (len(histories), 1))
+        return out, np.zeros(out.shape, np.float32)
+
+
+def dataset_of(
+    sequences: Mapping[str, list[str]], split: list[int] | None = None, items: int = ITEMS
+) -> Dataset:
+    """A data set of users' item ids; leave-one-out unless labels are given."""
+    events = Interactions.of(
+        [user for user, taken in sequences.items() for _ in taken],
+        [item for taken in sequences.values() for item in taken],
+        item_ids=np.asarray([f"i{i}" for i in range(items)]),
+    )
+    labels = leave_one_out(events) if split is None else np.asarray(split, np.uint8)
+    titles = [f"Tom & Jerry <{i}>" if i % 2 else "" for i in range(items)]
+    table = pa.table({"item_id": list(events.item_ids), "title": titles, "text": [""] * items})
+    return Dataset(events, labels, table)
+
+
+@pytest.fixture(scope="module")
+def shop() -> Dataset:
+    """Sixty users who walk up the catalogue, in steps of one, with a jump now and then."""
+    rng = np.random.default_rng(0)
+    sequences = {}
+    for user in range(USERS):
+        steps = np.where(rng.random(int(rng.integers(3, 26))) < 0.8, 1, rng.integers(2, 9))
+        walk = (rng.integers(ITEMS) + np.cumsum(steps)) % ITEMS
+        sequences[f"u{user}"] = [f"i{i}" for i in dict.fromkeys(walk.tolist())]
+    return dataset_of({user: taken for user, taken in sequences.items() if len(taken) >= 3})
+
+
+@pytest.fixture(scope="module")
+def result(shop: Dataset) -> Result:
+    baselines = fit_baselines(shop.train_histories, ITEMS)
+    return evaluate({"model": baselines.pop("directional"), **baselines}, shop, SMALL)
+
+
+@pytest.fixture(scope="module")
+def page(shop: Dataset, result: Result) -> dict[str, Any]:
+    health = {
+        "items": ITEMS, "levels": 2, "codebook_size": [8, 8], "used_codes": [8, 7],
+        "perplexity": [7.5, 6.9], "prefixes": [8, 39], "branching": [8.0, 4.875],
+        "colliding_items": 2, "colliding_leaves": 1, "largest_leaf": 2,
+    }  # fmt: skip
+    made_from = {"bundle": "0123456789abcdef", "dataset": "fedcba9876543210"}
+    return report.document(
+        result, shop, name="<demo>", made_from=made_from, semantic_ids=health, warnings=["Mind!"]
+    )
+
+
+@pytest.fixture(scope="module")
+def text(page: dict[str, Any]) -> str:
+    return report.render(page)
+
+
+# Protocol
+
+
+def test_a_tiny_case_written_by_hand() -> None:
+    """Test events: a -> i3 after [i0 i1 i2], b -> i0 after [i5 i6 i7]; everyone is told i0 i3."""
+    shop = dataset_of({"a": ["i0", "i1", "i2", "i3"], "b": ["i5", "i6", "i7", "i0"]}, items=8)
+    found = evaluate({"model": Fixed([0, 3])}, shop, EvaluationConfig(ks=(1, 2), resamples=10))
+
+    def mean(seen: str, metric: str, k: int) -> float:
+        about = {"seen": seen, "targets": "next", "metric": metric, "k": k}
+        return float(find(found.metrics, ranker="model", **about)["mean"])
+
+    assert mean("masked", "recall", 1) == 1.0  # a has seen i0, so its list begins with i3
+    assert mean("unmasked", "recall", 1) == 0.5
+    assert mean("unmasked", "recall", 2) == 1.0
+    assert mean("unmasked", "mrr", 2) == 0.75
+    assert mean("unmasked", "ndcg", 2) == pytest.approx((1 + 0.63093) / 2, abs=1e-5)
+    assert find(found.coverage, seen="masked", k=1)["coverage"] == 2 / 8
+    assert find(found.coverage, seen="masked", k=2)["short_share"] == 0.5
+    # i0 is in a's training events, i3 in nobody's.
+    about = {"by": "target_popularity", "seen": "masked", "metric": "recall", "k": 1}
+    assert find(found.segments, segment="0 (cold)", **about)["users"] == 1
+    assert find(found.segments, segment="1–4", **about)["users"] == 1
+    assert found.facts["cold_share"] == {"next": 0.5, "all": 0.5}
+
+
+def test_next_and_all_future_targets_come_from_one_ranking() -> None:
+    """The user's three test events hold i4 twice: two distinct targets, one of them listed."""
+    shop = dataset_of({"a": ["i0", "i1", "i4", "i4", "i5"]}, split=[0, 0, 2, 2, 2])
+    ranker = Fixed([9, 4])
+    found = evaluate({"model": ranker}, shop, EvaluationConfig(ks=(2,), resamples=5))
+    assert ranker.calls == [(1, 2, True), (1, 2, False)]
+    about = {"seen": "masked", "metric": "recall", "k": 2}
+    assert find(found.metrics, targets="next", **about)["mean"] == 1.0
+    assert find(found.metrics, targets="all", **about)["mean"] == 0.5
+    assert found.facts["targets"] == {"next": 1, "all": 3}
+
+
+def test_each_ranker_is_asked_once_a_mode_for_the_longest_list(shop: Dataset) -> None:
+    ranker = Fixed(list(range(ITEMS)))
+    config = replace(SMALL, batch_size=25)
+    evaluate({"model": ranker}, shop, config)
+    users = len(shop.examples("test"))
+    masked = [n for n, k, exclude in ranker.calls if exclude and k == 10]
+    unmasked = [n for n, k, exclude in ranker.calls if not exclude and k == 10]
+    assert sum(masked) == sum(unmasked) == users
+    assert max(masked) == 25
+    assert len(ranker.calls) == len(masked) + len(unmasked)
+
+
+@pytest.mark.parametrize("mode", ["masked", "unmasked"])
+def test_one_mode_may_be_asked_for(shop: Dataset, mode: Any) -> None:
+    found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, seen=mode))
+    assert {row["seen"] for row in found.metrics} == {mode}
+
+
+def test_validation_histories_end_before_the_validation_event(shop: Dataset) -> None:
+    found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, split="valid"))
+    assert (found.histories.lengths == shop.train_histories.lengths[found.users]).all()
+
+
+def test_a_sample_is_drawn_by_seed_and_asks_each_user_for_the_users_own_targets(
+    shop: Dataset,
+) -> None:
+    config = replace(SMALL, users=20)
+    first, again, other = (
+        evaluate({"model": Fixed([1])}, shop, replace(config, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert first.users.tolist() == again.users.tolist() != other.users.tolist()
+    assert len(first.users) == 20
+    everything = shop.examples("test")
+    rows = np.searchsorted(everything.users, first.users)
+    assert first.targets["next"].items.tolist() == everything.targets.items[rows].tolist()
+
+
+def test_segments_divide_the_users_and_average_to_the_whole(result: Result) -> None:
+    for by in ("target_popularity", "history_length"):
+        about = {"ranker": "model", "seen": "masked", "metric": "recall", "k": 10}
+        rows = [r for r in result.segments if r["by"] == by and about.items() <= r.items()]
+        users = np.asarray([row["users"] for row in rows])
+        assert users.sum() == len(result.users)
+        whole = find(result.metrics, targets="next", **about)["mean"]
+        means = np.asarray([row["mean"] for row in rows])
+        assert (users * means).sum() / users.sum() == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("length", "segment"),
+    [(2, "1–4"), (4, "1–4"), (5, "5–9"), (9, "5–9"), (10, "10–19"), (19, "10–19"), (20, "20+")],
+)
+def test_segments_begin_where_they_say(length: int, segment: str) -> None:
+    shop = dataset_of({"a": [f"i{i}" for i in range(length + 1)]})
+    found = evaluate({"model": Fixed([1])}, shop, SMALL)
+    names = {row["segment"] for row in found.segments if row["by"] == "history_length"}
+    assert names == {segment}
+
+
+def test_comparisons_are_differences_of_the_means(result: Result) -> None:
+    assert {row["against"] for row in result.comparisons} == {"popularity", "item-kNN"}
+    for row in result.comparisons:
+        about = {key: row[key] for key in ("seen", "targets", "metric", "k")}
+        a, b = (
+            find(result.metrics, ranker=name, **about)["mean"] for name in ("model", row["against"])
+        )
+        assert row["mean"] == pytest.approx(a - b, abs=2e-6)
+        assert row["low"] <= row["mean"] <= row["high"]
+
+
+def test_a_learnable_order_is_found_and_popularity_does_not_find_it(result: Result) -> None:
+    about = {"seen": "masked", "targets": "next", "metric": "recall", "k": 5}
+    gap = find(result.comparisons, against="popularity", **about)
+    assert gap["low"] > 0
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ([1, 1] + [-1] * 8, "twice"),
+        ([-1, 1] + [-1] * 8, "behind the end"),
+        ([ITEMS] + [-1] * 9, "must lie in"),
+        ([-2] + [-1] * 9, "must lie in"),
+        (list(range(10)), "item of the history"),
+    ],
+)
+def test_a_ranker_that_breaks_its_contract_is_named(
+    shop: Dataset, items: list[int], text: str
+) -> None:
+    with pytest.raises(ValueError, match=f"sloppy: .*{text}"):
+        evaluate({"sloppy": Broken(items)}, shop, SMALL)
+
+
+def test_training_that_reaches_into_the_split_is_a_leak(shop: Dataset) -> None:
+    class Leaky(Dataset):
+        @property
+        def train_histories(self) -> Histories:
+            return self.interactions.histories
+
+    leaky = Leaky(shop.interactions, shop.split, shop.items)
+    with pytest.raises(DataError, match="leak: training histories"):
+        check_no_leak(leaky, "test")
+
+
+def test_a_history_that_holds_the_target_is_a_leak(shop: Dataset) -> None:
+    class Leaky(Dataset):
+        def examples(self, split: Any, targets: Any = "next") -> Any:
+            honest = super().examples(split, targets)
+            return replace(honest, histories=self.interactions.histories.take(honest.users))
+
+    leaky = Leaky(shop.interactions, shop.split, shop.items)
+    with pytest.raises(DataError, match="leak: histories"):
+        check_no_leak(leaky, "test")
+
+
+def test_a_split_without_events_is_refused() -> None:
+    shop = dataset_of({"a": ["i0", "i1", "i2"]}, split=[0, 0, 2])
+    with pytest.raises(DataError, match="no valid events"):
+        evaluate({"model": Fixed([1])}, shop, replace(SMALL, split="valid"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"ks": [10, 5]}, {"ks": []}, {"ks": [0, 1]}, {"users": 0}, {"resamples": 0}, {"beams": 0}],
+)
+def test_settings_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"evaluate: {next(iter(values))}"):
+        build(EvaluationConfig, values, "evaluate")
+
+
+def test_the_same_run_twice_gives_the_same_result(shop: Dataset, result: Result) -> None:
+    baselines = fit_baselines(shop.train_histories, ITEMS)
+    again = evaluate({"model": baselines.pop("directional"), **baselines}, shop, SMALL)
+    assert again.metrics == result.metrics
+    assert again.segments == result.segments
+    assert again.comparisons == result.comparisons
+
+
+# Report
+
+
+class Page(HTMLParser):
+    """Checks nesting while it reads, and keeps every tag with its attributes."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_the_document_has_the_keys_and_columns_that_programs_rely_on(page: dict[str, Any]) -> None:
+    assert set(page) == {
+        "schema", "name", "split", "made_from", "warnings", "protocol", "headline", "data",
+        "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids", "examples",
+    }  # fmt: skip
+    assert page["schema"] == 1
+    about = {"seen", "metric", "k", "mean", "low", "high"}
+    columns = {
+        "metrics": about | {"ranker", "targets"},
+        "comparisons": about | {"ranker", "against", "targets"},
+        "segments": about | {"ranker", "by", "segment", "users"},
+        "coverage": {"ranker", "seen", "k", "coverage", "short_share"},
+    }
+    for key, expected in columns.items():
+        assert page[key]
+        assert all(set(row) == expected for row in page[key])
+    assert set(page["data"]) == {
+        "items", "users", "events", "users_in_split", "users_evaluated", "targets", "cold_share",
+        "seen_share", "empty_history_share", "train_before_split",
+    }  # fmt: skip
+    assert set(page["examples"][0]) == {
+        "user_id", "history_length", "history", "targets", "list", "ranks",
+    }  # fmt: skip
+
+
+def test_the_document_is_plain_json(page: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(page, allow_nan=False)) == page
+
+
+def test_the_page_is_well_formed_and_fetches_nothing(text: str) -> None:
+    parsed = Page(text)
+    assert "://" not in text
+    assert "<script" not in text
+    for tag, attributes in parsed.tags:
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            assert (attributes.get(name) or "#").startswith("#"), (tag, name)
+    assert not re.search(r"url\((?!#)", text)
+    assert "@import" not in text
+
+
+def test_the_page_can_be_read_without_eyes(text: str) -> None:
+    parsed = Page(text)
+    assert len(parsed.named("svg")) == 4
+    assert all(s["role"] == "img" and s["aria-label"] for s in parsed.named("svg"))
+    assert all(header.get("scope") in ("col", "row") for header in parsed.named("th"))
+    assert len(parsed.named("caption")) == len(parsed.named("table"))
+    assert parsed.named("html")[0]["lang"] == "en"
+    ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_follows_the_reader_into_the_dark(text: str) -> None:
+    assert "prefers-color-scheme: dark" in text
+    for placeholder in ("#010203", "#040506", "#a1b2c"):
+        assert placeholder not in text
+    assert "var(--series-0)" in text
+
+
+def test_outside_text_is_escaped(text: str) -> None:
+    assert "<demo>" not in text
+    assert "&lt;demo&gt;" in text
+    assert "Tom &amp; Jerry &lt;" in text
+
+
+def test_the_page_says_its_split_and_its_warnings(page: dict[str, Any], text: str) -> None:
+    assert "TEST SPLIT" in text
+    assert "Mind!" in text
+    assert "not for quoting" not in text
+    of_validation = report.render({**page, "split": "valid"})
+    assert "VALID SPLIT" in of_validation
+    assert "not for quoting" in of_validation
+
+
+def test_the_page_does_without_semantic_ids_examples_and_baselines(
+    shop: Dataset, page: dict[str, Any]
+) -> None:
+    config = replace(SMALL, examples=0, seen="unmasked")
+    alone = evaluate({"model": Fixed([1, 2])}, shop, config)
+    bare = report.document(alone, shop, name="x", made_from={})
+    text = report.render(bare)
+    Page(text)
+    assert "Semantic IDs" not in text
+    assert "A few users" not in text
+    assert "difference real" not in text
+
+
+def test_the_same_document_gives_the_same_page(page: dict[str, Any], text: str) -> None:
+    assert report.render(page) == text
+
+
+def test_tables_fit_a_log_and_name_split_rankers_and_modes(page: dict[str, Any]) -> None:
+    console = Console(file=StringIO(), width=80)
+    for table in report.tables(page):
+        console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for word in ("TEST", "model", "popularity", "item-kNN", "masked", "unmasked", "NDCG@10", "MRR"):
+        assert word in text
+
+
+def test_both_kinds_of_targets_are_shown_where_they_differ() -> None:
+    shop = dataset_of({"a": ["i0", "i1", "i2", "i3"]}, split=[0, 0, 2, 2])
+    found = evaluate({"model": Fixed([3])}, shop, SMALL)
+    page = report.document(found, shop, name="x", made_from={})
+    titles = [str(table.title) for table in report.tables(page)]
+    assert sum("next event" in title for title in titles) == 2
+    assert sum("all events" in title for title in titles) == 2
+    assert "All events of the split" in report.render(page)
+
+
+def test_headlines_say_above_below_or_level(page: dict[str, Any]) -> None:
+    rows = [dict(row) for row in page["comparisons"]]
+    for low, high, word in ((0.1, 0.2, "Above"), (-0.2, -0.1, "Below"), (-0.1, 0.1, "Level with")):
+        for row in rows:
+            row.update(low=low, high=high)
+        sentences = report.headline({**page, "comparisons": rows})
+        assert len(sentences) == 3
+        assert all(sentence.startswith(word) for sentence in sentences[1:])
+
+
+def test_examples_are_half_hits_and_mark_the_very_item(page: dict[str, Any]) -> None:
+    marked = [any(item["hit"] for item in user["list"]) for user in page["examples"]]
+    assert sum(marked) == 3
+    assert len(marked) == 6
+    for user in page["examples"]:
+        targets = {item["item_id"] for item in user["targets"]}
+        assert all(item["hit"] == (item["item_id"] in targets) for item in user["list"])
+        for item in (*user["list"], *user["history"]):
+            assert item["title"] in (item["item_id"], f"Tom & Jerry <{item['item_id'][1:]}>")
+
+
+def test_metrics_can_be_computed_again_from_the_rows_of_users(
+    shop: Dataset, result: Result
+) -> None:
+    rows = report.per_user(result, shop).to_pandas()
+    assert len(rows) == 3 * 2 * len(result.users)
+    for (ranker, seen), part in rows.groupby(["ranker", "seen"], observed=True):
+        for k in SMALL.ks:
+            about = {"ranker": ranker, "seen": seen, "metric": "recall", "k": k}
+            by_rank = (part["rank"] <= k).fillna(False).mean()
+            assert find(result.metrics, targets="next", **about)["mean"] == pytest.approx(
+                by_rank, abs=1e-6
+            )
+            of_all = (part[f"hits_at_{k}"] / part["targets"]).mean()
+            assert find(result.metrics, targets="all", **about)["mean"] == pytest.approx(
+                of_all, abs=1e-6
+            )
+
+
+# Stage
+
+
+class FakeRecommender:
+    """Stands where a loaded bundle would."""
+
+    loaded = 0
+    catalog_items = ITEMS
+    made_from = "dataset digest"
+
+    def __init__(self, path: Path) -> None:
+        self.manifest = read_manifest(path, "bundle")
+        codes = np.stack(np.unravel_index(np.arange(self.catalog_items), (8, 8)), axis=1)
+        ids = [f"i{i}" for i in range(self.catalog_items)]
+        table = pa.table({"item_id": ids, "title": ids, "text": ids})
+        self.catalog = Catalog(table, codes.astype(np.int32))
+        self.asked: list[tuple[int | None, int]] = []
+
+    @classmethod
+    def load(cls, path: Path) -> FakeRecommender:
+        FakeRecommender.loaded += 1
+        return cls(path)
+
+    def rank(
+        self,
+        histories: Histories,
+        k: int,
+        exclude_seen: bool = True,
+        *,
+        beams: int | None = None,
+        batch_size: int = 64,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        self.asked.append((beams, batch_size))
+        return Fixed(list(range(ITEMS))).rank(histories, k, exclude_seen)
+
+
+@pytest.fixture
+def context(tmp_path: Path, shop: Dataset, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A workspace with a data set and a bundle of it."""
+    module = SimpleNamespace(Recommender=FakeRecommender)
+    monkeypatch.setitem(sys.modules, "recsys.recommender", module)
+    workspace = Workspace(tmp_path, "demo")
+    with write_artifact(workspace.dataset, "dataset") as folder:
+        shop.save(folder)
+    parents = {"dataset": Dataset.manifest(workspace.dataset).digest}
+    with write_artifact(workspace.bundle, "bundle", parents=parents) as folder:
+        (folder / "x.json").write_text("{}")
+    settings = Settings({"name": "demo", "evaluate": {"ks": [5, 10], "resamples": 20}})
+    return Context(settings, workspace)
+
+
+def test_the_stage_writes_a_whole_artifact_and_prints_its_figures(
+    context: Context, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run.stage(context)
+    manifest = verify(path, "evaluation")
+    assert set(manifest.files) == {"report.json", "report.html", "users.parquet"}
+    assert set(manifest.parents) == {"bundle", "dataset"}
+    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    assert document["rankers"] == ["model", "popularity", "item-kNN", "directional"]
+    assert document["semantic_ids"]["colliding_items"] == 0
+    assert document["warnings"] == []
+    assert pq.read_table(path / "users.parquet").num_rows == 8 * document["data"]["users_evaluated"]
+    shown = capsys.readouterr().err
+    assert "TEST" in shown
+    assert "directional" in shown
+
+
+def test_a_report_that_is_up_to_date_is_shown_again_and_not_made_again(
+    context: Context, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.stage(context)
+    before = FakeRecommender.loaded
+    first = capsys.readouterr().err.splitlines()
+    run.stage(context)
+    assert FakeRecommender.loaded == before
+    assert capsys.readouterr().err.splitlines() == first
+    run.stage(replace(context, force=True))
+    assert FakeRecommender.loaded == before + 1
+    other = Settings({**context.settings.values, "seed": 5})
+    run.stage(replace(context, settings=other))
+    assert FakeRecommender.loaded == before + 2
+
+
+def test_beams_and_batch_size_reach_the_model(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[FakeRecommender] = []
+    plain = FakeRecommender.load.__func__  # type: ignore[attr-defined]
+
+    def load(path: Path) -> FakeRecommender:
+        made.append(plain(FakeRecommender, path))
+        return made[-1]
+
+    monkeypatch.setattr(FakeRecommender, "load", load)
+    workspace = context.workspace
+    config = EvaluationConfig(ks=(5,), beams=33, batch_size=16, resamples=5)
+    out = run.evaluate_bundle(workspace.bundle, workspace.dataset, config, tmp_path / "out")
+    assert out == tmp_path / "out"
+    assert set(made[0].asked) == {(33, 16)}
+
+
+def test_a_bundle_of_another_catalogue_is_refused_and_nothing_is_written(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRecommender, "catalog_items", ITEMS - 1)
+    with pytest.raises(ArtifactError, match="39 items"):
+        run.stage(context)
+    assert not context.workspace.report.exists()
+
+
+def test_a_bundle_of_differently_split_data_is_marked(context: Context) -> None:
+    bundle = context.workspace.bundle
+    with write_artifact(bundle, "bundle", parents={"dataset": "another"}) as folder:
+        (folder / "x.json").write_text("{}")
+    path = run.stage(context)
+    (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
+    assert "another" in warning
+    assert "may have learned" in (path / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,223 @@
+"""Baselines against brute force on small data, and against known figures on the real one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.evaluation.baselines import Popularity, fit_baselines
+from recsys.evaluation.metrics import Hits, ndcg_at_k, recall_at_k
+from recsys.interactions import Histories, Interactions
+from recsys.retrieval import ItemItem, item_item
+from recsys.splits import TEST, TRAIN, leave_one_out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ITEMS = 8
+DATASETS = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=9), min_size=1, max_size=7).map(
+    Histories.of
+)
+
+
+def dense_cosine(trained: Histories, shrink: float) -> NDArray[np.float64]:
+    users = [set(map(int, history)) for history in trained]
+    weights = np.zeros((ITEMS, ITEMS))
+    for a in range(ITEMS):
+        for b in range(ITEMS):
+            common = sum(a in user and b in user for user in users)
+            each = [sum(item in user for user in users) for item in (a, b)]
+            if a != b and common:
+                weights[a, b] = common / (np.sqrt(each[0] * each[1]) + shrink)
+    return weights
+
+
+def dense_directional(
+    trained: Histories, window: int, reverse: float, source: float, target: float
+) -> NDArray[np.float64]:
+    weights, counts = np.zeros((ITEMS, ITEMS)), np.zeros(ITEMS)
+    for history in trained:
+        for i, a in enumerate(history):
+            counts[a] += 1
+            for j in range(i + 1, min(i + window + 1, len(history))):
+                b = history[j]
+                weights[a, b] += 1 / (j - i)
+                weights[b, a] += reverse / (j - i)
+    counts = np.maximum(counts, 1)
+    return weights / counts[:, None] ** source / counts[None] ** target
+
+
+def dense_rank(
+    weights: NDArray[np.float64], decay: float, asked: Histories, exclude_seen: bool
+) -> NDArray[np.float64]:
+    """(n, items) scores, 0 where an item is not to be listed."""
+    scores = np.zeros((len(asked), ITEMS))
+    for row, history in enumerate(asked):
+        for age, item in enumerate(history[::-1]):
+            scores[row] += decay**age * weights[item]
+        if exclude_seen:
+            scores[row, history] = 0
+    return scores
+
+
+def assert_ranked(
+    found: tuple[NDArray[np.int32], NDArray[np.float32]], scores: NDArray[np.float64]
+) -> None:
+    """Lists hold every item with a score, in falling order; near ties may swap in float32."""
+    for items, listed, row in zip(*found, scores, strict=True):
+        n = min((row > 0).sum(), len(items))
+        assert (items[:n] >= 0).all()
+        assert (items[n:] == -1).all()
+        assert np.isneginf(listed[n:]).all()
+        assert len(set(items[:n].tolist())) == n
+        assert listed[:n] == pytest.approx(row[items[:n]], rel=1e-4)
+        assert listed[:n] == pytest.approx(np.sort(row)[::-1][:n], rel=1e-4)
+
+
+@given(histories, histories, st.booleans(), st.floats(0, 20), st.floats(0.3, 1))
+def test_item_knn_equals_its_dense_twin(
+    trained: Histories, asked: Histories, exclude_seen: bool, shrink: float, decay: float
+) -> None:
+    model = ItemItem.cosine(trained, ITEMS, shrink=shrink, decay=decay)
+    weights = dense_cosine(trained, shrink)
+    assert model.weights.toarray() == pytest.approx(weights, rel=1e-5)
+    scores = dense_rank(weights, decay, asked, exclude_seen)
+    assert_ranked(model.rank(asked, 5, exclude_seen), scores)
+
+
+@given(
+    histories,
+    histories,
+    st.booleans(),
+    st.integers(1, 6),
+    st.floats(0, 1).map(lambda x: round(x, 2)),  # no subnormal weights: they vanish in float32
+    st.sampled_from([(0.0, 0.0), (0.5, 0.0), (0.5, 0.5), (1.0, 0.2)]),
+)
+def test_directional_equals_its_dense_twin(
+    trained: Histories,
+    asked: Histories,
+    exclude_seen: bool,
+    window: int,
+    reverse: float,
+    damping: tuple[float, float],
+) -> None:
+    source, target = damping
+    model = ItemItem.directional(
+        trained,
+        ITEMS,
+        window=window,
+        reverse=reverse,
+        source_damping=source,
+        target_damping=target,
+    )
+    weights = dense_directional(trained, window, reverse, source, target)
+    assert model.weights.toarray() == pytest.approx(weights, rel=1e-5)
+    scores = dense_rank(weights, 0.6, asked, exclude_seen)
+    assert_ranked(model.rank(asked, 5, exclude_seen), scores)
+
+
+@given(histories, histories, st.booleans())
+def test_popularity_equals_its_slow_twin(
+    trained: Histories, asked: Histories, exclude_seen: bool
+) -> None:
+    counts = np.bincount(trained.items, minlength=ITEMS)
+    items, scores = Popularity.fit(trained, ITEMS).rank(asked, 5, exclude_seen)
+    for row, history in enumerate(asked):
+        banned = set(history.tolist()) if exclude_seen else set()
+        order = sorted((-counts[i], i) for i in range(ITEMS) if counts[i] and i not in banned)
+        expected = [i for _, i in order[:5]]
+        assert items[row].tolist() == expected + [-1] * (5 - len(expected))
+        assert scores[row, : len(expected)].tolist() == [counts[i] for i in expected]
+        assert np.isneginf(scores[row, len(expected) :]).all()
+
+
+def test_who_follows_whom_written_by_hand() -> None:
+    """0 -> 1 -> 2 once: 1 after 0 weighs 1, 2 after 0 a half, and half as much backwards."""
+    model = ItemItem.directional(Histories.of([[0, 1, 2]]), 3, source_damping=0)
+    assert model.weights.toarray().tolist() == [[0, 1, 0.5], [0.5, 0, 1], [0.25, 0.5, 0]]
+    items, scores = model.rank(Histories.of([[0, 1]]), 3, exclude_seen=False)
+    # 0: .5; 1: .6; 2: .6 * .5 + 1
+    assert items.tolist() == [[2, 1, 0]]
+    assert scores == pytest.approx(np.asarray([[1.3, 0.6, 0.5]]))
+
+
+def test_equal_scores_go_to_the_lower_item() -> None:
+    model = ItemItem.cosine(Histories.of([[3, 5, 1, 4]]), 6)
+    assert model.rank(Histories.of([[4]]), 4, exclude_seen=True)[0].tolist() == [[1, 3, 5, -1]]
+
+
+def test_a_history_without_evidence_gets_an_empty_list() -> None:
+    trained = Histories.of([[0, 1], [2]])
+    for ranker in (ItemItem.cosine(trained, 4), ItemItem.directional(trained, 4)):
+        items, scores = ranker.rank(Histories.of([[], [3], [2]]), 2, exclude_seen=True)
+        assert (items == -1).all()
+        assert np.isneginf(scores).all()
+
+
+@settings(max_examples=25)
+@given(histories, histories)
+def test_a_user_gets_the_same_list_alone_and_among_others(
+    trained: Histories, asked: Histories
+) -> None:
+    for ranker in fit_baselines(trained, ITEMS).values():
+        together = ranker.rank(asked, 4, True)
+        for row in range(len(asked)):
+            alone = ranker.rank(asked.take([row]), 4, True)
+            assert alone[0].tolist() == together[0][[row]].tolist()
+            assert alone[1].tolist() == together[1][[row]].tolist()
+
+
+def test_blocks_of_users_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    asked = Histories.of(rng.integers(0, 50, size=5) for _ in range(23))
+    model = ItemItem.cosine(asked, 50)
+    whole = model.rank(asked, 10, exclude_seen=True)
+    monkeypatch.setattr(item_item, "USERS_AT_A_TIME", 4)
+    parts = model.rank(asked, 10, exclude_seen=True)
+    assert whole[0].tolist() == parts[0].tolist()
+    assert whole[1].tolist() == parts[1].tolist()
+
+
+@pytest.mark.parametrize("bad", [{"window": 0}, {"decay": 0.0}, {"decay": 1.5}])
+def test_settings_out_of_range_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        ItemItem.directional(Histories.of([[0, 1]]), 2, **bad)  # type: ignore[arg-type]
+
+
+def test_known_figures_on_amazon_beauty() -> None:
+    """Recall@10 and NDCG@10, leave-one-out test, seen items masked, fitted on training events.
+
+    The cosine of the directional counts is the form whose figures are published beside ours.
+    """
+    file = DATASETS / "s3rec-beauty" / "Beauty.txt"
+    if not file.is_file():
+        pytest.skip(f"{file} is absent; set RECSYS_DATASETS to the folder of real data")
+    rows = [line.split() for line in file.read_text().splitlines()]
+    events = Interactions.of(
+        [row[0] for row in rows for _ in row[1:]], [item for row in rows for item in row[1:]]
+    )
+    labels = leave_one_out(events)
+    trained = events.histories.where(labels == TRAIN)
+    asked, targets = (events.histories.where(side) for side in (labels != TEST, labels == TEST))
+    num_items = len(events.item_ids)
+    rankers = {
+        **fit_baselines(trained, num_items),
+        "cosine": ItemItem.directional(trained, num_items, target_damping=0.5),
+    }
+    expected = {
+        "popularity": (0.0115, 0.0055),
+        "item-kNN": (0.0724, 0.0430),
+        "directional": (0.0833, 0.0519),
+        "cosine": (0.0771, 0.0487),
+    }
+    for name, figures in expected.items():
+        hits = Hits.of(rankers[name].rank(asked, 10, True)[0], targets)
+        found = (recall_at_k(hits, 10).mean(), ndcg_at_k(hits, 10).mean())
+        assert found == pytest.approx(figures, abs=2e-4), name
