@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from accelerate import Accelerator
 
-from recsys.artifacts import read_manifest
+from recsys.artifacts import read_manifest, write_artifact
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from training.batches import TrainingBatches
-from training.loop import LoopConfig, autocast_dtype, fit
+from training.loop import LOG, LoopConfig, autocast_dtype, fit
 from training.objective import NextToken
+from training.state import Checkpoints
 from training.validation import Validation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from recsys.artifacts import Workspace
+    from recsys.pipeline import Context
     from recsys.prompts import PromptEncoder
-    from training.state import Checkpoints, Progress
+    from training.state import Progress
 
 
 @dataclass(frozen=True)
@@ -172,17 +180,58 @@ def train_supervised(
     return progress
 
 
-def describe(progress: Progress, config: SupervisedConfig, parameters: int) -> dict[str, Any]:
+def describe(progress: Progress, config: SupervisedConfig, model: Any) -> dict[str, Any]:
     """What a manifest says of a training run."""
+    validation = {**progress.best, "users": config.eval_users, "seen_items": "masked"}
     return {
-        "parameters": parameters,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "epochs": progress.epoch,
         "steps": progress.step,
         "seconds": round(progress.seconds, 1),
-        "validation": {**progress.best, "users": config.eval_users, "seen_items": "masked"},
+        "validation": validation if progress.best else {},
     }
 
 
 def settings_of(config: SupervisedConfig, seed: int) -> dict[str, Any]:
     """Plain values that identify a run."""
     return json.loads(json.dumps({**as_dict(config), "seed": seed}))  # type: ignore[no-any-return]
+
+
+def open_checkpoints(
+    context: Context, kind: str, settings: dict[str, Any], parents: dict[str, str]
+) -> Checkpoints:
+    """Checkpoints of the run that makes artifact `kind`; forcing it starts anew."""
+    checkpoints = Checkpoints(
+        context.workspace.run(f"{kind}.checkpoint"), {**settings, "parents": parents}
+    )
+    accelerator = Accelerator()
+    if context.force and accelerator.is_main_process:
+        checkpoints.remove()
+    accelerator.wait_for_everyone()
+    return checkpoints
+
+
+@contextmanager
+def finish(
+    path: Path,
+    kind: str,
+    settings: dict[str, Any],
+    parents: dict[str, str],
+    info: dict[str, Any],
+    checkpoints: Checkpoints,
+) -> Iterator[Path]:
+    """Write the artifact of a finished run: the body writes the model, the log is moved in.
+
+    Every process runs the body, each on a folder of its own; only the main one's is kept.
+    """
+    accelerator = Accelerator()
+    if accelerator.is_main_process:
+        with write_artifact(path, kind, config=settings, parents=parents, info=info) as folder:
+            yield folder
+            shutil.copyfile(checkpoints.folder / LOG, folder / LOG)
+        checkpoints.remove()
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
+    accelerator.wait_for_everyone()

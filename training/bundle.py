@@ -1,0 +1,80 @@
+"""Stage `bundle`: catalogue, vocabulary, target and draft in the one directory that is served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.bundle import CATALOG, DRAFT, EVAL, KIND, PROMPTS, TARGET
+from recsys.catalog import Catalog
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError
+from recsys.prompts import PromptConfig
+from recsys.vocabulary import Vocabulary
+from training.target import MODEL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from recsys.artifacts import Manifest
+    from recsys.pipeline import Context
+
+QUANTIZER = "quantizer"
+
+
+def stage(context: Context) -> Path:
+    """Write the `bundle` artifact of a run (`recsys.bundle` says what is in it).
+
+    Raises:
+        ArtifactError: a part is missing, or was made from other parts than those at hand.
+    """
+    workspace = context.workspace
+    parts: dict[str, Manifest] = {"dataset": Dataset.manifest(workspace.dataset)}
+    for kind in ("ids", "target", "draft"):
+        parts[kind] = read_manifest(workspace.run(kind), kind)
+    parents = {kind: manifest.digest for kind, manifest in parts.items()}
+    for kind, manifest in parts.items():
+        for parent, digest in manifest.parents.items():
+            if parents.get(parent) != digest:
+                raise ArtifactError(
+                    f"{workspace.run(kind)} was made from another {parent} than "
+                    f"{parents.get(parent)}; run `recsys run --name {workspace.name}` again"
+                )
+    path = workspace.bundle
+    if not context.force and up_to_date(path, KIND, {}, parents):
+        return path
+    dataset = Dataset.load(workspace.dataset)
+    ids, target, draft = (workspace.run(kind) for kind in ("ids", "target", "draft"))
+    codes = np.load(ids / "codes.npy", allow_pickle=False)
+    vocabulary = Vocabulary.load(target)
+    if vocabulary != Vocabulary.load(draft):
+        raise ArtifactError(f"{draft} has another vocabulary than {target}; train it again")
+    prompt = PromptConfig(**parts["target"].config["prompt"])
+    info: dict[str, Any] = {
+        "items": len(codes),
+        "levels": int(codes.shape[1]),
+        "validation": parts["target"].info["validation"],
+    }
+    with write_artifact(path, KIND, parents=parents, info=info) as folder:
+        shutil.copytree(target / MODEL, folder / TARGET)
+        shutil.copytree(draft / MODEL, folder / DRAFT)
+        (folder / CATALOG).mkdir()
+        Catalog(dataset.items, codes).save(folder / CATALOG)
+        if (ids / QUANTIZER).is_dir():
+            shutil.copytree(ids / QUANTIZER, folder / CATALOG / QUANTIZER)
+        vocabulary.save(folder)
+        _write_json(folder / PROMPTS, prompt.as_dict())
+        (folder / EVAL).mkdir()
+        _write_json(
+            folder / EVAL / "validation.json",
+            {kind: parts[kind].info["validation"] for kind in ("target", "draft")},
+        )
+    return path
+
+
+def _write_json(file: Path, values: dict[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,204 @@
+"""Commands that make models: `recsys ids`, `recsys train`, `recsys bundle`.
+
+Nothing heavy is imported at the top; `recsys --help` reads this module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
+
+if TYPE_CHECKING:
+    from recsys.pipeline import Context
+
+SECTIONS = ("data", "ids", "target", "draft", "bundle", "evaluate", "serve")
+
+ids = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+train = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Sizes of a model from scratch: tiny (0.6M), small (3M) or base (19M)."),
+]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training windows, at most.")]
+MaxMinutes = Annotated[
+    float | None,
+    typer.Option(help="Time budget; the learning rate then follows the clock to its end."),
+]
+
+
+@ids.callback()
+def _ids() -> None:
+    """Semantic IDs: give each item of a data set a short code, close items close codes."""
+
+
+@train.callback()
+def _train() -> None:
+    """Train the model that recommends, and the small one that speeds it up.
+
+    Both read the data set and the semantic IDs of a run. Training that was stopped, even by a power
+    cut, goes on where it was when the same command is given again.
+
+    On several devices: accelerate launch --num-processes 4 .venv/bin/recsys train target ...
+    """
+
+
+@ids.command("train")
+def ids_train(
+    method: Annotated[
+        str | None, typer.Option(help="rq-kmeans, rq-vae, or imported (with the data set).")
+    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Items' texts, attributes and co-occurrence -> semantic IDs and their health report.
+
+    Example: recsys ids train --name beauty --method rq-vae
+    """
+    context = _context("ids", {"method": method}, config, set_, name, seed, force)
+    from training.ids import print_report, stage
+
+    print_report(stage(context), as_json)
+
+
+@ids.command("report")
+def ids_report(name: Name = None, config: ConfigFile = None, as_json: Json = False) -> None:
+    """How healthy the semantic IDs of a run are: codes used, perplexity, collisions.
+
+    Example: recsys ids report --name beauty
+    """
+    context = _context("ids", {}, config, None, name, None, False)
+    from training.ids import print_report
+
+    print_report(context.workspace.run("ids"), as_json)
+
+
+@train.command("target")
+def train_target(
+    preset: Preset = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a pretrained LLaMA checkpoint with its tokenizer; it is given the "
+            "semantic tokens and adapted with LoRA, instead of a model from scratch."
+        ),
+    ] = None,
+    epochs: Epochs = None,
+    max_minutes: MaxMinutes = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Train the target: histories of semantic IDs -> the next item's.
+
+    Example: recsys train target --config configs/beauty.yaml --max-minutes 5
+    """
+    options = {
+        "preset": preset,
+        "base": str(base) if base else None,
+        "epochs": epochs,
+        "max_minutes": max_minutes,
+    }
+    context = _context("target", options, config, set_, name, seed, force)
+    from training.target import stage
+
+    _report(stage(context), "target", as_json)
+
+
+@train.command("draft")
+def train_draft(
+    preset: Preset = None,
+    epochs: Epochs = None,
+    max_minutes: MaxMinutes = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Train the draft: a small model with the target's vocabulary, cut from the target by default.
+
+    Example: recsys train draft --config configs/beauty.yaml --set draft.layers=1
+    """
+    options = {"preset": preset, "epochs": epochs, "max_minutes": max_minutes}
+    context = _context("draft", options, config, set_, name, seed, force)
+    from training.draft import stage
+
+    _report(stage(context), "draft", as_json)
+
+
+def bundle(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Gather catalogue, vocabulary, target and draft into the one directory that is served.
+
+    Example: recsys bundle --name beauty
+    """
+    context = _context("bundle", {}, config, set_, name, seed, force)
+    from training.bundle import stage
+
+    typer.echo(f"bundle: {stage(context)}")
+
+
+def _context(
+    section: str,
+    options: dict[str, Any],
+    config: Path | None,
+    overrides: list[str] | None,
+    name: str | None,
+    seed: int | None,
+    force: bool,
+) -> Context:
+    """Settings from file and `--set`, then the command's own options on top."""
+    import json
+
+    from recsys.config import Settings
+    from recsys.pipeline import Context
+
+    own = [
+        f"{section}.{key}={json.dumps(value)}"
+        for key, value in options.items()
+        if value is not None
+    ]
+    settings = Settings.load(
+        config, [*(overrides or ()), *own], known=SECTIONS, name=name, seed=seed
+    )
+    return Context.of(settings, force=force)
+
+
+def _report(path: Path, kind: str, as_json: bool) -> None:
+    """What came of a training run, for people or programs."""
+    import json
+
+    from recsys.artifacts import read_manifest
+
+    info = read_manifest(path, kind).info
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), **info}))
+        return
+    typer.echo(f"{kind}: {path}")
+    typer.echo(
+        f"  {info['parameters']:,} parameters, {info['epochs']} epochs, {info['seconds']:.0f} s"
+    )
+    if validation := info["validation"]:
+        typer.echo(
+            f"  validation: recall@10 {validation['recall@10']:.4f}, "
+            f"NDCG@10 {validation['ndcg@10']:.4f}"
+            f" ({validation['users']} users, seen items masked)"
+        )

@@ -1,0 +1,134 @@
+"""A pretrained LLaMA checkpoint learns semantic tokens: new vocabulary rows, LoRA on the rest."""
+
+from __future__ import annotations
+
+import os
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from recsys.errors import ConfigError
+from recsys.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+LEVELS = string.ascii_lowercase
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adaptation (Hu et al., 2021) of a pretrained model.
+
+    Attributes:
+        rank: of the added matrices.
+        alpha: their scale is alpha / rank.
+        dropout: of their input.
+        modules: linear layers that get one.
+        merge: add them into the weights at the end; otherwise they stay an adapter beside them.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.05
+    modules: tuple[str, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    merge: bool = True
+
+
+def semantic_tokens(level_sizes: Sequence[int]) -> list[str]:
+    """`<a_0>`, `<a_1>`, ... `<b_0>`, ...: the names of all codes, level by level."""
+    return [
+        f"<{letter}_{code}>"
+        for letter, size in zip(LEVELS, level_sizes, strict=False)
+        for code in range(size)
+    ]
+
+
+def load_base(
+    folder: Path, level_sizes: Sequence[int], instruction: str
+) -> tuple[Any, Any, Vocabulary]:
+    """Read a checkpoint with its tokenizer and add a token for each code.
+
+    The new tokens are appended, so a level's codes are a contiguous range of ids. Embedding and
+    head grow with them; their new rows start near the mean of the old ones.
+
+    Args:
+        folder: a local Hugging Face checkpoint directory with a tokenizer.
+        level_sizes: codes at each level.
+        instruction: text in front of every history, after the tokenizer's bos token.
+
+    Returns:
+        Model (float32), tokenizer, and where the semantic tokens are.
+
+    Raises:
+        ConfigError: no tokenizer, or one that knows a semantic token already; more than 26 levels.
+        ArtifactError: no loadable checkpoint.
+    """
+    import torch
+    from transformers import AddedToken, AutoTokenizer
+
+    from recsys.models.checkpoint import load_model
+
+    if len(level_sizes) > len(LEVELS):
+        raise ConfigError(f"{len(level_sizes)} levels; token names go up to {len(LEVELS)}")
+    model = load_model(folder, dtype=torch.float32)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            os.fspath(folder), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"base: {folder} has no readable tokenizer: {error}") from error
+    first = len(tokenizer)
+    names = semantic_tokens(level_sizes)
+    added = tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+    if added != len(names) or tokenizer.convert_tokens_to_ids(names[0]) != first:
+        raise ConfigError(f"base: the tokenizer of {folder} has tokens like {names[0]} already")
+    rows = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
+    with torch.random.fork_rng(devices=[]):  # the draw of the rows is not part of the run's
+        torch.manual_seed(0)
+        model.resize_token_embeddings(rows, pad_to_multiple_of=8)
+    sizes = [int(size) for size in level_sizes]
+    bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    text = tokenizer.encode(instruction, add_special_tokens=False)
+    if not bos + text:
+        raise ConfigError("instruction: empty, and the tokenizer has no bos token to begin with")
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    vocabulary = Vocabulary(
+        tuple(sizes),
+        tuple(first + sum(sizes[:level]) for level in range(len(sizes))),
+        model.get_input_embeddings().num_embeddings,
+        pad or 0,
+        tuple(bos + text),
+    )
+    return model, tokenizer, vocabulary
+
+
+def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
+    """`model` with trainable LoRA matrices and trainable rows of the semantic tokens.
+
+    The rows are trained in embedding and head, tied or not; all else is frozen.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    rows = [
+        row
+        for offset, size in zip(vocabulary.level_offsets, vocabulary.level_sizes, strict=True)
+        for row in range(offset, offset + size)
+    ]
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=list(settings.modules),
+        # For tied weights peft trains one copy; naming the embedding alone would otherwise leave
+        # the head at its first values.
+        trainable_token_indices={"embed_tokens": rows, "lm_head": rows},
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"lora: {error}") from error
