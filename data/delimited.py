@@ -6,13 +6,14 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
-from data.files import read_text
+from data.files import decode
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
 _WHERE = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?(?:Row #(\d+): )?(.*)", re.S)
@@ -25,18 +26,12 @@ def first_line(path: Path) -> str:
         DataError: missing, empty, or not UTF-8.
     """
     try:
-        with pa.input_stream(str(path)) as stream:
-            raw: bytes = stream.read(1 << 16).split(b"\n", 1)[0].rstrip(b"\r")
+        raw = _content(path, 1 << 16).split(b"\n", 1)[0].rstrip(b"\r")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if not raw.strip():
         raise DataError(f"{path}: the file is empty, or its first line is")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:1: not UTF-8 text; convert the file, for example with iconv"
-        ) from error
+    return decode(raw, path)
 
 
 def read_delimited(
@@ -47,6 +42,7 @@ def read_delimited(
     names: Sequence[str] | None = None,
     encoding: str = "utf-8",
     quote: str | Literal[False] = '"',
+    required: Collection[str] = (),
 ) -> pa.Table:
     """A whole file as a table.
 
@@ -57,9 +53,11 @@ def read_delimited(
         names: of the columns, for a file without a header.
         encoding: of the text.
         quote: what encloses a value that holds the delimiter; False where nothing does.
+        required: columns that have a value in each row.
 
     Raises:
-        DataError: empty, no rows, wrong number of fields, wrong type, or not in `encoding`.
+        DataError: empty, no rows, wrong number of fields, wrong type, a missing value, or not in
+            `encoding`.
     """
     try:
         table = pa.csv.read_csv(
@@ -70,7 +68,7 @@ def read_delimited(
         )
     except pa.ArrowInvalid as error:
         if "UTF8" in str(error):
-            read_text(path, encoding)  # names the line
+            decode(_content(path), path, encoding)  # names the line
         raise DataError(
             _located(path, str(error), names or first_line(path).split(delimiter))
         ) from error
@@ -78,7 +76,20 @@ def read_delimited(
         raise DataError(f"{path}: cannot be read: {error}") from error
     if not table.num_rows:
         raise DataError(f"{path}: no rows in it")
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_binary(column.type):  # what Arrow calls text that is none
+            decode(_content(path), path, encoding)
+        if name in required:
+            empty = pc.or_kleene(pc.is_null(column), pc.equal(pc.cast(column, pa.string()), ""))
+            row = pc.index(empty, True).as_py()
+            if row >= 0:
+                raise DataError(f"{path}: column {name!r} is empty in data row {row + 1}")
     return table
+
+
+def _content(path: Path, size: int | None = None) -> bytes:
+    with pa.input_stream(str(path)) as stream:
+        return bytes(stream.read(size))
 
 
 def _located(path: Path, message: str, names: Sequence[str]) -> str:

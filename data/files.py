@@ -30,6 +30,15 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise DataError(f"{path}: {error.strerror or error}") from error
     if not raw.strip():
         raise DataError(f"{path}: the file is empty")
+    return decode(raw, path, encoding)
+
+
+def decode(raw: bytes, path: Path, encoding: str = "utf-8") -> str:
+    """The content of a file as text, without a byte order mark.
+
+    Raises:
+        DataError: not in `encoding`; the line is named.
+    """
     try:
         return raw.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:

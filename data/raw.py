@@ -98,6 +98,8 @@ class RawData:
         for name, column in zip(self.events.column_names, self.events.columns, strict=True):
             if column.type != EVENT_COLUMNS.get(name):
                 raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
+            if name != "rating" and column.null_count:
+                raise DataError(f"events.{name} is empty in {column.null_count} rows")
         missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
         if missing:
             raise DataError(f"items lack the columns {missing}")

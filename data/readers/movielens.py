@@ -15,6 +15,7 @@ from data.raw import RawData, ReaderConfig, describe_all, events_table, items_ta
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 # In the order of the flags in u.item (file u.genre).
@@ -58,12 +59,17 @@ def read(config: ReaderConfig) -> RawData:
     paths = files(config)
     if paths["interactions"].name == "u.data":
         ratings = read_delimited(
-            paths["interactions"], "\t", types=_EVENT_TYPES, names=list(_EVENT_TYPES), quote=False
+            paths["interactions"],
+            "\t",
+            types=_EVENT_TYPES,
+            names=list(_EVENT_TYPES),
+            quote=False,
+            required=_EVENT_TYPES,
         )
         movies = _movies_100k(paths["items"])
     else:
-        ratings = _with_header(paths["interactions"], _EVENT_TYPES)
-        table = _with_header(paths["items"], _MOVIE_TYPES)
+        ratings = _with_header(paths["interactions"], _EVENT_TYPES, required=_EVENT_TYPES)
+        table = _with_header(paths["items"], _MOVIE_TYPES, required=("movieId",))
         rows = zip(*(table[name].to_pylist() for name in _MOVIE_TYPES), strict=True)
         movies = {movie: (title, genres.split("|")) for movie, title, genres in rows}
     events = events_table(
@@ -92,7 +98,15 @@ def read(config: ReaderConfig) -> RawData:
 def _movies_100k(path: Path) -> dict[str, tuple[str, list[str]]]:
     names = ["movieId", "title", "released", "video", "address", *GENRES]
     types = dict.fromkeys(names[:5], pa.string()) | dict.fromkeys(GENRES, pa.int8())
-    table = read_delimited(path, "|", types=types, names=names, encoding="latin-1", quote=False)
+    table = read_delimited(
+        path,
+        "|",
+        types=types,
+        names=names,
+        encoding="latin-1",
+        quote=False,
+        required=("movieId",),
+    )
     flags = zip(*(table[genre].to_pylist() for genre in GENRES), strict=True)
     rows = zip(table["movieId"].to_pylist(), table["title"].to_pylist(), flags, strict=True)
     return {
@@ -101,7 +115,9 @@ def _movies_100k(path: Path) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-def _with_header(path: Path, types: dict[str, pa.DataType]) -> pa.Table:
+def _with_header(
+    path: Path, types: dict[str, pa.DataType], *, required: Collection[str]
+) -> pa.Table:
     header = first_line(path)
     if header.split(",") != list(types):
         raise DataError(
@@ -109,4 +125,4 @@ def _with_header(path: Path, types: dict[str, pa.DataType]) -> pa.Table:
             "was converted: take the original from grouplens.org, or give it a header and use "
             "source 'table'"
         )
-    return read_delimited(path, ",", types=types)
+    return read_delimited(path, ",", types=types, required=required)

@@ -13,6 +13,7 @@ from data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -194,10 +195,29 @@ def test_a_malformed_table_is_refused_by_its_line(
         read_delimited(write(tmp_path / "a.csv", content), ",", types=TYPES)
 
 
+def test_a_required_value_must_be_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "user,rating\nu,1\nv,\n")
+    read_delimited(path, ",", types=TYPES, required=["user"])
+    with pytest.raises(DataError, match=r"a\.csv: column 'rating' is empty in data row 2"):
+        read_delimited(path, ",", types=TYPES, required=["user", "rating"])
+    with pytest.raises(DataError, match="column 'user' is empty in data row 1"):
+        read_delimited(write(path, "user,rating\n,1\n"), ",", types=TYPES, required=["user"])
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_no_column_may_hold_bytes_that_are_no_text(
+    tmp_path: Path, pack: Callable[..., bytes]
+) -> None:
+    path = write(tmp_path / "a.csv.gz", pack(b"user,rating,note\nu,1,fine\nv,2,caf\xe9\n"))
+    path = path if pack is gzip.compress else path.rename(tmp_path / "a.csv")
+    with pytest.raises(DataError, match=r":3: byte 0xe9 is not UTF-8"):
+        read_delimited(path, ",", types=TYPES)
+
+
 def test_a_header_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="empty"):
         first_line(write(tmp_path / "a.csv", "\n1,2\n"))
     with pytest.raises(DataError, match="cannot be read"):
         first_line(tmp_path / "gone.csv")
-    with pytest.raises(DataError, match=r"b\.csv:1: not UTF-8"):
+    with pytest.raises(DataError, match=r"b\.csv:1: byte 0xe9 is not UTF-8"):
         first_line(write(tmp_path / "b.csv", b"caf\xe9\n"))

@@ -293,6 +293,7 @@ def test_movielens_csv_has_quoted_titles_and_listed_genres(raw: Path) -> None:
         ("1\tx\tfive\t4", r"u\.data:1: column 'rating'"),
         ("1\t1\t4\tnoon", r"u\.data:1: column 'timestamp'"),
         ("1\t1\t4", r"u\.data:1: Expected 4 columns, got 3"),
+        ("1\t1\t4\t5\n2\t1\t4\t", r"u\.data: column 'timestamp' is empty in data row 2"),
     ],
 )
 def test_movielens_refuses_malformed_lines(raw: Path, line: str, message: str) -> None:

@@ -1,0 +1,63 @@
+"""Whatever happens to a file, a reader either reads it or says what is wrong with it."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.prepare import DataConfig, build
+from recsys.errors import RecsysError
+
+FLAGS = "|".join(["0"] * 19)
+SOURCES: dict[str, tuple[str, dict[str, str]]] = {
+    "s3rec": ("X.txt", {
+        "X.txt": "1 1 2 3\n2 3 1\n",
+        "X_item2attributes.json": '{"1": [5, 6], "2": [6], "3": []}',
+    }),
+    "atspeed": (".", {
+        "sequential_train.txt": "1 1 2\n2 2\n",
+        "sequential_valid.txt": "1 \n2 1\n",
+        "sequential_test.txt": "1 2\n2\n",
+        "index.json": '{"0": ["<a_1>", "<b_2>"], "1": ["<a_1>", "<b_3>"]}',
+    }),
+    "lcrec": ("X.inter.json", {
+        "X.inter.json": '{"0": [0, 1], "1": [1]}',
+        "X.item.json": '{"0": {"title": "A", "description": "[\'x\']"}, "1": {"title": "B"}}',
+        "X.index.json": '{"0": ["<a_1>"], "1": ["<a_2>"]}',
+    }),
+    "movielens": (".", {
+        "u.data": "1\t1\t5\t100\n2\t2\t4\t90\n",
+        "u.item": f"1|A (1995)|x||y|{FLAGS}\n2|B (1996)|x||y|{FLAGS}\n",
+    }),
+    "table": ("e.csv", {
+        "e.csv": "user,item,timestamp,rating\nu,a,1,5\nv,\"b,c\",2,4\n",
+        "i.csv": "item,title,price,tags\na,A,1.5,x|y\n\"b,c\",B,2,z\n",
+    }),
+}  # fmt: skip
+damage = st.tuples(st.floats(0, 1), st.integers(0, 3), st.binary(max_size=3))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_damaged_files_are_read_or_refused_with_words(source: str, data: st.DataObject) -> None:
+    main, contents = SOURCES[source]
+    broken = data.draw(st.sampled_from(sorted(contents)))
+    content = contents[broken].encode()
+    for place, cut, filling in data.draw(st.lists(damage, min_size=1, max_size=3)):
+        at = int(place * len(content))
+        content = content[:at] + filling + content[at + cut :]
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content)))]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in contents.items():
+            Path(folder, name).write_bytes(content if name == broken else text.encode())
+        items = str(Path(folder, "i.csv")) if source == "table" else None
+        config = DataConfig(source=source, path=str(Path(folder, main)), items=items)
+        with suppress(RecsysError):
+            build(config)
