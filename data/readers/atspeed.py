@@ -66,7 +66,7 @@ def read(config: ReaderConfig) -> RawData:
         )
     described = read_item_texts(paths["items"]) if "items" in paths else {}
     codes = np.asarray([index[number] for number in numbers], np.int32)
-    shared = len(codes) - len(np.unique(codes, axis=0))
+    _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
     return RawData(
         events_table(
             np.repeat([part[0] for part in parts], lengths),
@@ -83,7 +83,7 @@ def read(config: ReaderConfig) -> RawData:
         {
             "last_line_without_end": sum(is_cut(paths[split]) for split in LABELS),
             "items_without_metadata": len(set(numbers) - set(described)),
-            "surplus_items_on_codes": shared,
+            "items_sharing_codes": int((sizes[leaf.reshape(-1)] > 1).sum()),
         },
     )
 

@@ -110,7 +110,7 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"source": "tabel", "path": "e.csv"}, r"data\.source: 'tabel' is not one of synthetic,"),
+        ({"source": "tablet", "path": "e.csv"}, r"data\.source: 'tablet' is not one of synthetic,"),
         ({"source": "table"}, r"data\.path: source 'table' needs a path"),
         ({"path": "e.csv"}, r"data\.path: source 'synthetic' reads no file"),
         ({"source": "table", "path": "f.csv"}, r"data\.path: 'f\.csv' is neither under"),

@@ -140,7 +140,7 @@ def test_atspeed_comes_with_its_split_and_its_codes(atspeed: Path) -> None:
     assert data.items["item_id"].to_pylist() == ["0", "1", "2", "3"]
     assert data.codes is not None
     assert data.codes.tolist() == [[0, 0], [0, 1], [0, 1], [1, 0]]
-    assert data.counts["surplus_items_on_codes"] == 1
+    assert data.counts["items_sharing_codes"] == 2
 
 
 def test_atspeed_never_needs_the_pickles(atspeed: Path) -> None:
