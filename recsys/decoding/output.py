@@ -18,12 +18,18 @@ class DecodeStats:
         target_tokens: tokens the target was run on.
         kv_slots: cache slots the request held, one a token; beams share their prompt.
         kv_bytes: the same in bytes.
+        accepted_levels: drafted levels that the first pass accepted, at most L - 1.
+        drafted_nodes: nodes that were proposed.
+        draft_passes: forwards of the draft model.
     """
 
     target_passes: int
     target_tokens: int
     kv_slots: int
     kv_bytes: int
+    accepted_levels: int = 0
+    drafted_nodes: int = 0
+    draft_passes: int = 0
 
 
 @dataclass(frozen=True)

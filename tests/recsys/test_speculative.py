@@ -1,0 +1,161 @@
+"""Strict speculative search equals beam search, whoever drafts; and the passes are as promised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import ModelDrafter, Proposal, beam_search, speculative_beam_search
+from recsys.decoding.draft import split_nodes
+from recsys.decoding.expand import Frontier
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+DRAFTS = {
+    "perfect": TARGET,
+    "unrelated": tiny_model("llama", layers=1, seed=9, dtype=torch.float64),
+}
+
+
+class RandomDrafter:
+    """Random walks of the trie: levels of any size, duplicates, padding, and wrong more often than not."""
+
+    def __init__(self, seed, widths):
+        self.rng, self.widths = np.random.default_rng(seed), widths
+
+    def propose(self, tokens, lengths, trie, *, excluded, normalize, prompt_slots):
+        batch = len(tokens)
+        above = torch.zeros((batch, 1), dtype=torch.int64)
+        levels = []
+        for depth, width in enumerate(self.widths[: trie.source.num_levels - 1]):
+            parents = torch.from_numpy(self.rng.integers(0, above.shape[1], (batch, width)))
+            states = above.gather(1, parents)
+            children = trie.children(states, depth)
+            pick = torch.from_numpy(self.rng.random(children.states.shape)) * children.alive
+            pick = pick.argmax(-1, keepdim=True)
+            scores = torch.zeros(batch, width, dtype=torch.float64)
+            scores[torch.from_numpy(self.rng.random((batch, width)) < 0.1)] = -torch.inf
+            above = children.states.gather(-1, pick).squeeze(-1)
+            symbols = children.symbols.gather(-1, pick).squeeze(-1)
+            levels.append(Frontier(above, scores, trie.alphabet[symbols], parents))
+        return Proposal(levels)
+
+
+def drafter_of(kind, seed, nodes):
+    if kind == "exhaustive":
+        return None
+    if kind == "random":
+        rng = np.random.default_rng(seed)
+        return RandomDrafter(seed, rng.integers(1, nodes + 1, 5).tolist())
+    return ModelDrafter(DRAFTS[kind], nodes)
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    kind=st.sampled_from(["perfect", "unrelated", "exhaustive", "random"]),
+    items=st.sampled_from([1, 2, 7, 40, 300]),
+    levels=st.integers(1, 5),
+    beams=st.integers(1, 22),
+    nodes=st.integers(1, 60),
+    patch=st.sampled_from([1, 5, 128]),
+    batch=st.integers(1, 5),
+    excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
+    normalize=st.sampled_from(["vocabulary", "allowed"]),
+)
+@settings(max_examples=250, deadline=None)
+def test_strict_equals_beam_search(
+    seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize
+):
+    rng = np.random.default_rng(seed)
+    catalogue = random_catalogue(rng, items, levels)
+    trie = ItemTrie.build(catalogue)
+    prompts = random_prompts(rng, batch, 12)
+    exclude = [
+        trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
+    ]
+    settings_ = {"exclude": exclude, "normalize": normalize}
+    expected = beam_search(TARGET, prompts, trie, beams, **settings_)
+    found = speculative_beam_search(
+        TARGET, drafter_of(kind, seed, nodes), prompts, trie, beams, patch_nodes=patch, **settings_
+    )
+    assert torch.equal(found.rows, expected.rows)
+    alive = expected.scores > -torch.inf
+    assert torch.equal(found.scores > -torch.inf, alive)
+    torch.testing.assert_close(found.scores[alive], expected.scores[alive], atol=1e-10, rtol=0)
+    assert all(1 <= s.target_passes <= levels for s in found.stats)
+
+
+@pytest.fixture
+def wide():
+    """A four-level catalogue: bushy at the top, thin below."""
+    rng = np.random.default_rng(1)
+    sizes = (20, 20, 40, 40)
+    rows = np.stack([rng.integers(1, size, 600) for size in sizes], axis=1)
+    return ItemTrie.build(rows)
+
+
+def test_a_draft_that_is_always_right_needs_one_pass(wide):
+    prompts = random_prompts(np.random.default_rng(0), 4, 12)
+    found = speculative_beam_search(TARGET, ModelDrafter(TARGET, 200), prompts, wide, 10)
+    assert [s.target_passes for s in found.stats] == [1] * 4
+    assert [s.accepted_levels for s in found.stats] == [3] * 4
+    assert [s.draft_passes for s in found.stats] == [3] * 4
+
+
+def test_without_a_draft_model_four_levels_take_two_passes(wide):
+    prompts = random_prompts(np.random.default_rng(0), 4, 12)
+    found = speculative_beam_search(TARGET, None, prompts, wide, 10, patch_nodes=300)
+    assert [s.target_passes for s in found.stats] == [2] * 4
+    assert [s.accepted_levels for s in found.stats] == [1] * 4
+
+
+def test_a_draft_that_is_never_right_costs_no_more_passes_than_beam_search(wide):
+    class Wrong:
+        def propose(self, tokens, lengths, trie, **_):
+            scores = torch.full((len(tokens), 3), -torch.inf)
+            zeros = torch.zeros((len(tokens), 3), dtype=torch.int64)
+            return Proposal([Frontier(zeros, scores, zeros, zeros)])
+
+    prompts = random_prompts(np.random.default_rng(0), 4, 12)
+    found = speculative_beam_search(TARGET, Wrong(), prompts, wide, 10, patch_nodes=1)
+    assert [s.accepted_levels for s in found.stats] == [0] * 4
+    assert all(s.target_passes <= 4 for s in found.stats)
+
+
+def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
+    """Half of the prompts are drafted right, half wrong: they finish in different passes."""
+
+    class HalfRight:
+        def propose(self, tokens, lengths, trie, **settings_):
+            proposal = ModelDrafter(TARGET, 200).propose(tokens, lengths, trie, **settings_)
+            odd = torch.arange(len(tokens)) % 2 == 1
+            spoiled = [
+                level._replace(scores=level.scores.masked_fill(odd[:, None], -torch.inf))
+                for level in proposal.levels
+            ]
+            return Proposal(spoiled, proposal.passes)
+
+    prompts = random_prompts(np.random.default_rng(2), 6, 12)
+    found = speculative_beam_search(TARGET, HalfRight(), prompts, wide, 10)
+    expected = beam_search(TARGET, prompts, wide, 10)
+    assert torch.equal(found.rows, expected.rows)
+    passes = [s.target_passes for s in found.stats]
+    assert passes[::2] == [1] * 3
+    assert min(passes[1::2]) > 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [(256, [56, 85, 115]), (2, [1, 1, 1]), (20, [4, 6, 10])]
+)
+def test_nodes_are_split_in_rising_shares(nodes, expected):
+    rng = np.random.default_rng(0)
+    trie = ItemTrie.build(rng.integers(0, 256, (20_000, 4))).to()
+    assert split_nodes(nodes, trie) == expected
+
+
+def test_no_requests_are_an_answer(wide):
+    assert speculative_beam_search(TARGET, None, [], wide, 5).rows.shape == (0, 5)
