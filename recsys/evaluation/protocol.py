@@ -85,7 +85,7 @@ class EvaluationConfig:
     seen: Literal["both", "masked", "unmasked"] = "both"
     targets: Literal["next", "all"] = "next"
     users: int | None = None
-    batch_size: int = 256
+    batch_size: int = 64
     resamples: int = 1000
     examples: int = 6
     seed: int = 0
