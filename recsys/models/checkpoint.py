@@ -165,7 +165,7 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
 
     Args:
         model: a causal LM or a peft model of one.
-        folder: an existing directory.
+        folder: the directory, made if need be.
         merge: whether a peft adapter is added into the weights.
     """
     if hasattr(model, "peft_config"):
