@@ -1,0 +1,197 @@
+"""Errors over HTTP: every failure becomes an RFC 9457 problem with a stable code.
+
+The table below is the list of codes; the OpenAPI document is made from it too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
+from serving.schemas import InvalidField
+from serving.service import NotReadyError, UnknownItemError, UnknownUserError
+from serving.stores import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+MEDIA_TYPE = "application/problem+json"
+MAX_ERRORS = 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of problem: its HTTP status, its title, and when to try again (seconds)."""
+
+    status: int
+    title: str
+    retry_after_s: int | None = None
+
+
+KINDS = {
+    "malformed_body": Kind(400, "The body is not valid JSON"),
+    "not_found": Kind(404, "There is nothing at this path"),
+    "unknown_user": Kind(404, "The user has no history here"),
+    "unknown_item": Kind(404, "The model does not know the item"),
+    "method_not_allowed": Kind(405, "The path does not answer to this method"),
+    "body_too_large": Kind(413, "The body is too large"),
+    "unsupported_media_type": Kind(415, "The body must be application/json"),
+    "invalid_request": Kind(422, "The request is not valid"),
+    "queue_full": Kind(429, "Too many requests are waiting", 1),
+    "internal_error": Kind(500, "The service failed"),
+    "not_ready": Kind(503, "The model is not ready", 1),
+    "shutting_down": Kind(503, "The service is shutting down", 5),
+    "store_unavailable": Kind(503, "The history store cannot be read", 5),
+    "deadline_exceeded": Kind(504, "The answer was not ready in time", 1),
+}
+EVERYWHERE = ("body_too_large", "internal_error")
+_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+# The text of these exceptions stays in the log: it may name files.
+_OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
+    QueueFullError: ("queue_full", "The queue is full; try again shortly."),
+    DeadlineExceededError: ("deadline_exceeded", "The request waited too long and was dropped."),
+    ClosedError: ("shutting_down", "No new requests are taken; ask another instance."),
+    NotReadyError: ("not_ready", "The model is being loaded; /health/ready tells when it is."),
+    StoreError: ("store_unavailable", "Send the history inline, or try again later."),
+}
+
+
+class ProblemError(HTTPException):
+    """Raise to answer with a problem."""
+
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[InvalidField] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make the problem `code` (a key of `KINDS`), explained by `detail`."""
+        super().__init__(KINDS[code].status, detail, headers)
+        self.code, self.errors = code, errors
+
+
+def problem_response(request: Request, error: ProblemError) -> Response:
+    """The HTTP response of a problem."""
+    kind = KINDS[error.code]
+    state = request.scope.setdefault("state", {})
+    state["problem"] = error.code  # for the access log
+    body: dict[str, Any] = {
+        "type": f"urn:recsys:problem:{error.code}",
+        "title": kind.title,
+        "status": kind.status,
+        "code": error.code,
+        "detail": error.detail,
+        "request_id": state.get("request_id"),
+    }
+    if error.errors:
+        body["errors"] = [field.model_dump() for field in error.errors]
+    headers = dict(error.headers or {})
+    if kind.retry_after_s is not None:
+        headers["Retry-After"] = str(kind.retry_after_s)
+    # ASCII: a refused field may hold characters that UTF-8 cannot.
+    return Response(json.dumps(body), kind.status, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception that reaches the router with a problem."""
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        return problem_response(request, _from_http(request, error))
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        return problem_response(request, _from_validation(error))
+
+    async def on_ours(request: Request, error: Exception) -> Response:
+        code, detail = next(v for k, v in _OF_EXCEPTION.items() if isinstance(error, k))
+        return problem_response(request, ProblemError(code, detail))
+
+    async def on_unknown(request: Request, error: Exception) -> Response:
+        code = "unknown_user" if isinstance(error, UnknownUserError) else "unknown_item"
+        return problem_response(request, ProblemError(code, str(error)))
+
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    for ours in _OF_EXCEPTION:
+        app.add_exception_handler(ours, on_ours)
+    for unknown in (UnknownUserError, UnknownItemError):
+        app.add_exception_handler(unknown, on_unknown)
+
+
+def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route that may answer with these problems (and those of every route)."""
+    by_status: dict[int, list[str]] = defaultdict(list)
+    for code in (*codes, *EVERYWHERE):
+        by_status[KINDS[code].status].append(code)
+    responses: dict[int | str, dict[str, Any]] = {}
+    for status, found in sorted(by_status.items()):
+        responses[status] = {
+            "description": "; ".join(f"`{code}`: {KINDS[code].title}" for code in found),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        if any(KINDS[code].retry_after_s is not None for code in found):
+            responses[status]["headers"] = {
+                "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}
+            }
+    return responses
+
+
+def _from_http(request: Request, error: Exception) -> ProblemError:
+    if isinstance(error, ProblemError):
+        return error
+    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
+    code = _OF_STATUS.get(error.status_code)
+    if code is None:  # the framework's other answers are about bodies that it cannot read
+        code = "malformed_body" if error.status_code == HTTPStatus.BAD_REQUEST else "internal_error"
+    detail = {
+        "not_found": f"No resource is at {request.url.path}; /docs lists what there is.",
+        "method_not_allowed": f"{request.method} is not among the methods of {request.url.path}.",
+        "malformed_body": "The body could not be read as JSON in UTF-8.",
+    }.get(code, KINDS[code].title)
+    return ProblemError(code, detail, headers=error.headers)
+
+
+def _from_validation(error: Exception) -> ProblemError:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - it is registered for these
+    found = error.errors()
+    if found[0]["type"] == "json_invalid":
+        where = f"at character {found[0]['loc'][1]}: {found[0]['ctx']['error']}"
+        return ProblemError("malformed_body", f"The body is not valid JSON {where}.")
+    fields = [
+        InvalidField.model_construct(
+            location=entry["loc"][0], pointer=_pointer(entry["loc"][1:]), detail=_sentence(entry)
+        )
+        for entry in found[:MAX_ERRORS]
+    ]
+    first = fields[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return ProblemError(
+        "invalid_request",
+        f"{first.location} {first.pointer or '/'}: {first.detail}{more}",
+        errors=fields,
+    )
+
+
+def _pointer(parts: Sequence[Any]) -> str:
+    """RFC 6901."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def _sentence(entry: Mapping[str, Any]) -> str:
+    if entry["type"] == "extra_forbidden":
+        return "unknown field"
+    if entry["type"] in ("model_attributes_type", "missing") and len(entry["loc"]) == 1:
+        return "a JSON object is required"
+    return str(entry["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,92 @@
+"""Server: binds the socket, runs the application until a signal, tells a person where it is."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import uvicorn
+from rich.markup import escape
+
+from recsys.errors import ConfigError, RecsysError
+from recsys.progress import say
+from serving import logs
+from serving.app import create_app, example
+from serving.service import Phase, Service
+
+if TYPE_CHECKING:
+    from serving.engine import Recommends
+    from serving.settings import ServingSettings
+
+GRACE_S = 5  # at a stop, beyond the deadline that every request has: to send the last answers
+
+
+def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; requests under way are answered first.
+
+    Raises:
+        ConfigError: the port is taken or the address is not this machine's.
+        RecsysError: the bundle or the histories cannot be loaded.
+    """
+    listener = _bind(settings.host, settings.port)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    logs.configure(sys.stdout)
+    app = create_app(settings, recommender=recommender)
+    service: Service = app.state.service
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
+        )
+    )
+
+    def on_phase(service: Service) -> None:
+        if service.phase is Phase.READY:
+            model = service.model
+            say(
+                escape(
+                    f"{model.name} ({model.version}, {model.items:,} items) answers at {url}, try"
+                )
+            )
+            say(escape(f"  {example(service, url)}"))
+            say("Ctrl-C stops it.")
+        elif service.phase is Phase.FAILED:
+            server.should_exit = True
+
+    service.on_phase = on_phase
+    say(escape(f"Loading {settings.bundle} ..."))
+    with listener:
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:  # uvicorn raises the signal again after a clean stop
+            say("Stopped.")
+    if isinstance(service.failure, RecsysError):
+        raise service.failure
+    if service.failure is not None:
+        raise RecsysError(f"the service could not start: {service.failure}") from service.failure
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; "
+            "choose another with --host or --port"
+        ) from error
+    return listener

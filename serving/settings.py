@@ -1,0 +1,168 @@
+"""Settings of the service: flags over `--set` over environment over YAML over defaults.
+
+Environment variables are named `RECSYS_SERVE_<FIELD>`; the YAML section is `serve`. A key nobody
+knows is refused wherever it comes from.
+"""
+
+# Annotations stay live here: pydantic reads them.
+import difflib
+import ipaddress
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from recsys.artifacts import Workspace
+from recsys.config import Settings
+from recsys.errors import ConfigError
+
+ENV_PREFIX = "RECSYS_SERVE_"
+SECTION = "serve"
+
+
+def _workspace(fields: dict[str, Any]) -> Workspace:
+    """The workspace of the bundle's own name: its data set and its store lie there."""
+    return Workspace.of(Path(fields["bundle"]).absolute().name)
+
+
+def _default_store(fields: dict[str, Any]) -> Path:
+    workspace = _workspace(fields)
+    return workspace.home / "serving" / workspace.name / "histories.db"
+
+
+class ServingSettings(BaseSettings):
+    """Everything that configures one serving process.
+
+    Attributes:
+        host: address to listen on; beyond loopback only with `insecure_listen`.
+        port: TCP port; 0 takes a free one.
+        insecure_listen: accept that whoever reaches `host` may ask anything, without a key.
+        bundle: artifact to serve.
+        histories: canonical data set whose histories are imported at the first start; None imports
+            nothing. Default: the data set of the bundle's name, if there is one.
+        store: SQLite file of histories. One a bundle's name, because user ids of different data
+            sets have nothing to do with each other.
+        device: where the models run.
+        dtype: their arithmetic.
+        threads: CPU threads of one forward pass; None leaves torch's choice.
+        max_batch: requests computed together at most.
+        max_wait_ms: how long a request may wait for company.
+        queue_limit: requests waiting at most; more are answered 429.
+        deadline_ms: a request not answered by then is answered 504.
+        max_body_bytes: larger request bodies are answered 413.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    insecure_listen: bool = False
+    bundle: Path = Field(default_factory=lambda: Workspace.of("demo").bundle)
+    histories: Path | None = Field(
+        default_factory=lambda fields: (
+            path if (path := _workspace(fields).dataset).is_dir() else None
+        )
+    )
+    store: Path = Field(default_factory=_default_store)
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    threads: int | None = Field(None, ge=1)
+    max_batch: int = Field(32, ge=1)
+    max_wait_ms: float = Field(5.0, ge=0)
+    queue_limit: int = Field(256, ge=1)
+    deadline_ms: float = Field(5000.0, gt=0)
+    max_body_bytes: int = Field(1024 * 1024, ge=1024)
+
+    @field_validator("bundle", "histories", "store")
+    @classmethod
+    def _expand(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser()
+
+    @model_validator(mode="after")
+    def _stay_on_this_machine(self) -> Self:
+        if not self.insecure_listen and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} can be reached from other machines and the service has no "
+                "keys; listen on 127.0.0.1 behind a proxy that authenticates, or accept the risk "
+                "with --insecure-listen"
+            )
+        return self
+
+    @classmethod
+    def load(
+        cls, config: Path | None = None, overrides: Iterable[str] = (), **flags: Any
+    ) -> "ServingSettings":
+        """Merge the sources.
+
+        Args:
+            config: YAML file; its section `serve` is read.
+            overrides: `serve.key=value` strings of `--set`.
+            **flags: fields given on the command line; None is skipped. `name` is the name of the
+                run, from which the bundle's default place follows.
+
+        Raises:
+            ConfigError: an unknown key or a value out of range, naming it.
+        """
+        name = flags.pop("name", None)
+        file = Settings.load(config, name=name)
+        explicit = Settings.load(None, overrides)
+        for key in explicit.values:
+            if key not in (SECTION, "name"):
+                raise ConfigError(f"--set {key}: this command reads {SECTION}.key=value only")
+        name = explicit.values.get("name") or file.values.get("name")
+        values: dict[str, Any] = {}
+        if name is not None:
+            values["bundle"] = Workspace.of(Settings({"name": name}).name).bundle
+        values |= _section(file) | _environment(cls) | _section(explicit)
+        values |= {key: value for key, value in flags.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error)) from error
+
+
+def _section(settings: Settings) -> dict[str, Any]:
+    section = settings.values.get(SECTION) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{SECTION}: expected a mapping, found {section!r}")
+    return section
+
+
+def _environment(cls: type[ServingSettings]) -> dict[str, Any]:
+    for variable in os.environ:
+        key = variable.removeprefix(ENV_PREFIX).lower()
+        if variable.startswith(ENV_PREFIX) and key not in cls.model_fields:
+            raise ConfigError(f"environment variable {variable}: {_unknown(key)}")
+    return EnvSettingsSource(cls)()
+
+
+def _unknown(key: str) -> str:
+    known = list(ServingSettings.model_fields)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def _explain(error: ValidationError) -> str:
+    texts = []
+    for found in error.errors():
+        key = ".".join(str(part) for part in found["loc"])
+        if found["type"] == "extra_forbidden":
+            texts.append(f"{SECTION}: {_unknown(key)}")
+        elif not key:
+            texts.append(f"{SECTION}: {found['msg'].removeprefix('Value error, ')}")
+        else:
+            texts.append(f"{SECTION}.{key}: {found['msg']}, found {found['input']!r}")
+    return "; ".join(texts)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may lead anywhere

@@ -1,0 +1,636 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recsys.errors import ArtifactError
+from serving.errors import KINDS
+from serving.service import Phase
+from serving.stores import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import httpx
+
+    from serving.settings import ServingSettings
+
+pytestmark = pytest.mark.anyio
+URL = "/v1/recommendations"
+JSON = {"content-type": "application/json"}
+
+
+def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
+    """The body of a well-formed problem of this code."""
+    body: dict[str, Any] = response.json()
+    kind = KINDS[code]
+    assert (body["code"], body["status"], response.status_code) == (code, kind.status, kind.status)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert body["type"] == f"urn:recsys:problem:{code}"
+    assert body["title"] == kind.title
+    assert body["detail"]
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert ("retry-after" in response.headers) == (kind.retry_after_s is not None)
+    return body
+
+
+def ids(response: httpx.Response) -> list[str]:
+    assert response.status_code == 200, response.text
+    return [item["item_id"] for item in response.json()["items"]]
+
+
+# Recommendations
+
+
+async def test_an_inline_history_is_answered_by_the_model(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    response = await client.post(URL, json={"history": ["item-1", "item-2"], "k": 3})
+    assert ids(response) == recommender.expected(["item-1", "item-2"], 3)
+    body = response.json()
+    assert re.fullmatch("[0-9a-f]{32}", body.pop("recommendation_id"))
+    first = body.pop("items")[0]
+    assert first == {
+        "item_id": first["item_id"],
+        "score": 0.0,
+        "title": f"Thing no. {first['item_id'][5:]}",
+        "rank": 1,
+        "source": "model",
+    }
+    assert body == {
+        "model": {"name": "demo", "version": recommender.manifest.digest},
+        "history_items": 2,
+        "unknown_items": [],
+        "eligible_items": 298,
+        "note": None,
+    }
+
+
+async def test_a_known_user_is_answered_from_the_store_by_either_door(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    expected = recommender.expected(["item-1", "item-2"], 5)
+    assert ids(await client.post(URL, json={"user": "ada", "k": 5})) == expected
+    assert ids(await client.get("/v1/users/ada/recommendations?k=5")) == expected
+
+
+async def test_every_option_of_a_users_query_arrives(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    response = await client.get(
+        "/v1/users/ada/recommendations?k=300&exclude_seen=false&include=metadata&include=timing"
+    )
+    is_problem(response, "invalid_request")  # k is too large
+    response = await client.get(
+        "/v1/users/ada/recommendations?k=200&exclude_seen=false&include=metadata&include=timing"
+    )
+    assert ids(response) == recommender.expected(["item-1", "item-2"], 200, exclude_seen=False)
+    assert "timing" in response.json()
+    assert "metadata" in response.json()["items"][0]
+
+
+async def test_an_unknown_user_is_a_problem_that_names_the_way_out(
+    client: httpx.AsyncClient,
+) -> None:
+    body = is_problem(await client.post(URL, json={"user": "eve"}), "unknown_user")
+    assert body["detail"] == "There is no history of user 'eve'; send one inline as 'history'."
+    is_problem(await client.get("/v1/users/eve/recommendations"), "unknown_user")
+
+
+async def test_an_empty_history_is_answered_and_says_so(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    response = await client.post(URL, json={"history": []})
+    assert ids(response) == recommender.expected([])
+    assert response.json()["note"]["code"] == "empty_history"
+    assert response.json()["eligible_items"] == 300
+
+
+async def test_a_wholly_unknown_history_is_answered_and_says_so(client: httpx.AsyncClient) -> None:
+    for request in ({"history": ["gone"]}, {"user": "bob"}):
+        body = (await client.post(URL, json=request)).json()
+        assert (body["note"]["code"], body["unknown_items"]) == ("unknown_history", ["gone"])
+        assert (body["history_items"], len(body["items"])) == (0, 10)
+
+
+async def test_a_partly_unknown_history_lists_what_was_passed_over(
+    client: httpx.AsyncClient,
+) -> None:
+    body = (await client.post(URL, json={"history": ["gone", "item-3", "lost"]})).json()
+    assert (body["unknown_items"], body["history_items"], body["note"]) == (
+        ["gone", "lost"],
+        1,
+        None,
+    )
+
+
+async def test_exclusions_reach_the_model_and_are_counted_once(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    history, hidden = ["item-1", "item-1", "gone"], ["item-1", "item-7", "lost"]
+    request = {"history": history, "k": 200, "exclude_items": hidden}
+    response = await client.post(URL, json=request)
+    assert ids(response) == recommender.expected(history, 200, exclude_items=hidden)
+    assert response.json()["eligible_items"] == 298  # item-1 and item-7
+    response = await client.post(URL, json={**request, "exclude_seen": False, "exclude_items": []})
+    assert ids(response) == recommender.expected(history, 200, exclude_seen=False)
+    assert response.json()["eligible_items"] == 300
+
+
+async def test_fewer_items_than_asked_for_is_an_ordinary_answer(client: httpx.AsyncClient) -> None:
+    hidden = [f"item-{i}" for i in range(297)]
+    response = await client.post(URL, json={"history": [], "k": 10, "exclude_items": hidden})
+    assert set(ids(response)) == {"item-297", "item-298", "item-299"}
+    assert response.json()["eligible_items"] == 3
+
+
+async def test_metadata_and_timing_come_when_asked_for(client: httpx.AsyncClient) -> None:
+    request = {"history": ["item-1"], "k": 200, "include": ["metadata", "timing"]}
+    body = (await client.post(URL, json={**request, "exclude_seen": False})).json()
+    found = {item["item_id"]: item["metadata"] for item in body["items"]}
+    other = {"history": ["item-8"], "k": 200, "include": ["metadata"]}
+    for item in (await client.post(URL, json=other)).json()["items"]:
+        found[item["item_id"]] = item["metadata"]
+    assert found["item-3"] == {"price": 1.5, "categories": ["odd"]}
+    if "item-0" in found:  # not a number becomes null
+        assert found["item-0"] == {"price": None, "categories": ["even"]}
+    timing = body["timing"]
+    assert (timing["batch_size"], timing["decode"]) == (1, {"target_passes": 3})
+    assert timing["total_ms"] >= timing["compute_ms"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "text"),
+    [
+        ({}, "", "exactly one of 'user' and 'history'"),
+        ({"user": "ada", "history": []}, "", "exactly one of 'user' and 'history'"),
+        ({"user": None}, "", "exactly one of"),
+        ({"user": ""}, "/user", "at least 1 character"),
+        ({"user": "u" * 257}, "/user", "at most 256 characters"),
+        ({"user": 7}, "/user", "valid string"),
+        ({"history": "item-1"}, "/history", "valid list"),
+        ({"history": ["item-1", ""]}, "/history/1", "at least 1 character"),
+        ({"history": [1]}, "/history/0", "valid string"),
+        ({"history": ["x"] * 2001}, "/history", "at most 2000 items"),
+        ({"history": [], "exclude_items": ["x"] * 2001}, "/exclude_items", "at most 2000 items"),
+        ({"history": [], "k": 0}, "/k", "greater than or equal to 1"),
+        ({"history": [], "k": 201}, "/k", "less than or equal to 200"),
+        ({"history": [], "k": "5"}, "/k", "valid integer"),
+        ({"history": [], "k": True}, "/k", "valid integer"),
+        ({"history": [], "k": 2.5}, "/k", "valid integer"),
+        ({"history": [], "exclude_seen": 1}, "/exclude_seen", "valid boolean"),
+        ({"history": [], "include": ["trace"]}, "/include/0", "'metadata' or 'timing'"),
+        ({"history": [], "top": 5}, "/top", "unknown field"),
+        ({"history": [], "a/b~c": 5}, "/a~1b~0c", "unknown field"),
+        ([], "", "a JSON object"),
+        ("item-1", "", "a JSON object"),
+        (None, "", "a JSON object"),
+    ],
+)
+async def test_a_request_that_is_not_valid_is_told_where(
+    client: httpx.AsyncClient, body: Any, pointer: str, text: str
+) -> None:
+    response = await client.post(URL, content=json.dumps(body), headers=JSON)
+    (error,) = is_problem(response, "invalid_request")["errors"]
+    assert (error["location"], error["pointer"]) == ("body", pointer)
+    assert text in error["detail"]
+
+
+async def test_many_refused_fields_are_listed_up_to_a_limit_and_counted(
+    client: httpx.AsyncClient,
+) -> None:
+    body = is_problem(await client.post(URL, json={"history": [1] * 100}), "invalid_request")
+    assert len(body["errors"]) == 20
+    assert body["detail"].endswith("(and 99 more)")
+
+
+@pytest.mark.parametrize(
+    ("path", "pointer"),
+    [
+        ("/v1/users/ada/recommendations?k=0", "/k"),
+        ("/v1/users/ada/recommendations?k=many", "/k"),
+        ("/v1/users/ada/recommendations?size=3", "/size"),
+        ("/v1/users/ada/recommendations?include=trace", "/include/0"),
+        (f"/v1/users/{'u' * 257}/recommendations", "/user_id"),
+        (f"/v1/items/{'i' * 257}", "/item_id"),
+    ],
+)
+async def test_a_path_or_query_that_is_not_valid_is_told_where(
+    client: httpx.AsyncClient, path: str, pointer: str
+) -> None:
+    (error,) = is_problem(await client.get(path), "invalid_request")["errors"]
+    assert error["pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'{"history": [}',
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"k": ' + b"9" * 5_000 + b"}",
+        b"history=item-1",
+    ],
+)
+async def test_a_body_that_is_not_json_is_a_problem(
+    client: httpx.AsyncClient, content: bytes
+) -> None:
+    is_problem(await client.post(URL, content=content, headers=JSON), "malformed_body")
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"history": ["\\ud800"]}', b'{"\\ud800": 1, "history": []}', b'{"k": NaN}']
+)
+async def test_json_that_python_takes_but_utf8_or_the_model_cannot_is_not_valid(
+    client: httpx.AsyncClient, content: bytes
+) -> None:
+    is_problem(await client.post(URL, content=content, headers=JSON), "invalid_request")
+
+
+async def test_an_empty_body_is_not_valid(client: httpx.AsyncClient) -> None:
+    is_problem(await client.post(URL, headers=JSON), "invalid_request")
+
+
+@pytest.mark.parametrize("given", [None, "text/plain", "application/x-www-form-urlencoded"])
+async def test_a_body_must_say_that_it_is_json(
+    client: httpx.AsyncClient, given: str | None
+) -> None:
+    headers = {} if given is None else {"content-type": given}
+    response = await client.post(URL, content=b'{"history": []}', headers=headers)
+    is_problem(response, "unsupported_media_type")
+    response = await client.post(
+        URL, content=b'{"history": []}', headers={"content-type": "Application/JSON; charset=utf-8"}
+    )
+    assert response.status_code == 200
+
+
+async def test_a_body_too_large_is_refused_by_its_header_before_it_is_read(
+    client: httpx.AsyncClient,
+) -> None:
+    body = is_problem(
+        await client.post(URL, content=b" " * (1024 * 1024 + 1), headers=JSON), "body_too_large"
+    )
+    assert body["detail"] == "The limit is 1048576 bytes."
+    valid = b'{"history": []}'.ljust(1024 * 1024)  # exactly the limit
+    assert (await client.post(URL, content=valid, headers=JSON)).status_code == 200
+
+
+async def test_a_body_too_large_is_refused_while_it_streams(client: httpx.AsyncClient) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b" " * 64 * 1024
+
+    response = await client.post(URL, content=endless(), headers=JSON)
+    is_problem(response, "body_too_large")
+    assert sent == 17  # the first chunk beyond 1 MiB
+
+
+# The other endpoints
+
+
+async def test_an_item_is_shown_with_its_codes_and_attributes(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/items/item-100")).json() == {
+        "item_id": "item-100",
+        "title": "Thing no. 100",
+        "semantic_id": [1, 2, 1],  # 100 = (1 * 9 + 2) * 9 + 1
+        "metadata": {"price": 50.0, "categories": ["even"]},
+    }
+    assert (await client.get("/v1/items/item-0")).json()["metadata"]["price"] is None  # was NaN
+    is_problem(await client.get("/v1/items/item-300"), "unknown_item")
+    is_problem(await client.get("/v1/items/%ed%a0%80%00"), "unknown_item")
+
+
+async def test_models_are_listed(client: httpx.AsyncClient, recommender: Any) -> None:
+    assert (await client.get("/v1/models")).json() == {
+        "models": [
+            {"name": "demo", "version": recommender.manifest.digest, "items": 300, "levels": 3}
+        ]
+    }
+
+
+async def test_other_paths_and_methods_are_problems(client: httpx.AsyncClient) -> None:
+    is_problem(await client.get("/v1/nothing"), "not_found")
+    is_problem(await client.get("/v1/models/"), "not_found")
+    response = await client.get(URL)
+    is_problem(response, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+async def test_pages_are_self_contained_and_have_no_dead_link(
+    client: httpx.AsyncClient, page: str
+) -> None:
+    response = await client.get(page)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    parser = Links()
+    parser.feed(response.text)
+    assert parser.links
+    for link in parser.links:
+        assert link.startswith("/")
+        assert (await client.get(link)).status_code == 200
+
+
+async def test_the_curl_line_of_the_page_works(client: httpx.AsyncClient) -> None:
+    parser = Links()
+    parser.feed((await client.get("/")).text)
+    found = re.search(r"curl (\S+) -H '(.*?): (.*?)' -d '(.*)'", parser.text)
+    assert found is not None
+    url, name, value, body = found.groups()
+    response = await client.post(url, content=body, headers={name: value})
+    assert len(ids(response)) == 5
+
+
+# Life
+
+
+async def test_not_ready_until_loaded_and_warm_but_alive(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    recommender.gate.clear()
+    async with running(settings, recommender=recommender, wait=False) as (client, service):
+        assert (await client.get("/health/live")).json() == {"status": "live"}
+        for response in (
+            await client.get("/health/ready"),
+            await client.get("/v1/models"),
+            await client.get("/v1/items/item-1"),
+            await client.post(URL, json={"history": []}),
+        ):
+            is_problem(response, "not_ready")
+        assert "starting" in (await client.get("/")).text
+        recommender.gate.set()
+        await until(lambda: service.phase is Phase.READY)
+        assert recommender.warm
+        assert (await client.get("/health/ready")).json() == {"status": "ready"}
+
+
+async def test_a_bundle_that_cannot_be_loaded_leaves_it_not_ready_with_the_reason_kept(
+    settings: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    async with running(settings) as (client, service):  # settings.bundle does not exist
+        assert service.phase is Phase.FAILED
+        assert isinstance(service.failure, ArtifactError)
+        response = await client.get("/health/ready")
+        is_problem(response, "not_ready")
+        assert str(settings.bundle) not in response.text
+    assert str(settings.bundle) in caplog.text
+
+
+async def test_a_full_queue_is_429_and_a_late_answer_504(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    tight = settings.model_copy(update={"queue_limit": 2, "max_batch": 1, "deadline_ms": 200.0})
+    async with running(tight, recommender=recommender) as (client, _):
+        recommender.gate.clear()
+        asked = [asyncio.create_task(client.post(URL, json={"history": []}))]
+        await until(lambda: recommender.busy)
+        asked += [asyncio.create_task(client.post(URL, json={"history": []})) for _ in range(5)]
+        responses = await asyncio.gather(*asked)
+        codes = sorted(response.json()["code"] for response in responses)
+        # one computes and two wait until their deadline; three found no place
+        assert codes == ["deadline_exceeded"] * 3 + ["queue_full"] * 3
+        for response in responses:
+            is_problem(response, response.json()["code"])
+        recommender.gate.set()
+        assert ids(await client.post(URL, json={"history": []})) == recommender.expected([])
+
+
+async def test_stopping_answers_the_requests_under_way(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        asked = [asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))]
+        await until(lambda: recommender.busy)
+        for i in range(1, 9):
+            asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
+        await until(lambda: len(service._batcher) == 8)
+        stopping = asyncio.create_task(service.stop())
+        await until(lambda: service.phase is Phase.STOPPING)
+        is_problem(await client.post(URL, json={"history": []}), "not_ready")
+        recommender.gate.set()
+        for i, response in enumerate(await asyncio.gather(*asked)):
+            assert ids(response) == recommender.expected([f"item-{i}"])
+        await stopping
+
+
+async def test_a_client_that_goes_away_gives_its_place_back(
+    settings: ServingSettings,
+    recommender: Any,
+    running: Any,
+    until: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "serving.access")
+    async with running(settings, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        first = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
+        await until(lambda: recommender.busy)
+        messages = [
+            {"type": "http.request", "body": b'{"history": ["item-9"]}', "more_body": False}
+        ]
+        left = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            raise AssertionError(f"nobody listens: {message}")
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": URL,
+            "raw_path": URL.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "app": None,
+        }
+        gone = asyncio.create_task(client._transport.app(scope, receive, send))  # type: ignore[attr-defined]
+        await until(lambda: len(service._batcher) == 1)
+        left.set()
+        await gone
+        assert len(service._batcher) == 0
+        recommender.gate.set()
+        assert ids(await first) == recommender.expected(["item-1"])
+        assert recommender.batches == [1]
+    assert [r.fields["status"] for r in caplog.records if r.name == "serving.access"] == [499, 200]
+
+
+async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
+    settings: ServingSettings,
+    recommender: Any,
+    running: Any,
+    until: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        histories = [["item-1"], ["item-2"], ["poison"], ["item-4"]]
+        asked = [asyncio.create_task(client.post(URL, json={"history": histories[0]}))]
+        await until(lambda: recommender.busy)
+        for history in histories[1:]:
+            asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
+        await until(lambda: len(service._batcher) == 3)
+        recommender.gate.set()
+        responses = await asyncio.gather(*asked)
+    for history, response in zip(histories, responses, strict=True):
+        if history == ["poison"]:
+            body = is_problem(response, "internal_error")
+            assert "secret" not in response.text
+            assert "Traceback" not in response.text
+        else:
+            assert ids(response) == recommender.expected(history)
+    (record,) = [r for r in caplog.records if r.name == "serving.failures"]
+    assert record.fields == {"request_id": body["request_id"]}  # type: ignore[attr-defined]
+    assert "secret" in caplog.text
+
+
+class BrokenStore:
+    async def history(self, user_id: str, limit: int) -> list[str] | None:
+        if user_id == "slow":
+            await asyncio.sleep(60)
+        raise StoreError("/var/secret.db: disk I/O error")
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_store_that_fails_is_503_and_inline_histories_go_on(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    hasty = settings.model_copy(update={"deadline_ms": 50.0})
+    async with running(hasty, recommender=recommender, store=BrokenStore()) as (client, _):
+        response = await client.post(URL, json={"user": "ada"})
+        is_problem(response, "store_unavailable")
+        assert "secret" not in response.text
+        is_problem(await client.post(URL, json={"user": "slow"}), "deadline_exceeded")
+        assert (await client.post(URL, json={"history": []})).status_code == 200
+
+
+# Around every request
+
+
+async def test_a_request_id_is_taken_over_or_made(client: httpx.AsyncClient) -> None:
+    response = await client.get("/health/live", headers={"X-Request-ID": "trace-1.a_B"})
+    assert response.headers["x-request-id"] == "trace-1.a_B"
+    for bad in ("", "a b", "x" * 129, 'a"}\\n{'):
+        response = await client.get("/health/live", headers={"X-Request-ID": bad})
+        assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+async def test_every_request_is_one_line_in_the_log_without_user_ids(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "serving.access")
+    await client.get("/v1/users/ada/recommendations", headers={"X-Request-ID": "one"})
+    await client.get("/v1/users/eve/recommendations", headers={"X-Request-ID": "two"})
+    lines = [r.fields for r in caplog.records if r.name == "serving.access"]  # type: ignore[attr-defined]
+    assert all(line.pop("ms") > 0 for line in lines)
+    route = "/v1/users/{user_id}/recommendations"
+    assert lines == [
+        {"request_id": "one", "method": "GET", "route": route, "status": 200},
+        {
+            "request_id": "two",
+            "method": "GET",
+            "route": route,
+            "status": 404,
+            "problem": "unknown_user",
+        },
+    ]
+
+
+# OpenAPI
+
+
+async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
+    document: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return document
+
+
+async def test_openapi_lists_the_routes_and_every_reference_in_it_resolves(
+    client: httpx.AsyncClient,
+) -> None:
+    document = await openapi(client)
+    assert sorted(document["paths"]) == [
+        "/health/live",
+        "/health/ready",
+        "/v1/items/{item_id}",
+        "/v1/models",
+        "/v1/recommendations",
+        "/v1/users/{user_id}/recommendations",
+    ]
+    for reference in re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)):
+        assert reference in document["components"]["schemas"]
+
+
+async def test_openapi_lists_each_status_that_these_tests_saw(client: httpx.AsyncClient) -> None:
+    paths = (await openapi(client))["paths"]
+    listed = {
+        (method, path): {int(status) for status in operation["responses"]}
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    always = {200, 413, 500}
+    user = always | {404, 422, 429, 503, 504}
+    assert listed == {
+        ("post", URL): user | {400, 415},
+        ("get", "/v1/users/{user_id}/recommendations"): user,
+        ("get", "/v1/items/{item_id}"): always | {404, 422, 503},
+        ("get", "/v1/models"): always | {503},
+        ("get", "/health/live"): always,
+        ("get", "/health/ready"): always | {503},
+    }
+
+
+async def test_every_code_is_documented_or_belongs_to_no_route(client: httpx.AsyncClient) -> None:
+    text = json.dumps((await openapi(client))["paths"])
+    missing = {code for code in KINDS if f"`{code}`" not in text}
+    assert missing == {"not_found", "method_not_allowed"}
+
+
+async def test_the_examples_of_openapi_are_valid_requests(client: httpx.AsyncClient) -> None:
+    schema = (await openapi(client))["components"]["schemas"]["RecommendationsRequest"]
+    for example in schema["examples"]:
+        response = await client.post(URL, json=example)
+        assert response.status_code == 200 or response.json()["code"] == "unknown_user"
+    assert schema["additionalProperties"] is False
+
+
+def test_the_response_example_is_a_valid_response(tmp_path: Path) -> None:
+    from serving.schemas import RecommendationsResponse
+
+    schema = RecommendationsResponse.model_json_schema()
+    (example,) = schema["examples"]
+    answer = RecommendationsResponse.model_validate(example)
+    assert answer.model_dump(exclude_unset=True) == example

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.batcher import Answer, Batcher, ClosedError, DeadlineExceededError, QueueFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.anyio
+FOREVER_MS = 60_000.0
+
+
+class Worker:
+    """Squares numbers when its gate is open; remembers every batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, requests: Sequence[int]) -> list[int]:
+        self.batches.append(list(requests))
+        await self.gate.wait()
+        await asyncio.sleep(0)
+        if any(number < 0 for number in requests):
+            raise ValueError("negative")
+        return [number * number for number in requests]
+
+
+def batcher(worker: Any, **options: Any) -> Batcher[int, int]:
+    made: Batcher[int, int] = Batcher(
+        worker, **({"max_batch": 4, "max_wait_ms": FOREVER_MS, "queue_limit": 100} | options)
+    )
+    made.start()
+    return made
+
+
+def ask(made: Batcher[int, int], number: int, seconds: float = 20.0) -> asyncio.Task[Answer[int]]:
+    deadline = asyncio.get_running_loop().time() + seconds
+    return asyncio.create_task(made.submit(number, deadline=deadline))
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_lone_request_does_not_wait_for_company() -> None:
+    made = batcher(Worker())  # with company it would wait a minute
+    async with asyncio.timeout(5):
+        answer = await ask(made, 3)
+    assert (answer.result, answer.batch_size) == (9, 1)
+    await made.close()
+
+
+async def test_requests_that_arrive_while_the_worker_is_busy_become_one_batch() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker)
+    first = ask(made, 1)
+    await settle()
+    others = [ask(made, number) for number in (2, 3, 4)]
+    await settle()
+    worker.gate.set()
+    answers = await asyncio.gather(first, *others)
+    assert [answer.result for answer in answers] == [1, 4, 9, 16]
+    assert worker.batches == [[1], [2, 3, 4]]
+    await made.close()
+
+
+async def test_no_batch_is_larger_than_allowed_and_the_order_is_that_of_arrival() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker, max_batch=4)
+    tasks = [ask(made, 0)]
+    await settle()
+    tasks += [ask(made, number) for number in range(1, 10)]
+    await settle()
+    worker.gate.set()
+    await asyncio.gather(*tasks, ask(made, 10), ask(made, 11), ask(made, 12))
+    assert worker.batches == [[0], [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    await made.close()
+
+
+async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None:
+    worker = Worker()
+    made = batcher(worker)
+    await asyncio.gather(ask(made, 1), ask(made, 2))
+    again = ask(made, 3)
+    await settle()
+    assert not again.done()
+    await asyncio.gather(again, ask(made, 4))
+    assert worker.batches[-1] == [3, 4]
+    await made.close()
+
+
+async def test_company_that_does_not_come_is_awaited_no_longer_than_allowed() -> None:
+    worker = Worker()
+    made = batcher(worker, max_wait_ms=20)
+    await asyncio.gather(ask(made, 1), ask(made, 2))
+    answer = await ask(made, 3)
+    assert (answer.result, answer.batch_size) == (9, 1)
+    await made.close()
+
+
+async def test_a_full_queue_refuses_and_a_cancelled_request_gives_its_place_back() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker, queue_limit=2)
+    computing = ask(made, 1)
+    await settle()
+    waiting = [ask(made, 2), ask(made, 3)]
+    await settle()
+    assert len(made) == 2
+    with pytest.raises(QueueFullError):
+        await ask(made, 4)
+    waiting[0].cancel()
+    await settle()
+    assert len(made) == 1
+    late = ask(made, 5)
+    await settle()
+    worker.gate.set()
+    assert [(await task).result for task in (computing, waiting[1], late)] == [1, 9, 25]
+    assert worker.batches == [[1], [3, 5]]  # 2 was cancelled, 4 refused: neither was computed
+    await made.close()
+
+
+async def test_an_expired_request_is_answered_at_once_and_never_computed() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker)
+    computing = ask(made, 1)
+    await settle()
+    with pytest.raises(DeadlineExceededError):
+        await ask(made, 2, seconds=0.01)
+    patient = ask(made, 3)
+    await settle()
+    worker.gate.set()
+    assert [(await task).result for task in (computing, patient)] == [1, 9]
+    assert worker.batches == [[1], [3]]
+    await made.close()
+
+
+async def test_a_deadline_that_passed_while_the_event_loop_was_busy_is_noticed() -> None:
+    worker = Worker()
+    made = batcher(worker)
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceededError):
+        await made.submit(1, deadline=now)
+    assert worker.batches == []
+    await made.close()
+
+
+async def test_a_deadline_during_the_computation_releases_the_client() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker)
+    with pytest.raises(DeadlineExceededError):
+        await ask(made, 1, seconds=0.01)
+    worker.gate.set()
+    assert (await ask(made, 2)).result == 4
+    await made.close()
+
+
+async def test_a_request_that_fails_does_not_fail_its_batch_mates() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker)
+    tasks = [ask(made, 1)]
+    await settle()
+    tasks += [ask(made, number) for number in (2, -3, 4)]
+    await settle()
+    worker.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[2], ValueError)
+    assert [a.result for a in answers if isinstance(a, Answer)] == [1, 4, 16]
+    assert (await ask(made, 5)).result == 25
+    await made.close()
+
+
+async def test_a_worker_that_loses_results_is_an_error_for_everyone_asked() -> None:
+    async def forgetful(requests: Sequence[int]) -> list[int]:
+        return []
+
+    made = batcher(forgetful)
+    with pytest.raises(RuntimeError, match="0 results for a batch of 1"):
+        await ask(made, 1)
+    await made.close()
+
+
+async def test_a_timeout_of_the_worker_is_not_mistaken_for_the_deadline() -> None:
+    async def slow(requests: Sequence[int]) -> list[int]:
+        raise TimeoutError("of the device")
+
+    made = batcher(slow)
+    with pytest.raises(TimeoutError, match="of the device"):
+        await ask(made, 1)
+    await made.close()
+
+
+async def test_closing_answers_those_who_wait_and_refuses_others() -> None:
+    worker = Worker()
+    worker.gate.clear()
+    made = batcher(worker)
+    tasks = [ask(made, 1)]
+    await settle()
+    tasks += [ask(made, 2), ask(made, 3)]
+    await settle()
+    closing = asyncio.create_task(made.close())
+    await settle()
+    with pytest.raises(ClosedError):
+        await ask(made, 4)
+    assert not closing.done()
+    worker.gate.set()
+    await closing
+    assert [(await task).result for task in tasks] == [1, 4, 9]
+
+
+async def test_closing_does_not_wait_for_company_that_cannot_come() -> None:
+    made = batcher(Worker())
+    await asyncio.gather(ask(made, 1), ask(made, 2))
+    waiting = ask(made, 3)  # expects a second one, for a minute
+    await settle()
+    async with asyncio.timeout(5):
+        await made.close()
+    assert (await waiting).result == 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_comes_and_goes_everyone_gets_his_own_answer(seed: int) -> None:
+    rng = random.Random(seed)
+    worker = Worker()
+    made = batcher(worker, max_wait_ms=1, queue_limit=50)
+
+    async def client(number: int) -> str:
+        await asyncio.sleep(rng.random() * 0.05)
+        patience = rng.choice([0.0, 0.002, 10.0, 10.0])
+        task = ask(made, number, seconds=patience)
+        if rng.random() < 0.2:
+            await asyncio.sleep(0)
+            task.cancel()
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            return "cancelled"
+        except (DeadlineExceededError, QueueFullError) as error:
+            return type(error).__name__
+        assert answer.result == number * number
+        return "answered"
+
+    outcomes = await asyncio.gather(*(client(number) for number in range(300)))
+    assert outcomes.count("answered") > 50
+    assert len(made) == 0
+    assert all(len(batch) <= 4 for batch in worker.batches)
+    computed = [number for batch in worker.batches for number in batch]
+    assert len(computed) == len(set(computed))  # nothing is computed twice
+    await made.close()

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from recsys.errors import ArtifactError, ConfigError
+from serving.server import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving.settings import ServingSettings
+
+PROGRAM = """
+import runpy, sys
+from pathlib import Path
+from serving.server import serve
+from serving.settings import ServingSettings
+tests, home = sys.argv[1:]
+fake = runpy.run_path(str(Path(tests) / "conftest.py"))["FakeRecommender"]
+settings = ServingSettings(port=0, bundle=Path(home) / "demo", store=Path(home) / "h.db")
+serve(settings, recommender=fake())
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A real server process and its address."""
+    started = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)},
+    )
+    try:
+        assert started.stderr is not None
+        lines = []
+        for line in started.stderr:  # a person reads these
+            lines.append(line)
+            if found := re.search(r"answers at (http://\S+), try", line):
+                yield started, found.group(1)
+                return
+        pytest.fail(f"the server did not start: {''.join(lines)}")
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
+    process: tuple[subprocess.Popen[str], str],
+) -> None:
+    started, url = process
+    with httpx.Client(base_url=url) as client:
+        assert client.get("/health/ready").json() == {"status": "ready"}
+        response = client.post(
+            "/v1/recommendations",
+            json={"history": ["item-1"], "k": 3},
+            headers={"X-Request-ID": "a"},
+        )
+        assert len(response.json()["items"]) == 3
+        too_large = client.post(
+            "/v1/recommendations",
+            content=b" " * 2_000_000,
+            headers={"content-type": "application/json"},
+        )
+        assert too_large.json()["code"] == "body_too_large"
+        started.send_signal(signal.SIGTERM)
+        out, err = started.communicate(timeout=20)
+    assert started.returncode in (0, -signal.SIGTERM)
+    lines = [json.loads(line) for line in out.splitlines()]
+    requests = [line for line in lines if line["logger"] == "serving.access"]
+    assert [line["status"] for line in requests] == [200, 200, 413]
+    assert requests[1]["request_id"] == "a"
+    assert "Traceback" not in err
+
+
+def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str]) -> None:
+    started, _ = process
+    assert started.stderr is not None
+    line = started.stderr.readline().strip()
+    assert line.startswith("curl http://127.0.0.1:")
+    answer = subprocess.run(  # the shell reads it as a person's would
+        ["bash", "-c", line.replace("curl", "curl -sS")],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert len(json.loads(answer.stdout)["items"]) == 5
+
+
+def test_ctrl_c_ends_it_without_a_traceback(process: tuple[subprocess.Popen[str], str]) -> None:
+    started, _ = process
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=20)
+    assert started.returncode == 0
+    assert "Stopped." in err
+    assert "Traceback" not in err
+
+
+def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: Address already in use; choose"):
+            serve(settings.model_copy(update={"port": port}))
+
+
+def test_the_command_refuses_a_wrong_bundle_before_anything_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from serving.commands import serve\n"
+        "try: serve(bundle=__import__('pathlib').Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+        "print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "nothing")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "RECSYS_HOME": str(tmp_path)},
+    )
+    first, second = done.stdout.splitlines()
+    assert re.match(r"ArtifactError .*nothing is not an artifact", first)
+    assert second == "False False"
+
+
+def test_a_bundle_that_breaks_while_it_is_loaded_ends_the_process_with_the_reason(
+    settings: ServingSettings,
+) -> None:
+    with pytest.raises(ArtifactError, match="demo is not an artifact"):
+        serve(settings.model_copy(update={"port": 0}))

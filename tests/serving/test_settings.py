@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recsys.errors import ConfigError
+from serving.settings import ServingSettings
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_by_default_it_serves_what_quickstart_made_to_this_machine_only(home: Path) -> None:
+    settings = ServingSettings.load()
+    assert (settings.host, settings.port) == ("127.0.0.1", 8000)
+    assert settings.bundle == home / "bundles" / "demo"
+    assert settings.store == home / "serving" / "demo" / "histories.db"
+    assert settings.histories is None  # there is no such data set
+
+
+def test_histories_and_store_follow_the_bundles_name(home: Path) -> None:
+    (home / "datasets" / "beauty").mkdir(parents=True)
+    for settings in (
+        ServingSettings.load(name="beauty"),
+        ServingSettings.load(bundle=Path("elsewhere/beauty")),
+    ):
+        assert settings.bundle.name == "beauty"
+        assert settings.histories == home / "datasets" / "beauty"
+        assert settings.store == home / "serving" / "beauty" / "histories.db"
+
+
+def test_flags_beat_set_beats_environment_beats_file_beats_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serving.yaml"
+    file.write_text(
+        "name: shop\ntarget: {epochs: 3}\n"
+        "serve: {port: 1, max_batch: 1, queue_limit: 1, deadline_ms: 1}\n"
+    )
+    monkeypatch.setenv("RECSYS_SERVE_PORT", "2")
+    monkeypatch.setenv("RECSYS_SERVE_MAX_BATCH", "2")
+    monkeypatch.setenv("RECSYS_SERVE_QUEUE_LIMIT", "2")
+    settings = ServingSettings.load(file, ["serve.port=3", "serve.max_batch=3"], port=4, host=None)
+    assert (settings.port, settings.max_batch) == (4, 3)
+    assert (settings.queue_limit, settings.deadline_ms) == (2, 1)
+    assert settings.max_wait_ms == 5
+    assert settings.bundle.name == "shop"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_leave(host: str) -> None:
+    assert ServingSettings.load(host=host).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org", "localhost.evil"])
+def test_listening_beyond_loopback_needs_leave_and_the_error_says_how(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"no keys; listen on 127\.0\.0\.1 .* --insecure-listen"):
+        ServingSettings.load(host=host)
+    assert ServingSettings.load(host=host, insecure_listen=True).host == host
+
+
+def test_an_unknown_key_is_refused_wherever_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serving.yaml"
+    file.write_text("serve: {prot: 1}\n")
+    with pytest.raises(ConfigError, match="unknown key 'prot'; did you mean 'port'"):
+        ServingSettings.load(file)
+    with pytest.raises(ConfigError, match="unknown key 'max_bach'; did you mean 'max_batch'"):
+        ServingSettings.load(None, ["serve.max_bach=1"])
+    with pytest.raises(ConfigError, match=r"--set port: this command reads serve\.key=value"):
+        ServingSettings.load(None, ["port=1"])
+    monkeypatch.setenv("RECSYS_SERVE_PROT", "1")
+    with pytest.raises(ConfigError, match="RECSYS_SERVE_PROT: unknown key 'prot'"):
+        ServingSettings.load()
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("serve.port=70000", r"serve\.port: .*65535, found 70000"),
+        ("serve.max_batch=0", r"serve\.max_batch: .*greater than or equal to 1"),
+        ("serve.max_wait_ms=soon", r"serve\.max_wait_ms: .*number.*found 'soon'"),
+        ("serve.dtype=int8", r"serve\.dtype: .*'float32'"),
+        ("serve=3", r"serve: expected a mapping, found 3"),
+        ("serve.bundle=[1]", r"serve\.bundle: "),
+    ],
+)
+def test_a_bad_value_is_named(override: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ServingSettings.load(None, [override])
+
+
+def test_a_name_that_leaves_its_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a plain word"):
+        ServingSettings.load(name="../../etc")
