@@ -122,7 +122,7 @@ def reference_beam_search(
             if total is None and allowed:
                 total = logits[allowed].logsumexp(-1)
             candidates += [
-                ((*sequence, t), score + float(logits[t] - total))  # type: ignore[operator]
+                ((*sequence, t), score + float(logits[t] - total))
                 for t in allowed
             ]
         beams = sorted(candidates, key=lambda c: (-c[1], c[0]))[:num_beams]

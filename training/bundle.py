@@ -39,10 +39,10 @@ def stage(context: Context) -> Path:
     parents = {kind: manifest.digest for kind, manifest in parts.items()}
     for kind, manifest in parts.items():
         for parent, digest in manifest.parents.items():
-            if parents.get(parent) != digest:
+            if parents.get(parent, digest) != digest:  # a data set's parents are raw files
                 raise ArtifactError(
                     f"{workspace.run(kind)} was made from another {parent} than "
-                    f"{parents.get(parent)}; run `recsys run --name {workspace.name}` again"
+                    f"{parents[parent]}; run `recsys run --name {workspace.name}` again"
                 )
     path = workspace.bundle
     if not context.force and up_to_date(path, KIND, {}, parents):
