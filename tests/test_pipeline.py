@@ -1,0 +1,97 @@
+"""One road from raw data to an HTTP answer: every stage, small, in one process."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+from recsys.config import Settings
+from recsys.pipeline import STAGES, Context
+from recsys.pipeline import run as run_stages
+from recsys.recommender import RecommendRequest, Recommender
+
+SMALL = {
+    "name": "road",
+    "data": {"source": "synthetic", "synthetic": {"users": 250, "items": 240}},
+    "ids": {"method": "rq-kmeans", "levels": 3, "codebook_size": 8},
+    "target": {
+        "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 1},
+        "epochs": 3,
+        "evaluate_every": 3,
+        "eval_users": 50,
+        "precision": "float32",
+    },
+    "draft": {"epochs": 1, "evaluate_every": 0, "precision": "float32"},
+    "evaluate": {"ks": [1, 5, 10], "resamples": 100, "users": 80},
+}
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory):
+    """All artifacts of one small run."""
+    home = tmp_path_factory.mktemp("road")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(home))
+        context = Context.of(Settings(SMALL))
+        results = run_stages(context)
+    return context, results
+
+
+def test_every_stage_writes_its_artifact(road):
+    _, results = road
+    assert tuple(results) == STAGES
+    for path, _seconds in results.values():
+        assert (path / "manifest.json").is_file()
+
+
+def test_a_second_run_finds_everything_up_to_date(road):
+    context, results = road
+    before = {p: (p / "manifest.json").stat().st_mtime_ns for p, _ in results.values()}
+    run_stages(context)
+    assert {p: (p / "manifest.json").stat().st_mtime_ns for p in before} == before
+
+
+def test_the_report_holds_the_model_beside_its_baselines(road):
+    context, _ = road
+    report = json.loads((context.workspace.report / "report.json").read_text())
+    text = json.dumps(report)
+    for name in ("popularity", "item-kNN", "directional"):
+        assert name in text
+
+
+def test_a_restarted_recommender_gives_the_same_bits(road):
+    context, _ = road
+    first = Recommender.load(context.workspace.bundle)
+    history = first.catalog.item_ids[3:9]
+    again = Recommender.load(context.workspace.bundle)
+    request = [RecommendRequest(history, 10)]
+    assert first.recommend_batch(request) == again.recommend_batch(request)
+
+
+def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
+    from serving.app import create_app
+    from serving.settings import ServingSettings
+
+    context, _ = road
+    recommender = Recommender.load(context.workspace.bundle)
+    history = recommender.catalog.item_ids[:4]
+    expected = recommender.recommend([history], k=5)[0]
+    settings = ServingSettings(
+        bundle=context.workspace.bundle,
+        histories=context.workspace.dataset,
+        store=tmp_path / "histories.db",
+    )
+    with TestClient(create_app(settings)) as client:
+        for _ in range(200):  # the bundle is loaded beside the server
+            if client.get("/health/ready").status_code == 200:
+                break
+            time.sleep(0.1)
+        answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
+        assert answer.status_code == 200
+        items = answer.json()["items"]
+        assert [i["item_id"] for i in items] == [r.item_id for r in expected]
+        assert [i["title"] for i in items] == [r.title for r in expected]
+        assert [i["score"] for i in items] == pytest.approx([r.score for r in expected])
