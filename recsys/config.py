@@ -60,7 +60,7 @@ class Settings:
                 loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
             except OSError as error:
                 raise ConfigError(f"--config {path}: {error.strerror or error}") from error
-            except (yaml.YAMLError, UnicodeDecodeError) as error:
+            except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError
                 raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
             if loaded is not None and not isinstance(loaded, dict):
                 raise ConfigError(
@@ -147,7 +147,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override!r}: expected key=value, for example target.epochs=3")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError
         raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
     *parents, last = key.strip().split(".")
     node = values
