@@ -74,7 +74,7 @@ class Settings:
         if known:
             for key in values:
                 if key not in allowed:
-                    raise ConfigError(_unknown("section", key, allowed))
+                    raise ConfigError(_unknown("section", str(key), allowed))
         return cls(values)
 
     @property
