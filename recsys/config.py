@@ -102,7 +102,8 @@ class Settings:
         Raises:
             ConfigError: unknown key or wrong type, naming both.
         """
-        return build(cls, self.values.get(name) or {}, where=name)
+        values = self.values.get(name)
+        return build(cls, {} if values is None else values, where=name)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
@@ -191,7 +192,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}: expected a mapping, found {value!r}")
         return dict(value)
     if dataclasses.is_dataclass(hint):
-        return build(cast("type[Any]", hint), value or {}, where)
+        return build(cast("type[Any]", hint), {} if value is None else value, where)
     if hint is Path and isinstance(value, (str, Path)):
         return Path(value).expanduser()
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
