@@ -185,6 +185,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (tuple, list):
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{where}: expected a list, found {value!r}")
+        if origin is tuple and ... not in arguments and len(value) != len(arguments):
+            raise ConfigError(f"{where}: expected {len(arguments)} values, found {value!r}")
         inner = arguments[0] if arguments else Any
         return origin(_convert(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict:

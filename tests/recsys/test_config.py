@@ -38,6 +38,7 @@ class Section:
     patience: int | None = 3
     tied: bool = False
     ks: tuple[int, ...] = (1, 10)
+    ratio: tuple[float, float] = (0.8, 0.1)
     extra: dict[str, Any] = field(default_factory=dict)
     inner: Inner = field(default_factory=Inner)
     anything: Any = None
@@ -130,7 +131,7 @@ def test_a_file_that_could_run_code_is_refused(write):
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "3\n"])
 def test_a_file_without_sections_is_refused(write, text):
-    with pytest.raises(ConfigError, match="expected sections, found (list|str|int)"):
+    with pytest.raises(ConfigError, match=r"expected sections, found (list|str|int)"):
         Settings.load(write(text))
 
 
@@ -205,6 +206,11 @@ def test_values_become_the_annotated_type(key, value, expected):
         ("method", "rq", r"target\.method: 'rq' is not one of 'rq-vae', 'rq-kmeans'"),
         ("ks", "3", r"target\.ks: expected a list, found 3"),
         ("ks", "[1, x]", r"target\.ks\[1\]: expected int, found 'x'"),
+        (
+            "ratio",
+            "[0.8, 0.1, 0.1]",
+            r"target\.ratio: expected 2 values, found \[0\.8, 0\.1, 0\.1\]",
+        ),
         ("extra", "[1]", r"target\.extra: expected a mapping, found \[1\]"),
         ("inner", "3", r"target\.inner: expected a mapping, found 3"),
         ("inner", "[]", r"target\.inner: expected a mapping, found \[\]"),
