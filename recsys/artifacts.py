@@ -112,7 +112,8 @@ def write_artifact(
         ArtifactError: `path` exists and is not an artifact (it is left as it is).
     """
     path = Path(path)
-    if path.exists() and not (path / MANIFEST).is_file() and any(path.iterdir()):
+    empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not (path / MANIFEST).is_file() and not empty:
         raise ArtifactError(
             f"{path} exists and is not an artifact; name another place or remove it"
         )
