@@ -118,9 +118,10 @@ def write_artifact(
             f"{path} exists and is not an artifact; name another place or remove it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}.*"):  # of an earlier crash
+    prefix = f".{path.name}~"  # a sign that no name of a run has: `.a.*` would be that of `a.b` too
+    for leftover in path.parent.glob(f"{prefix}*"):  # of an earlier crash
         shutil.rmtree(leftover, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     temporary.chmod(0o755)
     try:
         yield temporary
@@ -139,7 +140,7 @@ def write_artifact(
         (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
         _sync(temporary)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)) / "old"
+            old = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent)) / "old"
             path.rename(old)
             temporary.rename(path)
             shutil.rmtree(old.parent, ignore_errors=True)
