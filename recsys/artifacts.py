@@ -51,6 +51,11 @@ class Manifest:
     info: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        for name in ("config", "parents", "files", "info"):
+            if not isinstance(getattr(self, name), dict):
+                raise TypeError(f"{name!r} is not a mapping")
+
     @property
     def digest(self) -> str:
         """Identity of the artifact: a hash of kind and files (not of time or place)."""
@@ -161,13 +166,14 @@ def read_manifest(path: Path, kind: str | None = None) -> Manifest:
         raise ArtifactError(f"{path} is not an artifact: {MANIFEST} is missing")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        manifest = Manifest(**values)
-    except (json.JSONDecodeError, TypeError, UnicodeDecodeError) as error:
+        version = values.get("format_version", FORMAT_VERSION)
+        manifest = None if version > FORMAT_VERSION else Manifest(**values)
+    except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{file}: unreadable manifest: {error}") from error
-    if manifest.format_version > FORMAT_VERSION:
+    if manifest is None:  # it may have keys that are unknown here
         raise ArtifactError(
-            f"{file}: format {manifest.format_version} is newer than this program's "
-            f"{FORMAT_VERSION}; upgrade recsys"
+            f"{file}: format {version} is newer than this program's {FORMAT_VERSION}; "
+            "upgrade recsys"
         )
     if kind is not None and manifest.kind != kind:
         raise ArtifactError(f"{path} is a {manifest.kind}, expected a {kind}")
