@@ -184,8 +184,8 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
     """Read the manifest and check every file against it.
 
     Raises:
-        ArtifactError: a file is missing, altered, outside the directory, or of an unsafe kind; the
-            text names it.
+        ArtifactError: a file is missing, altered, outside the directory, of an unsafe kind, or not
+            in the manifest (an adapter, say, that would be loaded unchecked); the text names it.
     """
     manifest = read_manifest(path, kind)
     root = Path(path).resolve()
@@ -199,6 +199,10 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
             raise ArtifactError(f"{path}: {name!r} is missing; copy the artifact again")
         if sha256(file) != expected:
             raise ArtifactError(f"{path}: {name!r} does not match its checksum; copy it again")
+    for file in sorted(root.rglob("*")):
+        name = file.relative_to(root).as_posix()
+        if not file.is_dir() and name != MANIFEST and name not in manifest.files:
+            raise ArtifactError(f"{path}: {name!r} is not in its manifest; remove it")
     return manifest
 
 
