@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import zlib
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from serving.service import Phase, Service
 from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 ITEMS = 300
@@ -95,6 +96,17 @@ class FakeRecommender:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """A server that is run inside a test redirects them."""
+    loggers = [logging.getLogger(name) for name in ("serving", "uvicorn")]
+    before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, handlers, propagate, level in before:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture

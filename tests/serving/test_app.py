@@ -439,6 +439,44 @@ async def test_stopping_answers_the_requests_under_way(
         await stopping
 
 
+async def post_and_leave(client: httpx.AsyncClient, body: bytes, left: asyncio.Event) -> None:
+    """Send the beginning of a request, or all of it, and hang up when `left` is set."""
+    messages = [{"type": "http.request", "body": body, "more_body": not body.endswith(b"}")}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        raise AssertionError(f"nobody listens: {message}")
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": URL,
+        "raw_path": URL.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await client._transport.app(scope, receive, send)  # type: ignore[attr-defined]
+
+
+async def test_a_client_that_leaves_before_its_body_is_complete_is_not_answered(
+    client: httpx.AsyncClient, recommender: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "serving.access")
+    left = asyncio.Event()
+    left.set()
+    await post_and_leave(client, b'{"history": [', left)
+    assert recommender.batches == []
+    (record,) = [r for r in caplog.records if r.name == "serving.access"]
+    assert record.fields["status"] == 499  # type: ignore[attr-defined]
+
+
 async def test_a_client_that_goes_away_gives_its_place_back(
     settings: ServingSettings,
     recommender: Any,
@@ -451,32 +489,8 @@ async def test_a_client_that_goes_away_gives_its_place_back(
         recommender.gate.clear()
         first = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
         await until(lambda: recommender.busy)
-        messages = [
-            {"type": "http.request", "body": b'{"history": ["item-9"]}', "more_body": False}
-        ]
         left = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if messages:
-                return messages.pop()
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict[str, Any]) -> None:
-            raise AssertionError(f"nobody listens: {message}")
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": URL,
-            "raw_path": URL.encode(),
-            "root_path": "",
-            "scheme": "http",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "app": None,
-        }
-        gone = asyncio.create_task(client._transport.app(scope, receive, send))  # type: ignore[attr-defined]
+        gone = asyncio.create_task(post_and_leave(client, b'{"history": ["item-9"]}', left))
         await until(lambda: len(service._batcher) == 1)
         left.set()
         await gone
