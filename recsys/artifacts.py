@@ -201,7 +201,8 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
             raise ArtifactError(f"{path}: {name!r} does not match its checksum; copy it again")
     for file in sorted(root.rglob("*")):
         name = file.relative_to(root).as_posix()
-        if not file.is_dir() and name != MANIFEST and name not in manifest.files:
+        folder = file.is_dir() and not file.is_symlink()
+        if not folder and name != MANIFEST and name not in manifest.files:
             raise ArtifactError(f"{path}: {name!r} is not in its manifest; remove it")
     return manifest
 

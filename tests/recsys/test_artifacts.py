@@ -1,0 +1,302 @@
+"""Artifacts: whole or not at all, whatever happens while one is written or after."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsys.artifacts import (
+    MANIFEST,
+    Manifest,
+    Workspace,
+    read_manifest,
+    sha256,
+    up_to_date,
+    verify,
+    write_artifact,
+)
+from recsys.errors import ArtifactError
+
+CONFIG = {"epochs": 3, "path": Path("raw/file"), "ks": (1, 10)}
+PARENTS = {"dataset": "abc"}
+
+
+def write(path: Path, text: str = "old", kind: str = "ids", **options: Any) -> Path:
+    with write_artifact(path, kind, **options) as folder:
+        (folder / "report.json").write_text(text)
+        (folder / "model").mkdir()
+        (folder / "model" / "notes.txt").write_text("n")
+    return path
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Change the manifest as an attacker or an editor would."""
+    file = path / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_an_artifact_says_what_it_is_and_holds(tmp_path):
+    info = {"items": 3}
+    with write_artifact(
+        tmp_path / "a" / "b", "ids", config=CONFIG, parents=PARENTS, info=info
+    ) as folder:
+        (folder / "report.json").write_text("{}")
+        assert folder.parent == tmp_path / "a", "beside its place, so that a rename is enough"
+        info["seconds"] = 1.5
+    manifest = verify(tmp_path / "a" / "b", "ids")
+    assert manifest == Manifest(
+        "ids",
+        {"epochs": 3, "path": "raw/file", "ks": [1, 10]},
+        {"dataset": "abc"},
+        # echo -n '{}' | sha256sum
+        {"report.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"},
+        {"items": 3, "seconds": 1.5},
+    )
+    assert names(tmp_path / "a") == ["b"]
+
+
+def test_the_digest_tells_content_and_kind_and_nothing_else(tmp_path):
+    digest = read_manifest(write(tmp_path / "a")).digest
+    assert read_manifest(write(tmp_path / "b", info={"seconds": 2})).digest == digest
+    assert read_manifest(write(tmp_path / "b", "new")).digest != digest
+    assert read_manifest(write(tmp_path / "b", kind="target")).digest != digest
+
+
+def test_a_new_artifact_replaces_the_old_one_wholly(tmp_path):
+    with write_artifact(tmp_path / "a", "ids") as folder:
+        (folder / "left.txt").write_text("from before")
+    write(tmp_path / "a", "new")
+    assert names(tmp_path / "a") == ["manifest.json", "model", "report.json"]
+    assert (tmp_path / "a" / "report.json").read_text() == "new"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_artifact_and_nothing_else(tmp_path, error):
+    def fail(place: Path) -> None:
+        with write_artifact(place, "ids") as folder:
+            (folder / "report.json").write_text("half")
+            raise error
+
+    write(tmp_path / "a")
+    before = read_manifest(tmp_path / "a")
+    for place in ("a", "never"):
+        with pytest.raises(error):
+            fail(tmp_path / place)
+    assert verify(tmp_path / "a") == before
+    assert names(tmp_path) == ["a"]
+
+
+# Dies by SIGKILL at a place in the writing: in the body, while files are hashed or flushed, or
+# just before the n-th rename.
+VICTIM = """
+import os, signal, sys
+from pathlib import Path
+from recsys import artifacts
+
+place, where = Path(sys.argv[1]), sys.argv[2]
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if where in ("sha256", "_sync"):
+    setattr(artifacts, where, die)
+rename = Path.rename
+left = [int(where[-1])] if where.startswith("rename") else [0]
+def counting(self, target):
+    left[0] -= 1
+    return die() if left[0] == 0 else rename(self, target)
+Path.rename = counting
+with artifacts.write_artifact(place, "ids") as folder:
+    (folder / "report.json").write_text("half")
+    if where == "body":
+        die()
+    (folder / "report.json").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["over an old one", "for the first time"])
+@pytest.mark.parametrize("where", ["body", "sha256", "_sync", "rename1", "rename2"])
+def test_a_sigkill_leaves_nothing_half_written(tmp_path, where, old):
+    place = tmp_path / "a"
+    if old:
+        write(place)
+    process = subprocess.run([sys.executable, "-c", VICTIM, str(place), where])
+    finished = where == "rename2" and not old  # there is only one rename
+    assert process.returncode == (0 if finished else -signal.SIGKILL)
+    if place.exists():
+        verify(place)
+        expected = "new" if finished else "old"
+        assert (place / "report.json").read_text() == expected
+    else:
+        assert not old or where == "rename2"
+    write(place, "again")
+    assert verify(place)
+    assert names(tmp_path) == ["a"], "what the crash left is cleared away"
+
+
+def test_clearing_up_spares_the_work_of_a_neighbour(tmp_path):
+    with write_artifact(tmp_path / "a.b", "ids") as folder:
+        write(tmp_path / "a")
+        (folder / "report.json").write_text("still here")
+    assert verify(tmp_path / "a.b").files.keys() == {"report.json"}
+
+
+def test_a_folder_that_is_not_an_artifact_is_not_touched(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("cat")
+    with (
+        pytest.raises(ArtifactError, match="photos exists and is not an artifact; name another"),
+        write_artifact(tmp_path / "photos", "ids"),
+    ):
+        pytest.fail("the body must not run")
+    assert names(tmp_path / "photos") == ["cat.jpg"]
+    assert names(tmp_path) == ["photos"]
+
+
+def test_a_file_is_not_touched(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with (
+        pytest.raises(ArtifactError, match="notes exists and is not an artifact"),
+        write_artifact(tmp_path / "notes", "ids"),
+    ):
+        pytest.fail("the body must not run")
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    (tmp_path / "a").mkdir()
+    verify(write(tmp_path / "a"))
+
+
+def test_an_artifact_can_be_read_by_others(tmp_path):
+    assert write(tmp_path / "a").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda a: (a / "model/notes.txt").unlink(), "'model/notes.txt' is missing"),
+        (lambda a: (a / "report.json").write_text("odd"), "'report.json' does not match its check"),
+        (lambda a: (a / "report.json").write_text(""), "'report.json' does not match its checksum"),
+        (lambda a: (a / "added.json").write_text("{}"), "'added.json' is not in its manifest"),
+        (lambda a: (a / "model/w.pkl").write_text(""), "'model/w.pkl' is not in its manifest"),
+        (lambda a: (a / "draft").symlink_to(a / "model"), "'draft' is not in its manifest"),
+    ],
+)
+def test_damage_is_named(tmp_path, damage, message):
+    damage(write(tmp_path / "a"))
+    with pytest.raises(ArtifactError, match=message):
+        verify(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "name", ["w.pkl", "w.pt", "w.bin", "w.ckpt", "w.PKL", "code.py", "w.joblib", "w.npz", "w"]
+)
+def test_a_file_that_could_hold_a_pickle_or_code_is_refused_by_name(tmp_path, name):
+    with write_artifact(tmp_path / "a", "bundle") as folder:
+        (folder / "target").mkdir()
+        (folder / "target" / name).write_bytes(b"\x80\x04N.")
+    with pytest.raises(ArtifactError, match=f"'target/{name}' is of a kind that is never loaded"):
+        verify(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "name", ["../b/report.json", "model/../../b/report.json", "{}/report.json"]
+)
+def test_a_path_that_leaves_the_folder_is_refused(tmp_path, name):
+    write(tmp_path / "a")
+    outside = write(tmp_path / "b")
+    name = name.format(outside)
+    edit(tmp_path / "a", files={name: sha256(outside / "report.json")})
+    with pytest.raises(ArtifactError, match="leaves the artifact's folder"):
+        verify(tmp_path / "a")
+
+
+def test_a_link_that_leaves_the_folder_is_refused(tmp_path):
+    write(tmp_path / "a")
+    (tmp_path / "secret.json").write_text("old")  # the same content, so the same checksum
+    (tmp_path / "a" / "report.json").unlink()
+    (tmp_path / "a" / "report.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(ArtifactError, match=r"'report\.json' leaves the artifact's folder"):
+        verify(tmp_path / "a")
+
+
+def test_an_artifact_may_be_moved_and_reached_through_a_link(tmp_path):
+    before = verify(write(tmp_path / "a"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    assert verify(tmp_path / "link", "ids") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "unreadable manifest"),
+        ("[]", "unreadable manifest"),
+        ("{}", "unreadable manifest"),
+        ('{"kind": "ids", "colour": 1}', "unreadable manifest.*colour"),
+        ('{"kind": "ids", "files": []}', "unreadable manifest"),
+        ('{"kind": "ids", "info": null}', "unreadable manifest"),
+        ('{"kind": "ids", "format_version": "1"}', "unreadable manifest"),
+        (
+            '{"kind": "ids", "format_version": 2}',
+            "format 2 is newer than this program's 1; upgrade",
+        ),
+        ('{"kind": "ids", "format_version": 2, "colour": 1}', "format 2 is newer"),
+        ('{"kind": "target"}', "is a target, expected a ids"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(tmp_path, text, message):
+    write(tmp_path / "a")
+    (tmp_path / "a" / MANIFEST).write_text(text)
+    with pytest.raises(ArtifactError, match=message):
+        read_manifest(tmp_path / "a", "ids")
+    assert up_to_date(tmp_path / "a", "ids", {}, {}) is None
+
+
+def test_a_manifest_that_is_not_text_is_refused(tmp_path):
+    write(tmp_path / "a")
+    (tmp_path / "a" / MANIFEST).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArtifactError, match="unreadable manifest"):
+        read_manifest(tmp_path / "a")
+
+
+def test_a_place_without_an_artifact_is_named(tmp_path):
+    for place in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(ArtifactError, match=f"{place} is not an artifact"):
+            verify(place)
+
+
+def test_up_to_date_means_the_same_configuration_and_parents(tmp_path):
+    write(tmp_path / "a", config=CONFIG, parents=PARENTS)
+    manifest = read_manifest(tmp_path / "a")
+    assert up_to_date(tmp_path / "a", "ids", CONFIG, PARENTS) == manifest
+    assert up_to_date(tmp_path / "a", "ids", dict(reversed(CONFIG.items())), PARENTS) == manifest
+    assert up_to_date(tmp_path / "a", "ids", CONFIG | {"epochs": 4}, PARENTS) is None
+    assert up_to_date(tmp_path / "a", "ids", CONFIG | {"more": 1}, PARENTS) is None
+    assert up_to_date(tmp_path / "a", "ids", CONFIG, {"dataset": "abd"}) is None
+    assert up_to_date(tmp_path / "a", "ids", CONFIG, {}) is None
+    assert up_to_date(tmp_path / "a", "target", CONFIG, PARENTS) is None
+    assert up_to_date(tmp_path / "gone", "ids", CONFIG, PARENTS) is None
+
+
+def test_a_workspace_lies_under_recsys_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    workspace = Workspace.of("beauty")
+    assert workspace.dataset == tmp_path / "datasets" / "beauty"
+    assert workspace.run("ids") == tmp_path / "runs" / "beauty" / "ids"
+    assert workspace.bundle == tmp_path / "bundles" / "beauty"
+    assert workspace.report == tmp_path / "reports" / "beauty"
+    monkeypatch.delenv("RECSYS_HOME")
+    assert Workspace.of("beauty").bundle == Path("var/bundles/beauty")
