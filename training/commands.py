@@ -43,7 +43,8 @@ def _train() -> None:
     Both read the data set and the semantic IDs of a run. Training that was stopped, even by a power
     cut, goes on where it was when the same command is given again.
 
-    On several devices: accelerate launch --num-processes 4 .venv/bin/recsys train target ...
+    On four GPUs: accelerate launch --num-processes 4 .venv/bin/recsys train target ...
+    On two cores: ACCELERATE_USE_CPU=1 torchrun --nproc-per-node 2 .venv/bin/recsys train target ...
     """
 
 

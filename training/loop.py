@@ -200,6 +200,8 @@ class _Run:
                     self._evaluate()
         if self.config.evaluate_every and progress.evaluated != progress.step:
             self._evaluate()
+        else:
+            self._checkpoint()
         if self.best:
             restore_trainable(self.module, self.best)
         return progress
@@ -219,7 +221,7 @@ class _Run:
             bar.advance(now - last if timed else 1, epoch=progress.epoch + 1.0, tokens_per_s=rate)
             last = now
             if progress.step % LOG_EVERY_STEPS == 0:
-                self._write_loss(share)
+                self._write_loss()
             if now - self.saved > self.config.checkpoint_minutes * 60:
                 self._checkpoint()
         progress.epoch, progress.batch = progress.epoch + 1, 0
@@ -281,7 +283,7 @@ class _Run:
             say(f"{self.name}: epoch {progress.epoch}, {self.seconds:.0f} s: {shown}")
         self._checkpoint()
 
-    def _write_loss(self, share: float) -> None:
+    def _write_loss(self) -> None:
         progress = self.progress
         loss = self.loss.item() / progress.loss_steps
         if not math.isfinite(loss):
@@ -291,7 +293,7 @@ class _Run:
             )
         values = {
             "loss": loss,
-            "learning_rate": self._learning_rate(share),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens_per_s": self.world * progress.tokens / self.seconds,
         }
         self.log.write(progress, self.seconds, values)

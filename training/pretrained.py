@@ -113,6 +113,8 @@ def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
+    from recsys.models.checkpoint import quiet
+
     rows = [
         row
         for offset, size in zip(vocabulary.level_offsets, vocabulary.level_sizes, strict=True)
@@ -129,6 +131,7 @@ def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
         trainable_token_indices={"embed_tokens": rows, "lm_head": rows},
     )
     try:
-        return get_peft_model(model, config)
+        with quiet():
+            return get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(f"lora: {error}") from error

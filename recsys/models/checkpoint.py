@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -138,7 +139,7 @@ def load_model(
     folder = Path(folder)
     _require(folder, "config.json", "*.safetensors")
     try:
-        with _no_bars():
+        with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(
                 os.fspath(folder),
                 dtype=dtype or "auto",
@@ -153,7 +154,10 @@ def load_model(
         from peft import PeftModel
 
         _require(adapter, "adapter_config.json", "adapter_model.safetensors")
-        model = PeftModel.from_pretrained(model, os.fspath(adapter), autocast_adapter_dtype=False)
+        with quiet():
+            model = PeftModel.from_pretrained(
+                model, os.fspath(adapter), autocast_adapter_dtype=False
+            )
         model = model.to(dtype) if dtype is not None else model
     return model.to(device).eval()
 
@@ -178,19 +182,25 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
             model.save_pretrained(os.fspath(adapter), save_embedding_layers=False)
             (adapter / "README.md").unlink(missing_ok=True)  # a card template about nothing
             model = model.unload()
-    with _no_bars():
+    with quiet():
         model.save_pretrained(os.fspath(folder))
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without the progress bars of transformers, which flash by for a file or two."""
+def quiet() -> Iterator[None]:
+    """Without what transformers and peft say to each other rather than to the person at the screen.
+
+    That is progress bars that flash by for a file or two, and peft's use of a name that
+    transformers has deprecated.
+    """
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -1,0 +1,152 @@
+"""Model sizes, and checkpoint folders written and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from recsys.errors import ArtifactError, ConfigError
+from recsys.models.checkpoint import (
+    PRESETS,
+    Architecture,
+    architecture,
+    build,
+    load_model,
+    quiet,
+    save_model,
+)
+from recsys.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary.from_levels([8, 8, 8])
+TOKENS = torch.tensor([[1, 2, 11, 20, 3]])
+
+
+def small(**sizes):
+    torch.manual_seed(0)
+    return build({"hidden_size": 16, "intermediate_size": 32, **sizes}, VOCABULARY)
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("tiny", 0.6), ("small", 3.2), ("base", 20)])
+def test_a_preset_has_the_parameters_its_help_promises(preset, millions):
+    model = build(preset, Vocabulary.from_levels([256] * 4))
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.1)
+    assert set(PRESETS) == {"tiny", "small", "base"}
+
+
+def test_the_model_knows_its_padding_and_never_stops_by_itself():
+    config = small().config
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, None)
+    assert config.vocab_size == VOCABULARY.size
+
+
+def test_overrides_replace_single_sizes_of_a_preset():
+    sizes = architecture("small", {"layers": 7, "tied": True})
+    assert sizes == Architecture(256, 512, 7, 4, None, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "says"),
+    [
+        ("huge", {}, "tiny, small, base"),
+        ("tiny", {"layer": 3}, "did you mean 'layers'"),
+        ("tiny", {"layers": 0}, "architecture.layers"),
+        ("tiny", {"hidden_size": 100, "heads": 3}, "architecture.hidden_size"),
+        ("tiny", {"heads": 2, "kv_heads": 3}, "architecture.kv_heads"),
+    ],
+)
+def test_impossible_sizes_are_refused_by_name(preset, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        architecture(preset, overrides)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_loads_with_the_same_logits(tmp_path, tied, capsys):
+    model = small(tied=tied).eval()
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path)
+    assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+    assert not loaded.training
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
+    assert "shards" not in capsys.readouterr().err
+
+
+def test_weights_come_in_the_asked_type(tmp_path):
+    save_model(small(), tmp_path)
+    assert load_model(tmp_path, dtype=torch.float64).dtype == torch.float64
+    assert load_model(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_checkpoint_names_no_place_on_this_machine(tmp_path):
+    save_model(small(), tmp_path / "a")
+    save_model(load_model(tmp_path / "a"), tmp_path / "b")
+    for file in (tmp_path / "b").glob("*.json"):
+        assert str(tmp_path) not in file.read_text()
+
+
+def with_adapter(model):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    with quiet():
+        return get_peft_model(model, config).eval()
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_an_adapter_gives_the_same_logits_merged_and_beside(tmp_path, merge):
+    model = with_adapter(small())
+    expected = model(TOKENS).logits
+    assert not torch.allclose(expected, small().eval()(TOKENS).logits)
+    save_model(model, tmp_path, merge=merge)
+    assert (tmp_path / "adapter").exists() is not merge
+    assert torch.allclose(load_model(tmp_path)(TOKENS).logits, expected, atol=1e-5)
+    assert load_model(tmp_path, dtype=torch.float64)(TOKENS).logits.dtype == torch.float64
+
+
+def test_an_adapter_folder_can_move(tmp_path):
+    save_model(with_adapter(small()), tmp_path / "a", merge=False)
+    (tmp_path / "a").rename(tmp_path / "b")
+    load_model(tmp_path / "b")
+    assert str(tmp_path) not in (tmp_path / "b" / "adapter" / "adapter_config.json").read_text()
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    model = small()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ArtifactError, match="only safetensors"):
+        load_model(tmp_path)
+
+
+def test_a_pickled_adapter_is_refused(tmp_path):
+    save_model(with_adapter(small()), tmp_path, merge=False)
+    (tmp_path / "adapter" / "adapter_model.safetensors").rename(
+        tmp_path / "adapter" / "adapter_model.bin"
+    )
+    with pytest.raises(ArtifactError, match=r"adapter.*only safetensors"):
+        load_model(tmp_path)
+
+
+def test_code_beside_the_weights_is_never_run(tmp_path):
+    save_model(small(), tmp_path)
+    trace = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_type"] = "evil"
+    config["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArtifactError, match="not a loadable checkpoint"):
+        load_model(tmp_path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model_type": "nobody-knows"}'])
+def test_a_folder_without_a_readable_config_is_no_checkpoint(tmp_path, content):
+    save_model(small(), tmp_path)
+    config = Path(tmp_path / "config.json")
+    config.unlink() if content is None else config.write_text(content)
+    with pytest.raises(ArtifactError, match="checkpoint"):
+        load_model(tmp_path)

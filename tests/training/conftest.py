@@ -1,0 +1,78 @@
+"""A toy shop in which the next item is nearly certain, as artifacts of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import save_file
+
+from recsys.artifacts import Workspace, write_artifact
+from recsys.config import Settings
+from recsys.dataset import Dataset
+from recsys.interactions import Interactions
+from recsys.pipeline import Context
+from recsys.splits import leave_one_out
+
+ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
+
+
+def chain_dataset(users=USERS, length=9, seed=0):
+    """Users walk from item to item; nine steps of ten go to the next number."""
+    rng = np.random.default_rng(seed)
+    events = []
+    for user in range(users):
+        item = int(rng.integers(ITEMS))
+        for _ in range(length):
+            events.append((f"u{user}", f"i{item}"))
+            item = (item + 1) % ITEMS if rng.random() < 0.9 else int(rng.integers(ITEMS))
+    ids = np.array([f"i{k}" for k in range(ITEMS)])
+    who, what = zip(*events, strict=True)
+    interactions = Interactions.of(list(who), list(what), item_ids=ids)
+    titles = [f"Thing {k}" for k in range(ITEMS)]
+    items = pa.table({"item_id": ids, "title": titles, "text": titles})
+    return Dataset(interactions, leave_one_out(interactions), items)
+
+
+def unique_codes():
+    return np.stack(np.unravel_index(np.arange(ITEMS), (CODES,) * LEVELS), 1).astype(np.int32)
+
+
+def write_parents(workspace: Workspace, *, centroids=True, dataset=None):
+    """Artifacts `dataset` and `ids` of a workspace."""
+    dataset = dataset or chain_dataset()
+    with write_artifact(workspace.dataset, "dataset") as folder:
+        dataset.save(folder)
+    with write_artifact(workspace.run("ids"), "ids") as folder:
+        np.save(folder / "codes.npy", unique_codes())
+        if centroids:
+            values = np.random.default_rng(1).normal(size=(LEVELS, CODES, 5)).astype(np.float32)
+            save_file({"centroids": values}, folder / "centroids.safetensors")
+            (folder / "quantizer").mkdir()
+            save_file({"centroids": values}, folder / "quantizer" / "centroids.safetensors")
+
+
+SMALL = {
+    "architecture": {"hidden_size": 32, "intermediate_size": 64},
+    "batch_tokens": 600,
+    "evaluate_every": 2,
+    "eval_users": 20,
+    "warmup_steps": 5,
+    "precision": "float32",
+    "threads": 1,
+}
+
+
+@pytest.fixture
+def make_context(tmp_path, monkeypatch):
+    """A run named `toy` with its parents; keyword arguments are the sections."""
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+
+    def make(*, force=False, seed=0, **sections):
+        target = {**SMALL, "epochs": 4, **sections.pop("target", {})}
+        draft = {**SMALL, "epochs": 2, **sections.pop("draft", {})}
+        values = {"name": "toy", "seed": seed, "target": target, "draft": draft, **sections}
+        return Context.of(Settings(values), force=force)
+
+    write_parents(Workspace(tmp_path, "toy"))
+    return make

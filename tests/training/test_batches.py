@@ -1,0 +1,144 @@
+"""Windows become batches: every question once, in rows under a budget, in a repeatable order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.interactions import Histories
+from recsys.prompts import PromptConfig, PromptEncoder
+from training.batches import TrainingBatches
+
+L = 2
+TOKENS = np.arange(40).reshape(20, L) + 2  # item i is (2i + 2, 2i + 3)
+
+
+def batches(histories, *, window=4, block=2, **settings):
+    values = {"prefix": (1,), "pad": 0, "max_tokens": 40, "seed": 0, **settings}
+    return TrainingBatches.of(
+        Histories.of(histories), PromptConfig(window, block), TOKENS, **values
+    )
+
+
+def equal(a, b):
+    return len(a) == len(b) and all(
+        np.array_equal(x.tokens, y.tokens) and np.array_equal(x.loss, y.loss)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def test_one_short_history_is_one_row_that_asks_all_but_its_first_item():
+    (batch,) = batches([[5, 7, 9]]).epoch(0)
+    assert batch.tokens.tolist() == [[1, 12, 13, 16, 17, 20, 21]]
+    assert batch.loss.tolist() == [[False, False, False, True, True, True, True]]
+
+
+def test_without_context_the_first_item_is_asked_as_well():
+    (batch,) = batches([[5, 7]], min_context=0).epoch(0)
+    assert batch.loss.tolist() == [[False, True, True, True, True]]
+
+
+def test_rows_are_padded_on_the_right_and_padding_carries_no_loss():
+    (batch,) = batches([[5, 7, 9], [3, 4]]).epoch(0)
+    row = batch.tokens[batch.tokens[:, 1] == 8][0]
+    assert row.tolist() == [1, 8, 9, 10, 11, 0, 0]
+    assert not batch.loss[batch.tokens == 0].any()
+
+
+def test_a_prefix_of_several_tokens_stands_in_front_of_every_row():
+    (batch,) = batches([[5, 7], [3, 4]], prefix=(1, 60, 61)).epoch(0)
+    assert (batch.tokens[:, :3] == [1, 60, 61]).all()
+    assert not batch.loss[:, :3].any()
+
+
+HISTORIES = st.lists(st.lists(st.integers(0, 19), max_size=14), min_size=1, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(HISTORIES, st.integers(1, 6), st.integers(10, 80))
+def test_each_item_is_asked_once_from_the_context_that_serving_would_give_it(
+    histories, window, max_tokens
+):
+    block = max(1, window // 2)
+    data = batches(histories, window=window, block=block, max_tokens=max_tokens)
+    asked = Counter()
+    for batch in data.epoch(0):
+        for tokens, loss in zip(batch.tokens.tolist(), batch.loss, strict=True):
+            for end in np.flatnonzero(loss)[::L]:
+                asked[tuple(tokens[: end + L])] += 1
+    encoder = PromptEncoder(TOKENS, (1,), PromptConfig(window, block))
+    expected = Counter(
+        (*encoder.encode(h[:n]).tolist(), *TOKENS[h[n]].tolist())
+        for h in histories
+        for n in range(1, len(h))
+    )
+    assert asked == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(HISTORIES, st.integers(1, 60), st.floats(0, 0.9))
+def test_a_batch_keeps_its_budget_unless_it_is_a_single_row(histories, max_tokens, dropout):
+    for batch in batches(histories, max_tokens=max_tokens, item_dropout=dropout).epoch(0):
+        assert batch.tokens.size <= max_tokens or len(batch.tokens) == 1
+        assert batch.loss.any(axis=1).all(), "a row that asks nothing is waste"
+
+
+def long_histories():
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 20, rng.integers(2, 12)).tolist() for _ in range(60)]
+
+
+def test_epochs_differ_and_each_can_be_repeated():
+    data = batches(long_histories(), item_dropout=0.3)
+    assert equal(list(data.epoch(3)), list(data.epoch(3)))
+    assert not equal(list(data.epoch(3)), list(data.epoch(4)))
+    assert not equal(list(data.epoch(3)), list(replace(data, seed=1).epoch(3)))
+
+
+def test_an_epoch_entered_in_the_middle_goes_on_with_the_same_batches():
+    data = batches(long_histories(), item_dropout=0.3)
+    whole = list(data.epoch(1))
+    assert len(whole) == data.count(1)
+    for start in (0, 1, len(whole) - 1, len(whole)):
+        assert equal(list(data.epoch(1, start)), whole[start:])
+
+
+def test_rows_of_a_batch_are_alike_in_length_and_batches_come_in_mixed_order():
+    data = batches(long_histories(), window=20, block=8, max_tokens=100)
+    widths = [batch.tokens.shape[1] for batch in data.epoch(0)]
+    assert widths != sorted(widths)
+    padding = np.mean([(b.tokens == 0).mean() for b in data.epoch(0)])
+    assert padding < 0.15
+    spans = sorted(
+        (min(w), max(w)) for w in [((b.tokens != 0).sum(1).tolist()) for b in data.epoch(0)]
+    )
+    assert all(a[1] <= b[0] + L * 2 for a, b in pairwise(spans))
+
+
+def test_item_dropout_leaves_out_that_share_of_items():
+    data = batches([list(range(20))] * 200, window=20, block=8, item_dropout=0.25)
+    kept = sum(int((b.tokens > 1).sum()) for b in data.epoch(0)) / L
+    assert kept / (200 * 20) == pytest.approx(0.75, abs=0.03)
+
+
+def test_dropped_context_does_not_shift_the_loss():
+    # Two windows: 0 to 4, and 2 to 5 which asks only for 5.
+    data = batches([[0, 1, 2, 3, 4, 5]], item_dropout=0.4)
+    for epoch in range(30):
+        for batch in data.epoch(epoch):
+            for tokens, loss in zip(batch.tokens, batch.loss, strict=True):
+                items = ((tokens[1:][tokens[1:] > 0] - 2) // L)[::L].tolist()
+                asked = ((tokens[loss] - 2) // L)[::L].tolist()
+                assert items == sorted(items), "order is kept"
+                assert asked == [5] if 5 in items else asked == [i for i in items if i > 0]
+
+
+def test_histories_too_short_to_ask_anything_make_no_batch():
+    assert list(batches([[3], []]).epoch(0)) == []
+    assert batches([[3], []]).count() == 0

@@ -1,0 +1,103 @@
+"""The training loss against torch's own, and what it must not look at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from recsys.testing import tiny_model
+from training.objective import NextToken, smoothed_cross_entropy
+
+
+def test_hand_written_numbers():
+    # Two classes with logits 0 and log 3: p = 1/4, 3/4.
+    logits = torch.tensor([[0.0, 1.0986123]])
+    loss = smoothed_cross_entropy(logits, torch.tensor([1]), 0.0)
+    assert loss.item() == pytest.approx(0.2876821)  # -ln 3/4
+    loss = smoothed_cross_entropy(logits, torch.tensor([1]), 0.5)
+    # 0.5 * 0.28768 + 0.5 * (0.28768 + 1.38629) / 2
+    assert loss.item() == pytest.approx(0.5623352, abs=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("shape", [(1, 2), (7, 33), (50, 1032)])
+def test_loss_and_gradient_equal_torchs(smoothing, shape):
+    torch.manual_seed(0)
+    ours = (torch.randn(shape) * 4).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    targets = torch.randint(shape[1], (shape[0],))
+    a = smoothed_cross_entropy(ours, targets, smoothing)
+    b = cross_entropy(theirs, targets, label_smoothing=smoothing)
+    (a * 3).backward()
+    (b * 3).backward()
+    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_bf16_logits_get_a_bf16_gradient():
+    logits = torch.randn(3, 5, dtype=torch.bfloat16, requires_grad=True)
+    loss = smoothed_cross_entropy(logits, torch.tensor([0, 1, 2]), 0.1)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert logits.grad.dtype == torch.bfloat16
+
+
+def batch():
+    tokens = torch.tensor([[1, 5, 6, 7, 8], [1, 9, 10, 0, 0]])
+    loss = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]], dtype=torch.bool)
+    return tokens, loss
+
+
+def test_the_module_is_the_plain_loss_at_the_asked_places():
+    model = tiny_model()
+    tokens, loss = batch()
+    logits = model(tokens).logits[:, :-1]
+    asked = loss[:, 1:]
+    expected = cross_entropy(logits[asked], tokens[:, 1:][asked], label_smoothing=0.1)
+    torch.testing.assert_close(NextToken(model, label_smoothing=0.1)(tokens, loss), expected)
+
+
+def test_padding_changes_nothing():
+    module = NextToken(tiny_model())
+    tokens, loss = batch()
+    wide = torch.nn.functional.pad(tokens, (0, 3), value=0)
+    wide_loss = torch.nn.functional.pad(loss, (0, 3), value=False)
+    torch.testing.assert_close(module(wide, wide_loss), module(tokens, loss))
+
+
+def test_dropout_acts_in_training_only():
+    module = NextToken(tiny_model(), dropout=0.5)
+    module.train()
+    torch.manual_seed(0)
+    assert module(*batch()) != module(*batch())
+    module.eval()
+    assert module(*batch()) == module(*batch())
+
+
+def test_bf16_autocast_stays_near_float32_and_keeps_float32_weights():
+    model = tiny_model()
+    exact = NextToken(model)(*batch())
+    rough = NextToken(model, dtype=torch.bfloat16)(*batch())
+    assert rough.dtype == torch.float32
+    assert rough.item() == pytest.approx(exact.item(), rel=0.05)
+    rough.backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_the_model_is_registered_once():
+    model = tiny_model()
+    names = [name for name, _ in NextToken(model).named_parameters()]
+    assert names == [f"model.{name}" for name, _ in model.named_parameters()]
+
+
+def test_a_hundred_steps_on_one_batch_drive_the_loss_down():
+    torch.manual_seed(0)
+    module = NextToken(tiny_model())
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+    first = module(*batch()).item()
+    for _ in range(100):
+        optimizer.zero_grad()
+        module(*batch()).backward()
+        optimizer.step()
+    assert module(*batch()).item() < 0.05 * first
