@@ -80,13 +80,13 @@ class Catalog:
         """Read `items.parquet`.
 
         Raises:
-            DataError: the codes are missing or ragged.
+            DataError: the codes are missing, ragged or not numbers.
         """
         table = pq.read_table(folder / FILE)
         if CODE_COLUMN not in table.column_names:
             raise DataError(f"{folder / FILE}: no column {CODE_COLUMN!r}")
         try:
             codes = np.asarray(table[CODE_COLUMN].to_pylist(), np.int32)
-        except ValueError as error:
-            raise DataError(f"{folder / FILE}: ragged {CODE_COLUMN!r}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{folder / FILE}: {CODE_COLUMN!r} is no matrix: {error}") from error
         return cls(table.drop_columns([CODE_COLUMN]), codes.reshape(table.num_rows, -1))
