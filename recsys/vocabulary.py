@@ -47,6 +47,9 @@ class Vocabulary:
         for size, offset in zip(self.level_sizes, self.level_offsets, strict=True):
             if size < 1 or offset < 0 or offset + size > self.size:
                 raise ValueError(f"Vocabulary: level {offset}+{size} leaves [0, {self.size})")
+        for token in (self.pad, *self.prefix):
+            if not 0 <= token < self.size:
+                raise ValueError(f"Vocabulary: pad or prefix {token} leaves [0, {self.size})")
 
     @classmethod
     def from_levels(
