@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from recsys.config import Settings
 from recsys.pipeline import STAGES, Context
 from recsys.pipeline import run as run_stages
-from recsys.recommender import RecommendRequest, Recommender
+from recsys.recommender import Recommender, RecommendRequest
 
 SMALL = {
     "name": "road",
