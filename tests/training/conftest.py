@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -76,3 +78,9 @@ def make_context(tmp_path, monkeypatch):
 
     write_parents(Workspace(tmp_path, "toy"))
     return make
+
+
+@pytest.fixture
+def shop():
+    """What the toy shop is made of."""
+    return SimpleNamespace(ITEMS=ITEMS, chain_dataset=chain_dataset, write_parents=write_parents)

@@ -1,0 +1,71 @@
+"""The commands that make models: their help, their options, what they print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from recsys.cli import app
+from recsys.errors import ConfigError
+
+RUNNER = CliRunner()
+SMALL = [
+    "--name", "toy", "--epochs", "1",
+    "--set", "{section}.architecture={{hidden_size: 16, intermediate_size: 16}}",
+    "--set", "{section}.eval_users=10", "--set", "{section}.precision=float32",
+]  # fmt: skip
+
+
+def invoke(*arguments):
+    result = RUNNER.invoke(app, list(arguments))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def small(section):
+    return [argument.format(section=section) for argument in SMALL]
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "target"], ["train", "draft"], ["ids", "train"], ["bundle"]]
+)
+def test_help_teaches_with_an_example(command):
+    text = invoke(*command, "--help")
+    assert "Example: recsys" in text
+    assert "--config" in text
+    assert "--force" in text
+
+
+def test_the_commands_come_without_torch():
+    code = "import sys, training.commands; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_from_target_to_bundle_by_commands(make_context):
+    make_context()
+    text = invoke("train", "target", *small("target"))
+    assert "1 epochs" in text
+    assert "NDCG@10" in text
+    document = json.loads(invoke("train", "draft", *small("draft"), "--json").splitlines()[-1])
+    assert document["validation"]["users"] == 10
+    # The bundle is made of what lies there, whatever the settings were.
+    assert "bundle:" in invoke("bundle", "--name", "toy")
+
+
+def test_the_commands_own_options_win_over_set(make_context):
+    make_context()
+    invoke("train", "target", *small("target"), "--set", "target.epochs=3")
+    workspace = make_context().workspace
+    config = json.loads((workspace.run("target") / "manifest.json").read_text())["config"]
+    assert config["epochs"] == 1
+
+
+def test_a_wrong_preset_is_named(make_context):
+    make_context()
+    with pytest.raises(ConfigError, match="tiny, small, base"):
+        invoke("train", "target", "--name", "toy", "--preset", "giant")

@@ -1,0 +1,228 @@
+"""Stages target, draft and bundle, from artifacts to artifacts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recsys.artifacts import read_manifest, verify
+from recsys.bundle import Bundle
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search
+from recsys.errors import ArtifactError, ConfigError
+from recsys.models.checkpoint import load_model
+from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.vocabulary import Vocabulary
+from training import bundle, draft, target
+from training.validation import Validation
+
+
+def digest_of_weights(path):
+    return read_manifest(path).files["model/model.safetensors"]
+
+
+def test_the_target_artifact_holds_model_vocabulary_and_log(make_context):
+    path = target.stage(make_context())
+    manifest = verify(path, "target")
+    assert Vocabulary.load(path) == Vocabulary.from_levels([3, 3, 3])
+    assert load_model(path / "model").config.vocab_size == Vocabulary.load(path).size
+    lines = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if "ndcg@10" in line] == [2, 4]
+    assert set(manifest.parents) == {"dataset", "ids"}
+    assert manifest.config["prompt"] == PromptConfig().as_dict()
+    best = max(line["ndcg@10"] for line in lines if "ndcg@10" in line)
+    assert manifest.info["validation"]["ndcg@10"] == pytest.approx(best, abs=1e-5)
+    assert not make_context().workspace.run("target.checkpoint").exists()
+
+
+def test_the_target_learns_what_the_shop_is_made_of(make_context):
+    sizes = {"epochs": 40, "evaluate_every": 40, "learning_rate": 1e-2, "eval_users": 40}
+    info = read_manifest(target.stage(make_context(target=sizes))).info
+    assert info["validation"]["ndcg@10"] > 0.5, "chance is .17"
+
+
+def test_equal_settings_give_equal_bits_and_another_seed_others(make_context, tmp_path):
+    first = digest_of_weights(target.stage(make_context()))
+    assert digest_of_weights(target.stage(make_context(force=True))) == first
+    assert digest_of_weights(target.stage(make_context(seed=1))) != first
+
+
+def test_a_target_that_is_up_to_date_is_left_alone(make_context):
+    path = target.stage(make_context())
+    stamp = (path / "manifest.json").stat().st_mtime_ns
+    target.stage(make_context())
+    assert (path / "manifest.json").stat().st_mtime_ns == stamp
+    target.stage(make_context(target={"epochs": 2}))
+    assert (path / "manifest.json").stat().st_mtime_ns != stamp
+
+
+def test_a_run_that_died_just_before_its_artifact_is_not_trained_again(make_context, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "save_model", lambda *a, **k: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            target.stage(make_context())
+    with monkeypatch.context() as patch:
+        patch.setattr("training.objective.NextToken.forward", lambda *a: 1 / 0)
+        first = digest_of_weights(target.stage(make_context()))
+    assert digest_of_weights(target.stage(make_context(force=True))) == first
+
+
+def test_imported_ids_need_no_centroids(make_context, tmp_path, shop):
+    context = make_context()
+    shop.write_parents(context.workspace, centroids=False)
+    assert verify(target.stage(context), "target")
+
+
+def test_only_training_events_are_trained_on(make_context, monkeypatch, shop):
+    seen = []
+    dataset = shop.chain_dataset()
+
+    def spy(histories, *args, **kwargs):
+        seen.append(histories)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("training.supervised.TrainingBatches.of", spy)
+    with pytest.raises(ConfigError, match="enough"):
+        target.stage(make_context())
+    assert seen[0].lengths.tolist() == [7] * len(dataset.interactions.user_ids), "nine less two"
+
+
+def test_a_data_set_without_two_training_events_is_refused(make_context, shop):
+    context = make_context()
+    shop.write_parents(context.workspace, dataset=shop.chain_dataset(length=3))
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        target.stage(context)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"preset": "giant"}, "tiny, small, base"),
+        ({"item_dropout": 1.0}, "item_dropout"),
+        ({"eval_beams": 5}, "eval_beams"),
+        ({"epoch": 3}, "epochs"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(make_context, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        target.stage(make_context(target=settings))
+
+
+def test_without_parents_the_error_names_what_is_missing(make_context):
+    context = make_context()
+    context = replace(context, workspace=replace(context.workspace, name="nobody"))
+    with pytest.raises(ArtifactError, match="nobody"):
+        target.stage(context)
+
+
+def test_the_draft_is_the_target_cut_and_trained_on(make_context):
+    context = make_context()
+    target.stage(context)
+    path = draft.stage(context)
+    manifest = verify(path, "draft")
+    assert set(manifest.parents) == {"dataset", "ids", "target"}
+    model = load_model(path / "model")
+    assert model.config.num_hidden_layers == 1
+    assert (
+        model.config.hidden_size
+        == load_model(context.workspace.run("target") / "model").config.hidden_size
+    )
+    assert Vocabulary.load(path) == Vocabulary.load(context.workspace.run("target"))
+
+
+def test_a_draft_of_its_own_sizes(make_context):
+    context = make_context(
+        draft={"init_from_target": False, "architecture": {"hidden_size": 16, "heads": 1}}
+    )
+    target.stage(context)
+    assert load_model(draft.stage(context) / "model").config.hidden_size == 16
+
+
+def test_a_draft_needs_a_target_and_follows_a_new_one(make_context):
+    with pytest.raises(ArtifactError, match="target"):
+        draft.stage(make_context())
+    target.stage(make_context())
+    first = digest_of_weights(draft.stage(make_context()))
+    target.stage(make_context(target={"epochs": 1}))
+    assert digest_of_weights(draft.stage(make_context())) != first
+
+
+def make_bundle(context):
+    target.stage(context)
+    draft.stage(context)
+    return bundle.stage(context)
+
+
+def test_the_bundle_is_whole_and_readable(make_context, shop):
+    context = make_context(target={"prompt": {"max_items": 6, "block": 2}})
+    path = make_bundle(context)
+    read = Bundle.load(path, check=True)
+    assert set(read.manifest.parents) == {"dataset", "ids", "target", "draft"}
+    assert read.prompt == PromptConfig(6, 2)
+    assert len(read.catalog) == shop.ITEMS
+    assert (path / "catalog" / "quantizer" / "centroids.safetensors").is_file()
+    scores = json.loads((path / "eval" / "validation.json").read_text())
+    assert set(scores) == {"target", "draft"}
+    assert load_model(read.target).config.vocab_size == read.vocabulary.size
+    assert load_model(read.draft).config.vocab_size == read.vocabulary.size
+
+
+def test_the_bundle_holds_no_file_that_would_not_be_loaded(make_context):
+    path = make_bundle(make_context())
+    suffixes = {p.suffix for p in path.rglob("*") if p.is_file()}
+    assert suffixes == {".json", ".safetensors", ".parquet"}
+
+
+def test_a_bundle_of_parts_that_do_not_belong_together_is_refused(make_context):
+    context = make_context()
+    make_bundle(context)
+    target.stage(make_context(target={"epochs": 1}))
+    with pytest.raises(ArtifactError, match=r"draft was made from another target"):
+        bundle.stage(context)
+
+
+def test_a_bundle_without_a_draft_names_what_is_missing(make_context):
+    target.stage(make_context())
+    with pytest.raises(ArtifactError, match="draft"):
+        bundle.stage(make_context())
+
+
+def test_a_bundle_that_is_up_to_date_is_left_alone(make_context):
+    path = make_bundle(make_context())
+    stamp = (path / "manifest.json").stat().st_mtime_ns
+    bundle.stage(make_context())
+    assert (path / "manifest.json").stat().st_mtime_ns == stamp
+
+
+def test_validation_equals_counting_by_hand(make_context, shop):
+    model = load_model(target.stage(make_context()) / "model")
+    dataset = shop.chain_dataset()
+    vocabulary = Vocabulary.from_levels([3, 3, 3])
+    codes = np.stack(np.unravel_index(np.arange(shop.ITEMS), (3, 3, 3)), 1).astype(np.int32)
+    encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, PromptConfig())
+    validation = Validation.of(model, encoder, dataset, users=1000, num_beams=20)
+    found = validation()
+    examples = dataset.examples("valid")
+    trie = ItemTrie.build(encoder.item_tokens)
+    gains = []
+    for history, wanted in zip(examples.histories, examples.targets.items, strict=True):
+        beams = beam_search(model, [encoder.encode(history)], trie, shop.ITEMS)
+        ranked = [int(trie.items_of(row)[0]) for row in beams.rows[0].tolist()]
+        unseen = [item for item in ranked if item not in set(history.tolist())][:10]
+        gains.append(1 / np.log2(unseen.index(wanted) + 2) if wanted in unseen else 0.0)
+    assert found["ndcg@10"] == pytest.approx(np.mean(gains))
+    assert found["recall@10"] == pytest.approx(np.mean(np.array(gains) > 0))
+
+
+def test_validation_asks_a_fixed_sample(make_context, shop):
+    model = load_model(target.stage(make_context()) / "model")
+    encoder = PromptEncoder(np.zeros((shop.ITEMS, 3), np.int64), (1,), PromptConfig())
+    samples = [
+        Validation.of(model, encoder, shop.chain_dataset(), users=10, num_beams=20).examples.users
+        for _ in range(2)
+    ]
+    assert len(samples[0]) == 10
+    assert np.array_equal(*samples)
