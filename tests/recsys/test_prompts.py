@@ -1,0 +1,134 @@
+"""Prompts: one rule of truncation for serving and training."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.interactions import Histories
+from recsys.prompts import PromptConfig, PromptEncoder, training_windows
+
+SMALL = PromptConfig(max_items=5, block=3)
+
+
+@st.composite
+def configs(draw):
+    most = draw(st.integers(1, 9))
+    return PromptConfig(most, draw(st.integers(1, most)))
+
+
+def encoder(config: PromptConfig, items: int = 60, prefix: tuple[int, ...] = (1,)) -> PromptEncoder:
+    """Item i has the tokens 100 + 2 i and 101 + 2 i."""
+    return PromptEncoder(100 + np.arange(2 * items).reshape(items, 2), prefix, config)
+
+
+def test_the_beginning_moves_a_block_at_a_time():
+    #       n: 0  1  2  3  4  5  6  7  8  9 10 11 12
+    starts = [0, 0, 0, 0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
+    assert SMALL.start(np.arange(13)).tolist() == starts
+    assert [int(SMALL.start(n)) for n in range(13)] == starts
+
+
+def test_a_block_of_one_rolls():
+    assert PromptConfig(3, 1).start([0, 3, 4, 5, 9]).tolist() == [0, 0, 1, 2, 6]
+
+
+def test_the_default_by_hand():
+    assert PromptConfig().start([20, 21, 28, 29, 36, 37, 100]).tolist() == [0, 8, 8, 16, 16, 24, 80]
+
+
+@given(configs(), st.integers(0, 200))
+def test_a_prompt_keeps_between_the_window_less_a_block_and_the_window(config, n):
+    kept = n - int(config.start(n))
+    if n <= config.max_items:
+        assert kept == n
+    else:
+        assert config.max_items - config.block + 1 <= kept <= config.max_items
+
+
+@given(configs(), st.integers(0, 200))
+def test_the_beginning_is_a_multiple_of_the_block_and_never_moves_back(config, n):
+    start, after = config.start([n, n + 1]).tolist()
+    assert start % config.block == 0
+    assert after - start in (0, config.block)
+
+
+@pytest.mark.parametrize(("most", "block"), [(5, 0), (5, 6), (0, 0), (0, 1), (-1, -1)])
+def test_a_block_outside_the_window_is_refused(most, block):
+    with pytest.raises(ValueError, match=f"got {block} and {most}"):
+        PromptConfig(most, block)
+
+
+def test_a_config_survives_the_manifest():
+    assert PromptConfig(**SMALL.as_dict()) == SMALL
+
+
+def test_a_prompt_by_hand():
+    short = encoder(SMALL, prefix=(7, 8))
+    assert short.encode([3, 0]).tolist() == [7, 8, 106, 107, 100, 101]
+    assert short.encode([]).tolist() == [7, 8]
+    assert short.encode([9, 9, 9, 1, 2, 3]).tolist() == [7, 8, 102, 103, 104, 105, 106, 107]
+    assert encoder(SMALL, prefix=()).encode([1]).tolist() == [102, 103]
+    assert short.encode([]).dtype == short.encode([1]).dtype == np.int64
+
+
+@given(configs(), st.integers(0, 40))
+def test_no_prompt_is_longer_than_the_longest(config, n):
+    assert len(encoder(config).encode(np.arange(n))) <= encoder(config).max_tokens
+    assert len(encoder(config).encode(np.arange(config.max_items))) == encoder(config).max_tokens
+
+
+@given(configs(), st.lists(st.lists(st.integers(0, 59), max_size=20), max_size=5))
+def test_all_prompts_are_those_of_each(config, histories):
+    prompts = encoder(config).encode_all(Histories.of(histories))
+    assert len(prompts) == len(histories)
+    for prompt, history in zip(prompts, histories, strict=True):
+        assert prompt.tolist() == encoder(config).encode(history).tolist()
+
+
+def test_windows_by_hand():
+    #  W = 5, s = 3: items 1..5 are asked from item 0 on, 6..8 from item 3 on, 9 from item 6 on.
+    histories = Histories.of([np.arange(10), [4], [], [7, 7]])
+    windows = training_windows(histories, SMALL)
+    assert [w.tolist() for w in windows.sequences] == [
+        [0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8], [6, 7, 8, 9], [7, 7],
+    ]  # fmt: skip
+    assert windows.first.tolist() == [1, 3, 3, 1]
+
+
+def test_more_context_may_be_wanted():
+    windows = training_windows(Histories.of([np.arange(7), [1, 2]]), SMALL, min_context=3)
+    assert [w.tolist() for w in windows.sequences] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6]]
+    assert windows.first.tolist() == [3, 3]
+
+
+def test_no_histories_have_no_windows():
+    for histories in (Histories.of([]), Histories.of([[], [3]])):
+        windows = training_windows(histories, SMALL)
+        assert len(windows.sequences) == len(windows.first) == 0
+
+
+@given(configs(), st.lists(st.integers(0, 45), max_size=4), st.integers(1, 4))
+def test_every_item_is_asked_once_with_the_prompt_that_serving_would_give_it(
+    config, lengths, min_context
+):
+    # Each item occurs once over all histories, so it says where it came from.
+    ends = np.cumsum([0, *lengths])
+    items = [np.arange(a, b) for a, b in pairwise(ends)]
+    asked = encoder(config, int(ends[-1]))
+    windows = training_windows(Histories.of(items), config, min_context=min_context)
+    questions = [
+        (int(window[place]), asked.item_tokens[window[:place]].reshape(-1).tolist())
+        for window, first in zip(windows.sequences, windows.first, strict=True)
+        for place in range(first, len(window))
+    ]
+    expected = [
+        (int(history[p]), asked.encode(history[:p])[1:].tolist())
+        for history in items
+        for p in range(min_context, len(history))
+    ]
+    assert questions == expected
