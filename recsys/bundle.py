@@ -63,11 +63,10 @@ class Bundle:
         except (OSError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}: {error}") from error
         vocabulary = Vocabulary.load(path)
-        if vocabulary.num_levels != catalog.codes.shape[1]:
-            raise ArtifactError(
-                f"{path}: the catalogue has {catalog.codes.shape[1]} levels, the vocabulary "
-                f"{vocabulary.num_levels}"
-            )
+        try:
+            vocabulary.encode(catalog.codes)
+        except ValueError as error:
+            raise ArtifactError(f"{path}: catalogue and vocabulary disagree: {error}") from error
         return cls(path, manifest, catalog, vocabulary, prompt)
 
     @property
