@@ -1,0 +1,446 @@
+"""From a bundle on disk to recommendations: held to brute force, and to themselves bit by bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.artifacts import MANIFEST, read_manifest, sha256, write_artifact
+from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET, Bundle
+from recsys.catalog import Catalog
+from recsys.errors import ArtifactError
+from recsys.interactions import Histories
+from recsys.models.checkpoint import save_model
+from recsys.prompts import PromptConfig
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult
+from recsys.testing import tiny_model
+from recsys.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ITEMS = 48
+LEVELS = (5, 4, 3)
+PROMPT = PromptConfig(max_items=6, block=2)
+# Items 44 and 45 share the leaf of item 0, item 46 that of item 7, and 47 that of 46.
+CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+CODES[[44, 45, 46, 47]] = CODES[[0, 0, 7, 7]]
+TABLE = pa.table(
+    {
+        "item_id": [f"id-{i}" for i in range(ITEMS)],
+        "title": [f"Thing {i}" for i in range(ITEMS)],
+        "text": [""] * ITEMS,
+    }
+)
+
+REQUESTS = [
+    RecommendRequest([f"id-{i}" for i in history], k, seen, [f"id-{i}" for i in excluded])
+    for history, k, seen, excluded in [
+        ([], 10, True, []),
+        ([3], 10, True, []),
+        ([3], 25, True, []),
+        ([0, 44], 30, True, []),
+        ([0, 44, 45], 48, True, [3, 7]),
+        ([5, 6, 7, 8, 9, 10], 1, True, []),
+        ([5, 6, 7, 8, 9, 10, 11], 20, False, []),
+        (list(range(40)), 20, True, []),
+        (list(range(40)), 25, False, [41]),
+        ([47, 1, 47, 999], 21, True, [998]),
+        ([12, 12, 12], 2, False, list(range(10))),
+        ([20, 21], 100, True, []),
+    ]
+]
+
+
+def build(
+    path: Path,
+    catalog: Catalog | None = None,
+    vocabulary: Vocabulary | None = None,
+    prompts: str | None = None,
+    extra: Callable[[Path], object] = lambda folder: None,
+) -> Path:
+    """Write a bundle; any part may be another than the usual one."""
+    vocabulary = vocabulary or Vocabulary.from_levels(LEVELS)
+    with write_artifact(path, KIND) as folder:
+        # As wide as the smallest preset: kernels, and so the last bits, depend on the width.
+        save_model(tiny_model(vocabulary=vocabulary.size, hidden=128), folder / TARGET)
+        (folder / CATALOG).mkdir()
+        (catalog or Catalog(TABLE, CODES)).save(folder / CATALOG)
+        vocabulary.save(folder)
+        (folder / PROMPTS).write_text(prompts or json.dumps(PROMPT.as_dict()))
+        extra(folder)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("bundle") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def recommender(bundle: Path) -> Recommender:
+    return Recommender.load(bundle)
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle that may be damaged."""
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+def ask(recommender: Recommender, history: list[str], k: int = 10, **options: Any) -> list[str]:
+    (result,) = recommender.recommend_batch([RecommendRequest(history, k, **options)])
+    return [r.item_id for r in result.recommendations]
+
+
+def brute_force(recommender: Recommender, history: list[int]) -> np.ndarray:
+    """log p of every item after a history, by one plain forward an item."""
+    vocabulary = Vocabulary.from_levels(LEVELS)
+    kept = history[int(PROMPT.start(len(history))) :]
+    prompt = [*vocabulary.prefix, *vocabulary.encode(CODES[kept]).reshape(-1).tolist()]
+    answers = torch.tensor(vocabulary.encode(CODES))
+    tokens = torch.cat([torch.tensor(prompt).expand(ITEMS, -1), answers], dim=1)
+    with torch.inference_mode():
+        logits = recommender.model(tokens).logits[:, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(2, answers[:, :, None]).sum((1, 2)).numpy()
+
+
+# A beam as wide as the catalogue leaves nothing out.
+@pytest.mark.parametrize("history", [[], [3], [7, 46, 0, 0, 12], list(range(20))])
+def test_the_whole_catalogue_is_ranked_as_by_brute_force(recommender, history):
+    expected = brute_force(recommender, history)
+    (found,) = recommender.recommend([[f"id-{i}" for i in history]], ITEMS, exclude_seen=False)
+    items = [int(r.item_id[3:]) for r in found]
+    assert sorted(items) == list(range(ITEMS))
+    assert [r.score for r in found] == pytest.approx(np.sort(expected)[::-1].tolist(), abs=1e-4)
+    assert [r.score for r in found] == pytest.approx(expected[items].tolist(), abs=1e-4)
+
+
+def test_a_recommendation_says_what_the_catalogue_says(recommender):
+    (found,) = recommender.recommend([["id-3"]], k=5)
+    assert len(found) == 5
+    for r in found:
+        item = int(r.item_id[3:])
+        assert r.title == f"Thing {item}"
+        assert r.semantic_id == tuple(CODES[item].tolist())
+        assert r.score < 0
+
+
+def test_scores_fall_and_no_item_is_listed_twice(recommender):
+    for result in recommender.recommend_batch(REQUESTS):
+        scores = [r.score for r in result.recommendations]
+        items = [r.item_id for r in result.recommendations]
+        assert scores == sorted(scores, reverse=True)
+        assert len(set(items)) == len(items)
+
+
+def test_seen_items_are_left_out_unless_they_are_wanted(recommender):
+    history = ask(recommender, ["id-3"], 4)
+    assert not set(ask(recommender, history, ITEMS)) & set(history)
+    assert set(history) <= set(ask(recommender, history, ITEMS, exclude_seen=False))
+
+
+def test_leaving_out_closes_the_ranks_and_changes_no_order(recommender):
+    history = ["id-3", "id-9"]
+    everything = ask(recommender, history, ITEMS, exclude_seen=False)
+    hidden = [*everything[:3], "id-20"]
+    kept = ask(recommender, history, ITEMS, exclude_seen=False, exclude_items=hidden)
+    assert kept == [i for i in everything if i not in hidden]
+
+
+def test_excluded_items_that_do_not_exist_change_nothing(recommender):
+    assert ask(recommender, ["id-3"], exclude_items=["gone", ""]) == ask(recommender, ["id-3"])
+
+
+def test_excluded_and_seen_items_are_both_left_out(recommender):
+    found = ask(recommender, ["id-3"], ITEMS, exclude_items=["id-4"])
+    assert len(found) == ITEMS - 2
+    assert not {"id-3", "id-4"} & set(found)
+
+
+@pytest.mark.parametrize("shared", [["id-0", "id-44", "id-45"], ["id-7", "id-46", "id-47"]])
+def test_items_of_one_leaf_are_listed_one_by_one(recommender, shared):
+    (found,) = recommender.recommend([["id-3"]], ITEMS)
+    place = [r.item_id for r in found].index(shared[0])
+    together = found[place : place + 3]
+    assert [r.item_id for r in together] == shared
+    assert len({r.score for r in together}) == len({r.semantic_id for r in together}) == 1
+
+
+@pytest.mark.parametrize(
+    ("hidden", "left"),
+    [
+        (["id-0"], ["id-44", "id-45"]),
+        (["id-44"], ["id-0", "id-45"]),
+        (["id-45", "id-0"], ["id-44"]),
+        (["id-0", "id-44", "id-45"], []),
+    ],
+)
+def test_an_excluded_item_does_not_take_its_leaf_with_it(recommender, hidden, left):
+    for options in ({"exclude_items": hidden}, {"history": hidden}):
+        found = ask(recommender, **{"history": ["id-3"], "k": ITEMS, **options})
+        assert [i for i in found if i in ("id-0", "id-44", "id-45")] == left
+
+
+def test_a_list_may_end_inside_a_leaf(recommender):
+    left = ["id-0", "id-44", "id-45", "id-9"]
+    hidden = [f"id-{i}" for i in range(ITEMS) if f"id-{i}" not in left]
+    everything = ask(recommender, ["id-3"], exclude_items=hidden)
+    assert sorted(everything) == left
+    for k in range(1, 5):
+        assert ask(recommender, ["id-3"], k, exclude_items=hidden) == everything[:k]
+
+
+def test_unknown_items_are_reported_and_passed_over(recommender):
+    (result,) = recommender.recommend_batch(
+        [RecommendRequest(["gone", "id-3", "", "gone", "id-9"], 10)]
+    )
+    assert result.unknown_items == ["gone", "", "gone"]
+    (known,) = recommender.recommend_batch([RecommendRequest(["id-3", "id-9"], 10)])
+    assert known == RecommendResult(result.recommendations, [], result.stats)
+
+
+def test_an_empty_history_is_answered_and_so_is_one_of_unknown_items(recommender):
+    found = ask(recommender, [])
+    assert len(found) == 10
+    assert ask(recommender, ["gone", "lost"]) == found
+
+
+def test_more_than_the_catalogue_has_is_a_shorter_list(recommender):
+    assert len(ask(recommender, [], 500)) == ITEMS
+    assert len(ask(recommender, ["id-3", "id-3"], 500)) == ITEMS - 1
+
+
+def test_nothing_left_is_an_empty_list(recommender):
+    everything = [f"id-{i}" for i in range(ITEMS)]
+    assert ask(recommender, ["id-3"], exclude_items=everything) == []
+    assert ask(recommender, everything) == []
+    one = ask(recommender, ["id-3"], exclude_items=everything[:-1])
+    assert one == ["id-47"]
+
+
+def test_no_requests_have_no_answers(recommender):
+    assert recommender.recommend_batch([]) == []
+    assert recommender.recommend([]) == []
+
+
+@pytest.mark.parametrize("k", [0, -3])
+def test_k_below_one_is_refused(recommender, k):
+    with pytest.raises(ValueError, match=f"k must be at least 1, got {k}"):
+        recommender.recommend([["id-3"]], k=k)
+
+
+def test_the_beam_is_as_wide_as_the_list_and_at_least_twenty(recommender):
+    results = recommender.recommend_batch([RecommendRequest(["id-3"], k) for k in (1, 20, 21, 48)])
+    assert [r.stats["beams"] for r in results] == [20, 20, 21, 48]
+    for result in results:
+        assert result.stats["target_passes"] == len(LEVELS)
+
+
+@pytest.fixture(scope="module")
+def alone(recommender: Recommender) -> list[RecommendResult]:
+    return [recommender.recommend_batch([request])[0] for request in REQUESTS]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, len(REQUESTS) - 1), min_size=2, max_size=12))
+def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, places):
+    together = recommender.recommend_batch([REQUESTS[i] for i in places])
+    assert together == [alone[i] for i in places]
+
+
+def test_a_large_batch_changes_no_bits(recommender, alone):
+    assert recommender.recommend_batch(REQUESTS * 8) == alone * 8
+
+
+def test_loading_again_changes_no_bits(bundle, alone):
+    assert Recommender.load(bundle, check=False).recommend_batch(REQUESTS) == alone
+
+
+FRESH = """
+import json, sys
+import torch
+from recsys.recommender import Recommender, RecommendRequest
+
+torch.set_num_threads(int(sys.argv[2]))
+requests = [RecommendRequest(**values) for values in json.load(sys.stdin)]
+results = Recommender.load(sys.argv[1]).recommend_batch(requests)
+print(json.dumps([[(r.item_id, r.score) for r in x.recommendations] for x in results]))
+"""
+
+
+def test_another_process_gives_the_same_bits(bundle, alone):
+    process = subprocess.run(
+        [sys.executable, "-c", FRESH, str(bundle), str(torch.get_num_threads())],
+        input=json.dumps([vars(request) for request in REQUESTS]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = [[[r.item_id, r.score] for r in x.recommendations] for x in alone]
+    assert json.loads(process.stdout) == expected
+
+
+@pytest.mark.parametrize("exclude_seen", [True, False])
+@pytest.mark.parametrize("k", [1, 10, 60])
+def test_rank_equals_recommend_batch(recommender, k, exclude_seen):
+    catalog = recommender.catalog
+    requests = [replace(r, k=k, exclude_seen=exclude_seen, exclude_items=()) for r in REQUESTS]
+    histories = [catalog.index(r.history) for r in requests]
+    done: list[int] = []
+    items, scores = recommender.rank(
+        Histories.of([h[h >= 0] for h in histories]),
+        k,
+        exclude_seen,
+        batch_size=5,
+        advance=done.append,
+    )
+    assert done == [5, 5, 2]
+    assert items.shape == scores.shape == (len(requests), k)
+    for row, row_scores, result in zip(
+        items, scores, recommender.recommend_batch(requests), strict=True
+    ):
+        n = len(result.recommendations)
+        assert [catalog.item_ids[i] for i in row[:n]] == [r.item_id for r in result.recommendations]
+        assert row_scores[:n].tolist() == [r.score for r in result.recommendations]
+        assert (row[n:] == -1).all()
+        assert (row_scores[n:] == -np.inf).all()
+
+
+def test_rank_takes_no_histories(recommender):
+    items, scores = recommender.rank(Histories.of([]), 5)
+    assert items.shape == scores.shape == (0, 5)
+
+
+def test_warming_up_changes_nothing(recommender, alone):
+    recommender.warm_up()
+    assert recommender.recommend_batch(REQUESTS) == alone
+
+
+def test_double_precision_ranks_alike(bundle, recommender):
+    (double,) = Recommender.load(bundle, dtype="float64").recommend([["id-3"]], ITEMS)
+    (single,) = recommender.recommend([["id-3"]], ITEMS)
+    assert [r.item_id for r in double] == [r.item_id for r in single]
+    assert [r.score for r in double] == pytest.approx([r.score for r in single], rel=1e-5)
+
+
+def test_an_unknown_precision_is_refused(bundle):
+    with pytest.raises(ValueError, match="'int8' is not one of float32, bfloat16, float64"):
+        Recommender.load(bundle, dtype="int8")
+
+
+def test_a_bundle_is_what_was_written(bundle):
+    loaded = Bundle.load(bundle)
+    assert loaded.catalog.items.equals(TABLE)
+    assert (loaded.catalog.codes == CODES).all()
+    assert loaded.vocabulary == Vocabulary.from_levels(LEVELS)
+    assert loaded.prompt == PROMPT
+    assert loaded.encoder.max_tokens == 1 + 6 * 3
+    assert loaded.target == bundle / "target"
+    assert loaded.draft is None
+    assert loaded.manifest == read_manifest(bundle)
+
+
+@pytest.mark.parametrize(
+    "name", ["target/model.safetensors", "catalog/items.parquet", "vocabulary.json", PROMPTS]
+)
+def test_a_damaged_or_missing_file_is_named(copy, name):
+    file = copy / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"'{name}' does not match its checksum"):
+        Recommender.load(copy)
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ArtifactError, match=f"'{name}' does not match its checksum"):
+        Recommender.load(copy)
+    file.unlink()
+    with pytest.raises(ArtifactError, match=f"'{name}' is missing"):
+        Recommender.load(copy)
+
+
+@pytest.mark.parametrize("name", ["vocabulary.json", PROMPTS, "catalog/items.parquet"])
+def test_a_missing_part_is_named_even_if_nothing_is_checked(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(ArtifactError, match=name):
+        Recommender.load(copy, check=False)
+
+
+def pickled(folder: Path) -> None:
+    torch.save({"w": torch.zeros(1)}, folder / TARGET / "pytorch_model.bin")
+
+
+def test_a_pickle_in_a_bundle_is_refused_by_name(tmp_path, copy):
+    pickled(copy)
+    with pytest.raises(ArtifactError, match=r"'target/pytorch_model\.bin' is not in its manifest"):
+        Recommender.load(copy)
+    with pytest.raises(ArtifactError, match=r"'target/pytorch_model\.bin' is of a kind that"):
+        Recommender.load(build(tmp_path / "listed", extra=pickled))
+
+
+def test_weights_that_are_only_a_pickle_are_never_loaded(copy):
+    (copy / TARGET / "model.safetensors").unlink()
+    pickled(copy)
+    with pytest.raises(ArtifactError, match="only safetensors weights are loaded"):
+        Recommender.load(copy, check=False)
+
+
+def test_an_adapter_that_somebody_added_is_refused(copy):
+    (copy / TARGET / "adapter").mkdir()
+    (copy / TARGET / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"'target/adapter/adapter_config\.json' is not in"):
+        Recommender.load(copy)
+
+
+def test_a_path_out_of_the_bundle_is_refused(copy, tmp_path):
+    (tmp_path / "outside.json").write_text("{}")
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["files"]["../outside.json"] = sha256(tmp_path / "outside.json")
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"'\.\./outside\.json' leaves the artifact's folder"):
+        Recommender.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"catalog": Catalog(TABLE, CODES[:, :2])}, "codes have 2 levels, the vocabulary 3"),
+        ({"catalog": Catalog(TABLE, CODES + 1)}, "code 3 at level 3 is outside"),
+        ({"prompts": '{"max_items": 3, "block": 4}'}, "want 1 <= block <= max_items"),
+        ({"prompts": '{"window": 3}'}, "window"),
+        ({"prompts": "[]"}, "mapping"),
+        ({"prompts": "{"}, "Expecting"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(tmp_path, parts, message):
+    with pytest.raises(ArtifactError, match=message):
+        Recommender.load(build(tmp_path / "odd", **parts))
+
+
+def test_another_artifact_or_an_empty_folder_is_no_bundle(tmp_path):
+    with pytest.raises(ArtifactError, match="is not an artifact"):
+        Recommender.load(tmp_path)
+    with write_artifact(tmp_path / "ids", "ids") as folder:
+        (folder / "report.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="is a ids, expected a bundle"):
+        Recommender.load(tmp_path / "ids")
+
+
+def test_the_recommender_is_a_public_name():
+    import recsys
+
+    assert recsys.Recommender is Recommender
+    with pytest.raises(AttributeError, match="no attribute 'Recomender'"):
+        _ = recsys.Recomender
