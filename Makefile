@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := recsys data training serving tests benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev quickstart serve test check format bench clean
@@ -37,7 +36,7 @@ check: install-dev ## format, lint, types, import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell $(SOURCES) docs README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/codespell recsys data training serving benchmarks docs *.md
 
 format: install-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -4,8 +4,9 @@
 
 A random model of a preset's shape, a catalogue of 12,000 semantic IDs (4 levels of 256), prompts
 of 100 tokens, K = 20. Both sides get the same prompts and must give the same answers before
-anything is timed; timings alternate between the sides, so that a busy machine is busy for both. Hugging Face's
-constraint is a dict of prefixes, its quickest form in plain Python. The last line is JSON.
+anything is timed; timings alternate between the sides, so that a busy machine is busy for both.
+Hugging Face's constraint is a dict of prefixes, its quickest form in plain Python. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from statistics import median
 import numpy as np
 import torch
 from environment import environment
-from recsys.models.checkpoint import build
 from rich.console import Console
 from rich.table import Table
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
+from recsys.models.checkpoint import build
 from recsys.testing import huggingface_beam_search, same_ranking
 from recsys.vocabulary import Vocabulary
 

@@ -121,10 +121,7 @@ def reference_beam_search(
             total = logits.logsumexp(-1) if normalize == "vocabulary" else None
             if total is None and allowed:
                 total = logits[allowed].logsumexp(-1)
-            candidates += [
-                ((*sequence, t), score + float(logits[t] - total))
-                for t in allowed
-            ]
+            candidates += [((*sequence, t), score + float(logits[t] - total)) for t in allowed]
         beams = sorted(candidates, key=lambda c: (-c[1], c[0]))[:num_beams]
     return beams
 

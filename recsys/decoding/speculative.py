@@ -1,4 +1,4 @@
-"""Strict speculative beam search: a drafted tree, one pass of the target, the answer of beam search.
+"""Strict speculative beam search: a drafted tree, one target pass, the answer of beam search.
 
 The target runs prompt and drafted tree in one pass. Then, level by level, its own top-K among the
 children of the beams it already accepted is the next frontier; while every beam of a frontier has
@@ -57,8 +57,8 @@ def speculative_beam_search(
 
     Args:
         target: as `beam_search`'s model.
-        drafter: a `Drafter`, a Hugging Face model that drafts (`ModelDrafter` with its defaults), or
-            None for the exhaustive drafter, which needs no model.
+        drafter: a `Drafter`, a Hugging Face model that drafts (`ModelDrafter` with its defaults),
+            or None for the exhaustive drafter, which needs no model.
         prompts: token ids of each request.
         trie: the catalogue.
         num_beams: K.
@@ -132,7 +132,9 @@ class _Verification:
         self.frontier = root.padded(num_beams)
         # The table of what has been run: place 0 is the prompt (state 0), node i is place i + 1.
         self._states = torch.zeros((batch, 1), dtype=torch.int64, device=device)
-        self._logits: TokenLogits | None = None
+        dtype = tree.model.score_dtype
+        nothing = torch.zeros((batch, 0), dtype=dtype, device=device)
+        self._logits = TokenLogits(nothing.new_zeros((batch, 0, len(trie.alphabet))), nothing)
         self.accepted = self.level
         self._first_level = self._last_level = 0
 
@@ -160,14 +162,8 @@ class _Verification:
     def run(self) -> None:
         """One pass of the target over what has been added."""
         new = TokenLogits.of(self.tree.forward(), self.trie)
-        old = self._logits
-        self._logits = (
-            new
-            if old is None
-            else TokenLogits(
-                torch.cat([old.logits, new.logits], dim=1), torch.cat([old.total, new.total], dim=1)
-            )
-        )
+        pairs = zip(self._logits, new, strict=True)
+        self._logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
 
     def verify(self) -> None:
         """Advance every search while all beams of its frontier have been run."""
@@ -188,7 +184,6 @@ class _Verification:
 
     def _expand(self, frontier: Frontier, place: torch.Tensor, depth: int) -> Frontier:
         """The next frontier, with places in the table as parents."""
-        assert self._logits is not None
         following = expand(
             frontier,
             self._logits.at(place),
@@ -202,7 +197,6 @@ class _Verification:
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Drop the searches that are done; (b,) places of the others."""
-        assert self._logits is not None
         self.tree.keep(going_on)
         self.request, self.level = self.request[going_on], self.level[going_on]
         self.accepted = self.accepted[going_on]
@@ -270,8 +264,7 @@ class _Verification:
     def _worth(
         self, place: torch.Tensor, missing: torch.Tensor, children: Children
     ) -> torch.Tensor:
-        """(b, K, C) how much each child of the frontier is wanted; -inf where it cannot be needed."""
-        assert self._logits is not None
+        """(b, K, C) how much each child of the frontier is wanted; -inf if it cannot be needed."""
         logits = self._logits.at(place)
         exact = child_scores(self.frontier.scores, logits, children, self.normalize)
         # Of the children that are known, only the best K can be in the next frontier.

@@ -22,7 +22,7 @@ DRAFTS = {
 
 
 class RandomDrafter:
-    """Random walks of the trie: levels of any size, duplicates, padding, and wrong more often than not."""
+    """Random walks of the trie: levels of any size, duplicates, padding, mostly wrong."""
 
     def __init__(self, seed, widths):
         self.rng, self.widths = np.random.default_rng(seed), widths

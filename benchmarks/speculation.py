@@ -1,0 +1,93 @@
+"""Target passes per request of strict speculative search, by drafter, K and nodes, on real users.
+
+    python benchmarks/speculation.py var/bundles/atspeed-beauty var/datasets/atspeed-beauty
+
+Users of the test split ask for their next item. Every answer is compared with plain beam search's
+(same items; places may differ among scores within 1e-5) before it is counted. Beam search takes one
+pass a level. Intervals are 95 % over users. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import torch
+from environment import environment
+from rich.console import Console
+from rich.table import Table
+
+from recsys.dataset import Dataset
+from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.models.checkpoint import load_model
+from recsys.recommender import Recommender
+
+BATCH = 25
+
+
+def main() -> None:
+    """Measure, print a table and one JSON line."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("bundle")
+    arguments.add_argument("dataset")
+    arguments.add_argument("--users", type=int, default=300)
+    arguments.add_argument("--beams", type=int, nargs="+", default=[5, 10, 20, 50])
+    arguments.add_argument("--nodes", type=int, nargs="+", default=[128, 256, 400])
+    args = arguments.parse_args()
+    recommender = Recommender.load(args.bundle)
+    draft = load_model(recommender.bundle.draft, dtype=torch.float32).eval()
+    examples = Dataset.load(args.dataset).examples("test")
+    chosen = np.random.default_rng(0).permutation(len(examples))[: args.users]
+    prompts = recommender.encoder.encode_all(examples.histories.take(np.sort(chosen)))
+    drafters = {"none (two-pass exhaustion)": None}
+    drafters |= {f"SFT, {n} nodes": ModelDrafter(draft, n) for n in args.nodes}
+    target, trie = recommender.model, recommender.trie
+    table = Table("drafter", *[f"K={k}" for k in args.beams], title="Target passes a request")
+    rows = []
+    for name, drafter in drafters.items():
+        cells = []
+        for beams in args.beams:
+            passes, accepted = [], []
+            for start in range(0, len(prompts), BATCH):
+                group = prompts[start : start + BATCH]
+                found = speculative_beam_search(
+                    target, drafter, group, trie, beams, patch_nodes=256
+                )
+                check(found, beam_search(target, group, trie, beams))
+                passes += [s.target_passes for s in found.stats]
+                accepted += [s.accepted_levels for s in found.stats]
+            error = 1.96 * np.std(passes) / np.sqrt(len(passes))
+            cells.append(f"{np.mean(passes):.2f} ± {error:.2f}")
+            rows.append(
+                {
+                    "drafter": name,
+                    "beams": beams,
+                    "passes": round(float(np.mean(passes)), 3),
+                    "interval": round(float(error), 3),
+                    "accepted_levels": round(float(np.mean(accepted)), 3),
+                }
+            )
+        table.add_row(name, *cells)
+    Console().print(table)
+    result = {
+        "benchmark": "speculation",
+        "users": len(prompts),
+        "target_parameters": sum(p.numel() for p in target.parameters()),
+        "draft_parameters": sum(p.numel() for p in draft.parameters()),
+        "rows": rows,
+        **environment(),
+    }
+    print(json.dumps(result))
+
+
+def check(found, expected) -> None:  # noqa: ANN001
+    """Raise unless both answers hold the same items, up to ties of float32."""
+    gap = (found.scores - expected.scores).nan_to_num().abs().max()
+    assert gap < 1e-4, f"scores differ by {gap}"
+    differ = (found.rows != expected.rows) & ((found.scores - expected.scores).abs() > 1e-5)
+    assert not differ.any(), "items differ"
+
+
+if __name__ == "__main__":
+    main()
