@@ -1,0 +1,90 @@
+"""Every configuration in the repository can be read, and says how it is run."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.prepare import DataConfig
+from recsys.commands import SECTIONS
+from recsys.config import Settings
+from recsys.evaluation.protocol import EvaluationConfig
+from training.draft import DraftConfig
+from training.ids import IdsConfig
+from training.target import TargetConfig
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "configs").rglob("*.y*ml"))
+READERS = {
+    "data": DataConfig,
+    "ids": IdsConfig,
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "evaluate": EvaluationConfig,
+}
+every_file = pytest.mark.parametrize(
+    "file", FILES, ids=[file.relative_to(ROOT).as_posix() for file in FILES]
+)
+
+
+def header(file: Path) -> list[str]:
+    """The comment at the top, without its signs."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return lines
+
+
+def test_there_are_configurations():
+    assert (ROOT / "configs" / "quickstart.yaml") in FILES
+
+
+@every_file
+def test_every_section_reads_into_its_dataclass(file):
+    settings = Settings.load(file, known=SECTIONS)
+    for name, reader in READERS.items():
+        section = settings.section(name, reader)
+        assert is_dataclass(section)
+    assert isinstance(settings.seed, int)
+    unread = set(settings.values) - set(READERS) - {"name", "seed"}
+    assert not unread, "a section that nothing here reads"
+
+
+@every_file
+def test_the_header_holds_the_command_that_runs_it(file):
+    path = file.relative_to(ROOT).as_posix()
+    commands = [line for line in header(file) if line.startswith("recsys ")]
+    if path == "configs/quickstart.yaml":
+        assert commands[0].startswith("recsys quickstart")
+    else:
+        assert any(line.endswith(f"--config {path}") for line in commands)
+
+
+@every_file
+def test_the_run_is_named_after_its_file(file):
+    name = "demo" if file.stem == "quickstart" else file.stem
+    assert Settings.load(file).name == name
+
+
+@every_file
+def test_no_key_is_written_twice(file):
+    class Strict(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict:
+        keys = [loader.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{keys} repeat, line {node.start_mark.line + 1}"
+        return loader.construct_mapping(node, deep=True)
+
+    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    yaml.load(file.read_text(encoding="utf-8"), Strict)
+
+
+def test_names_of_runs_do_not_clash():
+    names = [Settings.load(file).name for file in FILES]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,126 @@
+"""The package as installed: names, entry points, version, types, dependencies."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import distribution, entry_points, packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+
+import recsys
+from recsys.pipeline import STAGES, load_stage
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("recsys", "data", "training", "serving")
+# Asked for by name in a configuration; the error says how to install it.
+OPTIONAL = {"sentence_transformers"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+POINTS = [e for group in ("recsys.commands", "recsys.stages") for e in entry_points(group=group)]
+
+
+def plain(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def required(requirements: list[str]) -> set[str]:
+    """The names of requirements."""
+    return {plain(re.match(r"[\w.-]+", line)[0]) for line in requirements}
+
+
+@pytest.fixture(scope="module")
+def owners() -> dict[str, list[str]]:
+    """Import name -> distributions that bring it."""
+    return dict(packages_distributions())
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_no_other_distribution_claims_our_package_names(owners, name):
+    # `data` and `training` are common words; an editable install lists none of them itself.
+    assert set(owners.get(name, ())) <= {"recsys"}
+    assert Path(find_spec(name).origin) == ROOT / name / "__init__.py"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_package_is_in_the_wheel_and_typed(name):
+    assert (ROOT / name / "py.typed").is_file()
+    build = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(build["packages"]) == set(PACKAGES)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.group}:{point.name}")
+def test_every_entry_point_loads(point):
+    loaded = point.load()
+    assert callable(loaded) or isinstance(loaded, typer.Typer)
+
+
+def test_the_installed_entry_points_are_the_written_ones():
+    for group, written in PROJECT["project"]["entry-points"].items():
+        assert {e.name: e.value for e in entry_points(group=group)} == written
+    (script,) = entry_points(group="console_scripts", name="recsys")
+    assert script.value == PROJECT["project"]["scripts"]["recsys"]
+
+
+def test_every_stage_is_installed():
+    assert {e.name for e in entry_points(group="recsys.stages")} == set(STAGES)
+    for name in STAGES:
+        assert callable(load_stage(name))
+
+
+def test_the_version_has_an_entry_in_the_changelog():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", recsys.__version__)
+    assert version("recsys") == recsys.__version__
+    releases = re.findall(
+        r"^## \[(\d[^\]]*)\] - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), flags=re.M
+    )
+    assert recsys.__version__ == releases[0]
+
+
+@pytest.mark.parametrize("name", recsys.__all__)
+def test_every_public_name_exists(name):
+    assert getattr(recsys, name) is not None
+
+
+def imported(package: str) -> set[str]:
+    """Top-level modules that a package's files import."""
+    found = set()
+    for file in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_import_is_a_declared_dependency(owners, package):
+    project = PROJECT["project"]
+    declared = required(project["dependencies"])
+    for extra, lines in project["optional-dependencies"].items():
+        declared |= required(lines) if extra != "dev" else set()
+    ours = {*PACKAGES, *sys.stdlib_module_names, *OPTIONAL}
+    for module in sorted(imported(package) - ours):
+        assert {plain(owner) for owner in owners[module]} & declared, module
+
+
+def test_every_dependency_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = required([line for line in lines if "==" in line])
+    groups = [PROJECT["project"]["dependencies"]]
+    groups += PROJECT["project"]["optional-dependencies"].values()
+    for group in groups:
+        assert required(group) <= pinned
+
+
+def test_the_installed_distribution_says_who_may_use_it():
+    metadata = distribution("recsys").metadata
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert (ROOT / "LICENSE").is_file()
