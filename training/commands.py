@@ -40,8 +40,8 @@ def _ids() -> None:
 def _train() -> None:
     """Train the model that recommends, and the small one that speeds it up.
 
-    Both read the data set and the semantic IDs of a run. Training that was stopped, even by a power
-    cut, goes on where it was when the same command is given again.
+    Both read the data set and the semantic IDs of a run. Training that was stopped, or killed, goes
+    on where it was when the same command is given again.
 
     On four GPUs: accelerate launch --num-processes 4 .venv/bin/recsys train target ...
     On two cores: ACCELERATE_USE_CPU=1 torchrun --nproc-per-node 2 .venv/bin/recsys train target ...

@@ -163,7 +163,7 @@ class _Run:
         self.module, self.data, self.config, self.name = module, data, config, name
         self.checkpoints, self.validate = checkpoints, validate
         self.accelerator = Accelerator()
-        self.world = self.accelerator.num_processes
+        self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         torch.manual_seed(seed + self.accelerator.process_index)
         self.optimizer = _optimizer(module.to(self.accelerator.device), config)
         resumed = checkpoints.load(module, self.optimizer)
@@ -179,8 +179,7 @@ class _Run:
         self.total_steps = min(steps, max_steps or steps)
         self.budget_s = (config.max_minutes or math.inf) * 60
         self.saved = time.monotonic()
-        main = self.accelerator.is_main_process
-        self.log = _Log(checkpoints.folder, self.progress.log_bytes, config, main)
+        self.log = _Log(checkpoints.folder, self.progress.log_bytes, config, self.main)
 
     @property
     def seconds(self) -> float:
@@ -192,7 +191,8 @@ class _Run:
         progress, patience = self.progress, self.config.patience
         timed = not math.isinf(self.budget_s)
         left = self.budget_s - self.seconds if timed else self.total_steps - progress.step
-        with track(self.name, max(left, 0)) as bar:
+        shown = track(self.name, max(left, 0)) if self.main else nullcontext(_NoBar())
+        with shown as bar:
             while self._spent() < 1 and not 0 < patience <= progress.stale:
                 self._epoch(bar, timed)
                 every = self.config.evaluate_every
@@ -266,7 +266,7 @@ class _Run:
     def _evaluate(self) -> None:
         progress = self.progress
         metrics: dict[str, float] = {}
-        if self.validate is not None and self.accelerator.is_main_process:
+        if self.validate is not None and self.main:
             self.module.eval()
             metrics = self.validate()
             self.module.train()
@@ -279,8 +279,9 @@ class _Run:
             else:
                 progress.stale += 1
             self.log.write(progress, self.seconds, metrics)
-            shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items())
-            say(f"{self.name}: epoch {progress.epoch}, {self.seconds:.0f} s: {shown}")
+            if self.main:
+                shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items())
+                say(f"{self.name}: epoch {progress.epoch}, {self.seconds:.0f} s: {shown}")
         self._checkpoint()
 
     def _write_loss(self) -> None:
@@ -301,7 +302,7 @@ class _Run:
         progress.loss_steps = 0
 
     def _checkpoint(self) -> None:
-        if self.accelerator.is_main_process:
+        if self.main:
             self.progress.seconds, self.progress.loss_sum = self.seconds, self.loss.item()
             self.progress.log_bytes = self.log.size
             self.checkpoints.save(self.module, self.optimizer, self.progress, self.best)
@@ -321,6 +322,13 @@ def _optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+
+
+class _NoBar:
+    """The bar of a process that nobody watches."""
+
+    def advance(self, amount: float = 1, **columns: float | str) -> None:
+        """Nothing."""
 
 
 class _Log:
