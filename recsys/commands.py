@@ -108,19 +108,9 @@ def evaluate(
     Example: recsys evaluate --config configs/beauty.yaml --set evaluate.split=valid
     """
     from recsys.evaluation.run import stage
-    from recsys.pipeline import Context
 
     context = _context(config, set_, name, seed, force=force)
-    if bundle or dataset or out:
-        from recsys.evaluation.protocol import EvaluationConfig
-        from recsys.evaluation.run import evaluate_bundle
-
-        workspace = context.workspace
-        section = context.settings.section("evaluate", EvaluationConfig)
-        path = out or workspace.report
-        evaluate_bundle(bundle or workspace.bundle, dataset or workspace.dataset, section, path)
-    else:
-        path = stage(Context(context.settings, context.workspace, force))
+    path = stage(context, bundle=bundle, dataset=dataset, out=out)
     if as_json:
         typer.echo((path / "report.json").read_text(encoding="utf-8"))
     else:

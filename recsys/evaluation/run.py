@@ -39,14 +39,31 @@ MODEL = "model"  # the name of the ranker under test
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
-def stage(context: Context) -> Path:
-    """Write the report of the run, unless it is there already, and print its tables."""
+def stage(
+    context: Context,
+    *,
+    bundle: Path | None = None,
+    dataset: Path | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Write the report of the run, unless it is there already, and print its tables.
+
+    Args:
+        context: settings (section `evaluate`) and workspace.
+        bundle: evaluate this one instead of the workspace's.
+        dataset: on this one instead of the workspace's.
+        out: write here instead of the workspace's report.
+    """
     settings, workspace = context.settings, context.workspace
     config = settings.section("evaluate", EvaluationConfig)
     if "seed" not in (settings.values.get("evaluate") or {}):
         config = replace(config, seed=settings.seed)
     return evaluate_bundle(
-        workspace.bundle, workspace.dataset, config, workspace.report, force=context.force
+        bundle or workspace.bundle,
+        dataset or workspace.dataset,
+        config,
+        out or workspace.report,
+        force=context.force,
     )
 
 

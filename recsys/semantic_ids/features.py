@@ -48,7 +48,7 @@ class FeatureConfig:
     text_model: Path | None = None
     embedding_column: str | None = None
     collaborative_weight: float = 1.0
-    collaborative_dim: int = 64
+    collaborative_dim: int = 128
     window: int = 10
     attribute_weight: float = 0.5
     attribute_dim: int = 64

@@ -49,12 +49,12 @@ class RQVAEConfig:
             random residual.
     """
 
-    latent_dim: int = 64
+    latent_dim: int = 128
     hidden: tuple[int, ...] = (256,)
     warmup_steps: int = 300
     steps: int = 1500
     batch_size: int = 1024
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     commitment: float = 0.25
     decay: float = 0.98
     revive_below: float = 0.5
