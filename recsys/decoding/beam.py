@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from recsys.constraint import ItemTrie
-from recsys.decoding.expand import Frontier, Normalize, TokenLogits, best_first, expand
+from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
-from recsys.decoding.tree import ROOT, TokenTree, pad_prompts
+from recsys.decoding.sampling import Noise
+from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def beam_search(
     *,
     exclude: Sequence[ArrayLike] | None = None,
     normalize: Normalize = "vocabulary",
+    seeds: Sequence[int] | None = None,
+    temperature: float = 1.0,
     prompt_slots: int = 0,
 ) -> Beams:
-    """The `num_beams` best catalogue sequences of each prompt.
+    """The `num_beams` best catalogue sequences of each prompt, or a sample of that many.
 
     Equals `generate(num_beams=K, prefix_allowed_tokens_fn=...)` of Hugging Face (DESIGN 4.3).
 
@@ -47,7 +50,10 @@ def beam_search(
         trie: the catalogue.
         num_beams: K, at least 1; may exceed the catalogue.
         exclude: trie rows that each request must not get (`ItemTrie.excluded_rows`).
-        normalize: `vocabulary` (default) or `allowed`, see `expand`.
+        normalize: `vocabulary` (default) or `allowed`, see `Step`.
+        seeds: one a request: sample K sequences without replacement from the model's distribution
+            over what is allowed (`recsys.decoding.sampling`), in the order drawn. None searches.
+        temperature: divides the logits, when sampling.
         prompt_slots: prompt slots to reserve at least. With one number for all requests (that of
             the longest prompt) an answer has the same bits alone and beside any batch mates.
 
@@ -55,58 +61,67 @@ def beam_search(
         Beams of shape (B, K); where fewer than K sequences exist, scores are -inf and rows -1.
 
     Raises:
-        ValueError: no beams, an empty prompt, or a token outside the model's vocabulary.
+        ValueError: no beams, an empty prompt, a token outside the model's vocabulary, or a
+            temperature that is not above 0.
     """
     model = TreeModel.of(model)
-    tokens, lengths, trie, excluded = prepare(model, prompts, trie, num_beams, exclude)
-    if not len(prompts):
-        nothing = Frontier.root(0, model.score_dtype, model.device)
-        return finish(nothing, trie, num_beams, [])
-    levels = trie.source.num_levels
+    ready = Prompts.of(prompts, model)
+    step = prepare(
+        model, len(ready), trie, num_beams, exclude, normalize, seeds=seeds, temperature=temperature
+    )
+    if not len(ready):
+        return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
     # Beams that each level can have; all are known before the first pass.
-    widths = [trie.source.width(depth, num_beams) for depth in range(1, levels + 1)]
+    source = step.trie.source
+    widths = [source.width(depth, num_beams) for depth in range(1, step.levels + 1)]
     nodes = sum(widths[:-1])
-    tree = TokenTree(model, tokens, lengths, nodes, prompt_slots=prompt_slots)
-    *_, frontier = grow(tree, trie, widths, excluded=excluded, normalize=normalize)
-    stats = [
-        DecodeStats(
-            target_passes=levels,
-            target_tokens=n + nodes,
-            kv_slots=n + nodes,
-            kv_bytes=(n + nodes) * tree.cache.bytes_per_slot,
-        )
-        for n in lengths.tolist()
-    ]
-    return finish(frontier, trie, num_beams, stats)
+    with TokenTree(model, ready, nodes, prompt_slots=prompt_slots) as tree:
+        *_, frontier = grow(tree, step, widths)
+        stats = [
+            DecodeStats(
+                target_passes=step.levels,
+                target_tokens=n - cached + nodes,
+                kv_slots=n + nodes,
+                kv_bytes=(n + nodes) * tree.cache.bytes_per_slot,
+                cached_tokens=cached,
+            )
+            for n, cached in zip(ready.host_lengths.tolist(), tree.cached.tolist(), strict=True)
+        ]
+        return finish(frontier, step, num_beams, stats)
 
 
 def prepare(
     model: TreeModel,
-    prompts: Sequence[ArrayLike],
+    requests: int,
     trie: ItemTrie | DeviceTrie,
     num_beams: int,
     exclude: Sequence[ArrayLike] | None,
-) -> tuple[torch.Tensor, torch.Tensor, DeviceTrie, torch.Tensor | None]:
-    """Checked inputs on the model's device: tokens, lengths, trie, excluded rows."""
+    normalize: Normalize,
+    *,
+    seeds: Sequence[int] | None = None,
+    temperature: float = 1.0,
+) -> Step:
+    """What is the same in every step, checked, on the model's device."""
     if num_beams < 1:
         raise ValueError(f"num_beams must be at least 1, got {num_beams}")
-    if exclude is not None and len(exclude) != len(prompts):
-        raise ValueError(f"exclude has {len(exclude)} entries for {len(prompts)} prompts")
+    for name, values in (("exclude", exclude), ("seeds", seeds)):
+        if values is not None and len(values) != requests:
+            raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
     device = model.device
     trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
-    tokens, lengths = pad_prompts(prompts, model.vocabulary_size)
-    excluded = None if exclude is None else trie.pad_excluded([np.asarray(e) for e in exclude])
-    return tokens.to(device), lengths.to(device), trie, excluded
+    return Step(
+        trie,
+        None if exclude is None else trie.pad_excluded([np.asarray(e) for e in exclude]),
+        normalize,
+        None
+        if seeds is None
+        else Noise(torch.tensor(list(seeds), dtype=torch.int64, device=device), temperature),
+    )
 
 
-def grow(
-    tree: TokenTree,
-    trie: DeviceTrie,
-    widths: Sequence[int],
-    *,
-    excluded: torch.Tensor | None,
-    normalize: Normalize,
-) -> Iterator[Frontier]:
+def grow(tree: TokenTree, step: Step, widths: Sequence[int]) -> Iterator[Frontier]:
     """Constrained search level by level; yields the best `widths[d]` prefixes of length d + 1.
 
     The prompts are run first; each yielded level but the last is then run as nodes of the tree.
@@ -114,10 +129,8 @@ def grow(
     frontier = Frontier.root(len(tree.lengths), tree.model.score_dtype, tree.lengths.device)
     nodes = None
     for depth, width in enumerate(widths):
-        logits = TokenLogits.of(tree.forward(), trie)
-        frontier = expand(
-            frontier, logits, trie, depth, width, excluded=excluded, normalize=normalize
-        )
+        logits = TokenLogits.of(tree.forward(), step.trie)
+        frontier = step.expand(frontier, logits, depth, width)
         yield frontier
         if depth + 1 < len(widths):
             parents = frontier.parents
@@ -125,10 +138,18 @@ def grow(
             nodes = tree.add(frontier.tokens, parents, depth + 1)
 
 
-def finish(frontier: Frontier, trie: DeviceTrie, num_beams: int, stats: list[DecodeStats]) -> Beams:
+def finish(frontier: Frontier, step: Step, num_beams: int, stats: list[DecodeStats]) -> Beams:
     """The answer that a frontier of complete sequences is: best first, padded to K."""
     frontier = frontier.padded(num_beams)
     order = best_first(frontier)
     scores = frontier.scores.gather(1, order)
-    rows = trie.row_start[frontier.states.gather(1, order)]
-    return Beams(trie.rows[rows], scores, rows.masked_fill(scores == -torch.inf, -1), stats)
+    rows = step.trie.row_start[frontier.states.gather(1, order)]
+    # No descendant of a pruned prefix can score more than it: log-probabilities are at most 0.
+    complete = (scores[:, -1:] > frontier.rest) | (frontier.rest == -torch.inf)
+    return Beams(
+        step.trie.rows[rows],
+        frontier.log_probs.gather(1, order),
+        rows.masked_fill(scores == -torch.inf, -1),
+        stats,
+        complete.squeeze(1),
+    )

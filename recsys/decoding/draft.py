@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from recsys.decoding.beam import grow
-from recsys.decoding.expand import Frontier, Normalize
-from recsys.decoding.tree import TokenTree
+from recsys.decoding.expand import Frontier, Step
+from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -34,28 +34,24 @@ class Proposal:
     levels: list[Frontier]
     passes: int = 0
 
+    @property
+    def nodes(self) -> int:
+        """Nodes, padding included."""
+        return sum(level.states.shape[1] for level in self.levels)
+
 
 class Drafter(Protocol):
     """Proposes a tree for a batch of prompts."""
 
     def propose(
-        self,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        trie: DeviceTrie,
-        *,
-        excluded: torch.Tensor | None,
-        normalize: Normalize,
-        prompt_slots: int,
+        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
     ) -> Proposal:
         """Draft trees.
 
         Args:
-            tokens: (B, T) prompts, right-padded.
-            lengths: (B,) their lengths.
-            trie: the catalogue.
-            excluded: rows that may not be reached.
-            normalize: as the target will be asked.
+            prompts: the batch.
+            step: trie, exclusions, normalisation and noise, as the target will be asked.
+            num_beams: K that the target will keep.
             prompt_slots: prompt slots at least.
         """
 
@@ -74,20 +70,14 @@ class ModelDrafter:
         self.model, self.nodes = TreeModel.of(model), nodes
 
     def propose(
-        self,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        trie: DeviceTrie,
-        *,
-        excluded: torch.Tensor | None,
-        normalize: Normalize,
-        prompt_slots: int,
+        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
     ) -> Proposal:
         """See `Drafter`."""
-        widths = split_nodes(self.nodes, trie)
-        tree = TokenTree(self.model, tokens, lengths, sum(widths[:-1]), prompt_slots=prompt_slots)
-        levels = list(grow(tree, trie, widths, excluded=excluded, normalize=normalize))
-        return Proposal(levels, tree.passes)
+        widths = split_nodes(self.nodes, step.trie)
+        if not widths:
+            return Proposal([])
+        with TokenTree(self.model, prompts, sum(widths[:-1]), prompt_slots=prompt_slots) as tree:
+            return Proposal(list(grow(tree, step, widths)), tree.passes)
 
 
 class ExhaustiveDrafter:
@@ -97,26 +87,20 @@ class ExhaustiveDrafter:
     """
 
     def propose(
-        self,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        trie: DeviceTrie,
-        *,
-        excluded: torch.Tensor | None,
-        normalize: Normalize,
-        prompt_slots: int,
+        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
     ) -> Proposal:
         """See `Drafter`; only the trie and the exclusions matter."""
-        if trie.source.num_levels == 1:
+        if step.levels == 1:
             return Proposal([])
-        root = torch.zeros((len(tokens), 1), dtype=torch.int64, device=tokens.device)
-        children = trie.children(root, 0, excluded)
+        root = torch.zeros((len(prompts), 1), dtype=torch.int64, device=prompts.tokens.device)
+        children = step.children(root, 0)
         alive = children.alive.flatten(1)
-        level = Frontier(
-            children.states.flatten(1),
-            torch.zeros(alive.shape, device=tokens.device).masked_fill_(~alive, -torch.inf),
-            trie.alphabet[children.symbols.flatten(1)],
-            torch.zeros_like(children.states.flatten(1)),
+        states = children.states.flatten(1)
+        level = Frontier.proposed(
+            states,
+            torch.zeros(alive.shape, device=states.device).masked_fill_(~alive, -torch.inf),
+            step.trie.alphabet[children.symbols.flatten(1)],
+            torch.zeros_like(states),
         )
         return Proposal([level])
 

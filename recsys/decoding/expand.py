@@ -8,12 +8,14 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from recsys.constraint.transitions import Children, DeviceTrie
+    from recsys.decoding.sampling import Noise
 
 Normalize = Literal["vocabulary", "allowed"]
 
@@ -45,21 +47,39 @@ class Frontier(NamedTuple):
 
     Attributes:
         states: (B, W) int64 trie states.
-        scores: (B, W) sum of log-probabilities; -inf for a beam that does not exist.
+        scores: (B, W) what beams are ranked by; -inf for a beam that does not exist.
         tokens: (B, W) int64 last token.
         parents: (B, W) int64 place of the parent in the previous frontier.
+        log_probs: (B, W) sum of log-probabilities. The scores themselves, but for sampling, where
+            a score is a perturbed log-probability.
+        rest: (B, 1) best score of a prefix that was pruned on the way; complete sequences are not
+            prefixes. -inf if none was.
     """
 
     states: torch.Tensor
     scores: torch.Tensor
     tokens: torch.Tensor
     parents: torch.Tensor
+    log_probs: torch.Tensor
+    rest: torch.Tensor
 
     @classmethod
     def root(cls, batch: int, dtype: torch.dtype, device: torch.device) -> Frontier:
         """One beam a request, at the root, with score 0."""
-        zeros = torch.zeros((batch, 1), dtype=torch.int64, device=device)
-        return cls(zeros, torch.zeros((batch, 1), dtype=dtype, device=device), zeros, zeros)
+        place = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+        score = torch.zeros((batch, 1), dtype=dtype, device=device)
+        return cls(place, score, place, place, score, score - torch.inf)
+
+    @classmethod
+    def proposed(
+        cls,
+        states: torch.Tensor,
+        scores: torch.Tensor,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+    ) -> Frontier:
+        """A level of a draft tree: nothing is known of log-probabilities or of the rest."""
+        return cls(states, scores, tokens, parents, scores, scores[:, :1])
 
     def padded(self, width: int) -> Frontier:
         """The frontier with dead beams behind it, `width` in all."""
@@ -72,67 +92,113 @@ class Frontier(NamedTuple):
             pad(self.scores, (0, missing), value=-torch.inf),
             pad(self.tokens, (0, missing)),
             pad(self.parents, (0, missing)),
+            pad(self.log_probs, (0, missing), value=-torch.inf),
+            self.rest,
         )
 
+    def take(self, requests: torch.Tensor) -> Frontier:
+        """Some requests of the batch; (b,) places or a (B,) mask."""
+        return Frontier(*(part[requests] for part in self))
 
-def expand(
-    frontier: Frontier,
-    logits: TokenLogits,
-    trie: DeviceTrie,
-    depth: int,
-    width: int,
-    *,
-    excluded: torch.Tensor | None = None,
-    normalize: Normalize = "vocabulary",
-) -> Frontier:
-    """The `width` best children of a frontier.
+    def where(self, requests: torch.Tensor, other: Frontier) -> Frontier:
+        """This frontier for the requests where the (B,) mask is true, else `other`."""
+        rows = requests[:, None]
+        return Frontier(*(torch.where(rows, a, b) for a, b in zip(self, other, strict=True)))
 
-    Args:
-        frontier: beams at `depth`.
-        logits: at the beams' last tokens.
+
+@dataclass(frozen=True)
+class Step:
+    """What is the same in every step of a search.
+
+    Attributes:
         trie: the constraint.
-        depth: depth of the frontier, 0 for the root.
-        width: children to keep; fewer may be alive or exist, the rest then has score -inf.
-        excluded: rows that may not be reached (`DeviceTrie.pad_excluded`).
+        excluded: (B, E) rows that may not be reached (`DeviceTrie.pad_excluded`), or None.
         normalize: log-probabilities over the whole vocabulary, or over the allowed tokens alone.
+        noise: turns the search for the most probable sequences into sampling; then
+            log-probabilities are at its temperature, and over the allowed tokens.
     """
-    children = trie.children(frontier.states, depth, excluded)
-    scores = child_scores(frontier.scores, logits, children, normalize).flatten(1)  # (B, W * C)
-    best = stable_top(scores, min(width, scores.shape[1]))  # ascending places, ascending states
-    found = Frontier(
-        children.states.flatten(1).gather(1, best),
-        scores.gather(1, best),
-        trie.alphabet[children.symbols.flatten(1).gather(1, best)],
-        best // children.states.shape[-1],
-    )
-    return found.padded(width)
+
+    trie: DeviceTrie
+    excluded: torch.Tensor | None = None
+    normalize: Normalize = "vocabulary"
+    noise: Noise | None = None
+
+    @property
+    def levels(self) -> int:
+        """L."""
+        return self.trie.source.num_levels
+
+    def take(self, requests: torch.Tensor) -> Step:
+        """The same for some requests of the batch."""
+        return replace(
+            self,
+            excluded=None if self.excluded is None else self.excluded[requests],
+            noise=None if self.noise is None else self.noise.take(requests),
+        )
+
+    def children(self, states: torch.Tensor, depth: int) -> Children:
+        """Children of (B, W) states at `depth`."""
+        return self.trie.children(states, depth, self.excluded)
+
+    def expand(self, frontier: Frontier, logits: TokenLogits, depth: int, width: int) -> Frontier:
+        """The `width` best children of a frontier.
+
+        Args:
+            frontier: beams at `depth`.
+            logits: at the beams' last tokens.
+            depth: depth of the frontier, 0 for the root.
+            width: children to keep; fewer may be alive or exist, the rest then has score -inf.
+        """
+        children = self.children(frontier.states, depth)
+        scores, log_probs = self.score(frontier, logits, children)
+        flat = scores.flatten(1)  # (B, W * C)
+        best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
+        kept = flat.gather(1, best)
+        found = Frontier(
+            children.states.flatten(1).gather(1, best),
+            kept,
+            self.trie.alphabet[children.symbols.flatten(1).gather(1, best)],
+            best // children.states.shape[-1],
+            kept if log_probs is scores else log_probs.flatten(1).gather(1, best),
+            frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),
+        )
+        return found.padded(width)
+
+    def score(
+        self, frontier: Frontier, logits: TokenLogits, children: Children
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, W, C) scores and log-probabilities of all children; -inf for those not alive."""
+        values, total = logits
+        if self.noise is not None:
+            values = values / self.noise.temperature
+        chosen = values.gather(-1, children.symbols).masked_fill(~children.alive, -torch.inf)
+        if self.noise is None and self.normalize == "vocabulary":
+            total = total.unsqueeze(-1)
+        else:
+            # a dead beam has nothing allowed: keep its total finite, or -inf - -inf would be NaN
+            total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
+        log_probs = frontier.log_probs.unsqueeze(-1) + (chosen - total)
+        if self.noise is None:
+            return log_probs, log_probs
+        return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs
 
 
-def child_scores(
-    scores: torch.Tensor, logits: TokenLogits, children: Children, normalize: Normalize
-) -> torch.Tensor:
-    """(B, W, C) scores of all children of (B, W) beams; -inf for those that are not alive."""
-    chosen = logits.logits.gather(-1, children.symbols).masked_fill(~children.alive, -torch.inf)
-    if normalize == "vocabulary":
-        total = logits.total.unsqueeze(-1)
-    else:
-        # a dead beam has nothing allowed: keep its total finite, or -inf - -inf would be NaN
-        total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
-    return scores.unsqueeze(-1) + (chosen - total)
+def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, count) places of the largest values, ascending, and (B, 1) the best value left out.
 
-
-def stable_top(values: torch.Tensor, count: int) -> torch.Tensor:
-    """(B, count) places of the largest values, ascending; equal values favour lower places.
-
-    `torch.topk` leaves the choice among equals open. Two of them and a running count settle it:
-    everything above the count-th value, then the first of those equal to it.
+    Equal values favour lower places. `torch.topk` leaves the choice among equals open; two of them
+    and a running count settle it: everything above the count-th value, then the first of those
+    equal to it.
     """
-    threshold = values.topk(count, dim=-1).values[:, -1:]
+    most = values.topk(min(count + 1, values.shape[-1]), dim=-1).values
+    threshold, rest = most[:, count - 1 : count], most[:, count:]
+    if not rest.shape[1]:
+        rest = torch.full_like(threshold, -torch.inf)
     above, equal = values > threshold, values == threshold
     room = count - above.sum(-1, keepdim=True)
     taken = above | (equal & (equal.cumsum(-1) <= room))
     place = torch.arange(values.shape[-1], device=values.device)
-    return torch.where(taken, place, values.shape[-1]).topk(count, largest=False).values
+    return torch.where(taken, place, values.shape[-1]).topk(count, largest=False).values, rest
 
 
 def best_first(frontier: Frontier) -> torch.Tensor:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
+
+    from recsys.decoding.trace import Trace
+
+Certificate = Literal["global-exact", "beam-exact", "approximate"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class DecodeStats:
         accepted_levels: drafted levels that the first pass accepted, at most L - 1.
         drafted_nodes: nodes that were proposed.
         draft_passes: forwards of the draft model.
+        cached_tokens: prompt tokens whose keys and values were kept from an earlier call.
     """
 
     target_passes: int
@@ -30,6 +35,7 @@ class DecodeStats:
     accepted_levels: int = 0
     drafted_nodes: int = 0
     draft_passes: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,30 @@ class Beams:
         scores: (B, K) float32 or float64, sum of log-probabilities; -inf where fewer than K exist.
         rows: (B, K) int64 rows of the trie; -1 where fewer than K exist.
         stats: one entry a request.
+        is_global: (B,) bool, whether no sequence outside the list can score more than its last (a
+            prefix bounds its descendants); None where that is not known.
+        traces: how each answer was found, if asked for.
+        approximate: the answer may differ from the target's own.
     """
 
     tokens: torch.Tensor
     scores: torch.Tensor
     rows: torch.Tensor
     stats: list[DecodeStats] = field(default_factory=list)
+    is_global: torch.Tensor | None = None
+    traces: list[Trace] = field(default_factory=list)
+    approximate: bool = False
+
+    @property
+    def certificates(self) -> list[Certificate]:
+        """How good each answer is (DESIGN 4.9).
+
+        `global-exact`: the model's best K sequences of all. `beam-exact`: those that beam search of
+        width K finds, or plain sampling draws. `approximate`: neither. Exact means in this run's
+        arithmetic.
+        """
+        if self.approximate:
+            return ["approximate"] * len(self.rows)
+        if self.is_global is None:
+            return ["beam-exact"] * len(self.rows)
+        return ["global-exact" if g else "beam-exact" for g in self.is_global.tolist()]

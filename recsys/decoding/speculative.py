@@ -11,22 +11,17 @@ By induction each accepted frontier is beam search's, so the answer is too, what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from recsys.decoding.beam import finish, prepare
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
-from recsys.decoding.expand import (
-    Frontier,
-    Normalize,
-    TokenLogits,
-    child_scores,
-    expand,
-    stable_top,
-)
+from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats
-from recsys.decoding.tree import ROOT, TokenTree
+from recsys.decoding.table import Table
+from recsys.decoding.trace import Trace, trace
+from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -36,7 +31,9 @@ if TYPE_CHECKING:
 
     from recsys.constraint import ItemTrie
     from recsys.constraint.transitions import Children, DeviceTrie
+    from recsys.decoding.draft import Proposal
 
+Verification = Literal["strict"]
 PATCH_NODES = 128
 
 
@@ -47,11 +44,15 @@ def speculative_beam_search(
     prompts: Sequence[ArrayLike],
     trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
+    verification: Verification = "strict",
     *,
     exclude: Sequence[ArrayLike] | None = None,
     normalize: Normalize = "vocabulary",
+    seeds: Sequence[int] | None = None,
+    temperature: float = 1.0,
     prompt_slots: int = 0,
     patch_nodes: int = PATCH_NODES,
+    traced: bool = False,
 ) -> Beams:
     """`beam_search` in fewer passes of the target; the same answer.
 
@@ -62,202 +63,146 @@ def speculative_beam_search(
         prompts: token ids of each request.
         trie: the catalogue.
         num_beams: K.
+        verification: `strict`, which loses nothing.
         exclude: trie rows that each request must not get.
         normalize: `vocabulary` (default) or `allowed`.
+        seeds: one a request, to sample as `beam_search` does; the same sample.
+        temperature: divides the logits, when sampling.
         prompt_slots: prompt slots to reserve at least.
         patch_nodes: most nodes below the missing beams in a patch pass.
+        traced: also say how each answer was found.
 
     Returns:
         Beams; `stats` counts passes, accepted levels and drafted nodes of each request.
 
     Raises:
-        ValueError: as `beam_search`.
+        ValueError: as `beam_search`, and an unknown verification.
     """
+    if verification != "strict":
+        raise ValueError(f"verification {verification!r} is not 'strict'")
     model = TreeModel.of(target)
-    tokens, lengths, trie, excluded = prepare(model, prompts, trie, num_beams, exclude)
-    if not len(prompts):
-        return finish(Frontier.root(0, model.score_dtype, model.device), trie, num_beams, [])
+    ready = Prompts.of(prompts, model)
+    step = prepare(
+        model, len(ready), trie, num_beams, exclude, normalize, seeds=seeds, temperature=temperature
+    )
+    if not len(ready):
+        return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
     if drafter is None:
         drafter = ExhaustiveDrafter()
     elif not hasattr(drafter, "propose"):
         drafter = ModelDrafter(drafter)
-    proposal = drafter.propose(
-        tokens,
-        lengths,
-        trie,
-        excluded=excluded,
-        normalize=normalize,
-        prompt_slots=prompt_slots,
-    )
-    levels = trie.source.num_levels
-    drafted = sum(level.states.shape[1] for level in proposal.levels)
-    capacity = drafted + (levels - 1) * (num_beams + patch_nodes)
-    tree = TokenTree(model, tokens, lengths, capacity, prompt_slots=prompt_slots)
-    search = _Verification(tree, trie, num_beams, excluded, normalize)
-    search.add_proposal(proposal.levels)
-    answers = _Answers(tree, num_beams, drafted, proposal.passes)
-    while True:
-        search.run()
-        search.verify()
-        answers.take(search)
-        if not len(search.request):
-            return finish(answers.frontier, trie, num_beams, answers.stats)
-        search.patch(patch_nodes)
+    proposal = drafter.propose(ready, step, num_beams, prompt_slots=prompt_slots)
+    capacity = proposal.nodes + (step.levels - 1) * (num_beams + patch_nodes)
+    with TokenTree(model, ready, capacity, prompt_slots=prompt_slots) as tree:
+        search = _Verification(Table(tree, step), num_beams)
+        search.table.add_levels(proposal.levels)
+        answers = _Answers(search, proposal, traced)
+        while True:
+            search.table.run()
+            search.verify()
+            answers.take(search)
+            if not len(search.level):
+                return answers.beams(step)
+            search.patch(patch_nodes)
 
 
 class _Verification:
     """The state of a batch of searches between passes.
 
     Attributes:
-        request: (b,) place in the original batch of each search still going on.
-        level: (b,) depth of its frontier.
+        table: what has been run.
+        level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
-        frontier: K beams each; `parents` are places in the table of run nodes.
+        frontier: K beams each; `parents` are places in the table.
     """
 
-    def __init__(
-        self,
-        tree: TokenTree,
-        trie: DeviceTrie,
-        num_beams: int,
-        excluded: torch.Tensor | None,
-        normalize: Normalize,
-    ) -> None:
-        batch, device = len(tree.lengths), tree.lengths.device
-        self.tree, self.trie, self.excluded, self.normalize = tree, trie, excluded, normalize
-        self.levels, self.num_beams = trie.source.num_levels, num_beams
-        self.request = torch.arange(batch, device=device)
-        self.level = torch.zeros(batch, dtype=torch.int64, device=device)
-        root = Frontier.root(batch, tree.model.score_dtype, device)
+    def __init__(self, table: Table, num_beams: int) -> None:
+        self.table, self.num_beams = table, num_beams
+        root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
-        # The table of what has been run: place 0 is the prompt (state 0), node i is place i + 1.
-        self._states = torch.zeros((batch, 1), dtype=torch.int64, device=device)
-        dtype = tree.model.score_dtype
-        nothing = torch.zeros((batch, 0), dtype=dtype, device=device)
-        self._logits = TokenLogits(nothing.new_zeros((batch, 0, len(trie.alphabet))), nothing)
-        self.accepted = self.level
+        self.level = self.accepted = torch.zeros_like(table.request)
         self._first_level = self._last_level = 0
-
-    def add_proposal(self, levels: list[Frontier]) -> None:
-        """Add a drafted tree, level by level."""
-        first = None
-        for depth, level in enumerate(levels, start=1):
-            parents = (
-                torch.full_like(level.parents, ROOT) if first is None else level.parents + first
-            )
-            first = self._add(level.states, level.tokens, parents, depth, level.scores > -torch.inf)
-
-    def _add(
-        self,
-        states: torch.Tensor,
-        tokens: torch.Tensor,
-        parents: torch.Tensor,
-        depth: torch.Tensor | int,
-        real: torch.Tensor,
-    ) -> int:
-        """Add nodes to the tree and their states to the table; padding gets a state of its own."""
-        self._states = torch.cat([self._states, states.masked_fill(~real, -1)], dim=1)
-        return self.tree.add(tokens, parents, depth)
-
-    def run(self) -> None:
-        """One pass of the target over what has been added."""
-        new = TokenLogits.of(self.tree.forward(), self.trie)
-        pairs = zip(self._logits, new, strict=True)
-        self._logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
 
     def verify(self) -> None:
         """Advance every search while all beams of its frontier have been run."""
-        for depth in range(self._first_level, self.levels):
+        for depth in range(self._first_level, self.table.step.levels):
             place, found = self._find()
             here = (self.level == depth) & found.all(1)
-            following = self._expand(self.frontier, place, depth)
-            self.frontier = _where(here, following, self.frontier)
+            following = self.table.step.expand(
+                self.frontier, self.table.logits.at(place), depth, self.num_beams
+            )
+            following = following._replace(parents=place.gather(1, following.parents))
+            self.frontier = following.where(here, self.frontier)
             self.level = self.level + here
-        if self.tree.passes == 1:
+        if len(self.table.runs) == 1:
             self.accepted = self.level - 1
 
     def _find(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Place in the table of each beam, and whether it has one; dead beams need none."""
-        match = self._states[:, None, :] == self.frontier.states[:, :, None]  # (b, K, places)
-        dead = self.frontier.scores == -torch.inf
-        return match.to(torch.uint8).argmax(-1), match.any(-1) | dead
-
-    def _expand(self, frontier: Frontier, place: torch.Tensor, depth: int) -> Frontier:
-        """The next frontier, with places in the table as parents."""
-        following = expand(
-            frontier,
-            self._logits.at(place),
-            self.trie,
-            depth,
-            self.num_beams,
-            excluded=self.excluded,
-            normalize=self.normalize,
-        )
-        return following._replace(parents=place.gather(1, following.parents))
+        place, found = self.table.find(self.frontier.states)
+        return place, found | (self.frontier.scores == -torch.inf)
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Drop the searches that are done; (b,) places of the others."""
-        self.tree.keep(going_on)
-        self.request, self.level = self.request[going_on], self.level[going_on]
-        self.accepted = self.accepted[going_on]
-        self.frontier = Frontier(*(part[going_on] for part in self.frontier))
-        self._states = self._states[going_on]
-        self._logits = TokenLogits(*(part[going_on] for part in self._logits))
-        self.excluded = None if self.excluded is None else self.excluded[going_on]
+        self.table.keep(going_on)
+        self.level, self.accepted = self.level[going_on], self.accepted[going_on]
+        self.frontier = self.frontier.take(going_on)
 
     def patch(self, budget: int) -> None:
         """Add the beams that are missing, and the nodes that the next frontier can need.
 
         Below a beam that has been run these are its best children, which are known; below a missing
-        one all children, best parents first. With room for all of them the pass settles two levels.
+        one all children, best guesses first. With room for all of them the pass settles two levels.
         """
         place, found = self._find()
         missing = ~found
         bounds = torch.stack([self.level.min(), self.level.max(), missing.sum(1).max()])
         self._first_level, self._last_level, width = bounds.tolist()
-        chosen = stable_top(missing.to(torch.uint8), width)
+        chosen, _ = stable_top(missing.float(), width)
         real = missing.gather(1, chosen)
-        first = self._add(
+        first = self.table.add(
             self.frontier.states.gather(1, chosen),
             self.frontier.tokens.gather(1, chosen),
-            self.frontier.parents.gather(1, chosen) - 1,  # ROOT is -1, place 0 the prompt
-            self.level[:, None].expand(-1, width),
+            self.frontier.parents.gather(1, chosen),
+            self.level[:, None],
             real,
         )
-        # Node of each beam, run or just added; place 0 of the table is the prompt.
-        old = place - 1
         new = torch.arange(first, first + width, device=real.device)
-        node = old.scatter(1, chosen, torch.where(real, new, old.gather(1, chosen)))
-        self._add_children(place, missing, node, budget)
+        place = place.scatter(1, chosen, torch.where(real, new, place.gather(1, chosen)))
+        self._add_children(place, missing, budget)
 
-    def _add_children(
-        self, place: torch.Tensor, missing: torch.Tensor, node: torch.Tensor, budget: int
-    ) -> None:
-        """Add the best nodes below the frontier, at most `budget` a request."""
-        batch = len(self.level)
-        pick = Frontier.root(batch, self.frontier.scores.dtype, self.level.device)
+    def _add_children(self, place: torch.Tensor, missing: torch.Tensor, budget: int) -> None:
+        """Add the best nodes below the frontier, at most `budget` a request.
+
+        Args:
+            place: (b, K) of each beam in the table, those just added included.
+            missing: (b, K) the beams that were just added.
+            budget: nodes.
+        """
+        table, step = self.table, self.table.step
+        pick = Frontier.root(len(self.level), self.frontier.scores.dtype, self.level.device)
         pick = pick._replace(scores=pick.scores - torch.inf).padded(budget)
-        for depth in range(self._first_level, min(self._last_level, self.levels - 2) + 1):
-            children = self.trie.children(self.frontier.states, depth, self.excluded)
+        for depth in range(self._first_level, min(self._last_level, step.levels - 2) + 1):
+            children = step.children(self.frontier.states, depth)
             worth = self._worth(place, missing, children).flatten(1)
-            best = stable_top(worth, min(budget, worth.shape[1]))
-            found = Frontier(
+            best, _ = stable_top(worth, min(budget, worth.shape[1]))
+            found = Frontier.proposed(
                 children.states.flatten(1).gather(1, best),
                 worth.gather(1, best),
-                self.trie.alphabet[children.symbols.flatten(1).gather(1, best)],
-                node.gather(1, best // children.states.shape[-1]),
+                step.trie.alphabet[children.symbols.flatten(1).gather(1, best)],
+                place.gather(1, best // children.states.shape[-1]),
             )
-            pick = _where(self.level == depth, found.padded(budget), pick)
-        run = (pick.states[:, :, None] == self._states[:, None, :]).any(-1)
+            pick = found.padded(budget).where(self.level == depth, pick)
+        _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run
         width = int(real.sum(1).max())
         if width:
-            chosen = stable_top(real.to(torch.uint8), width)
-            self._add(
+            chosen, _ = stable_top(real.float(), width)
+            table.add(
                 pick.states.gather(1, chosen),
                 pick.tokens.gather(1, chosen),
                 pick.parents.gather(1, chosen),
-                (self.level[:, None] + 1).expand(-1, width),
+                self.level[:, None] + 1,
                 real.gather(1, chosen),
             )
 
@@ -265,50 +210,65 @@ class _Verification:
         self, place: torch.Tensor, missing: torch.Tensor, children: Children
     ) -> torch.Tensor:
         """(b, K, C) how much each child of the frontier is wanted; -inf if it cannot be needed."""
-        logits = self._logits.at(place)
-        exact = child_scores(self.frontier.scores, logits, children, self.normalize)
+        step = self.table.step
         # Of the children that are known, only the best K can be in the next frontier.
+        logits = self.table.logits.at(torch.where(missing, 0, place))
+        exact, _ = step.score(self.frontier, logits, children)
         known = exact.masked_fill(missing.unsqueeze(-1), -torch.inf)
         limit = known.flatten(1).topk(min(self.num_beams, known[0].numel())).values[:, -1:]
         known = known.masked_fill(known < limit.unsqueeze(-1), -torch.inf)
-        # Those of a missing beam are not: rank them as if all were equally likely.
-        count = children.alive.sum(-1, keepdim=True).clamp(min=1).log()
-        guess = (self.frontier.scores.unsqueeze(-1) - count).expand_as(exact)
-        guess = guess.masked_fill(~children.alive, -torch.inf)
+        # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
+        size = (step.trie.row_stop - step.trie.row_start).to(exact.dtype).log()
+        share = size[children.states] - size[self.frontier.states].unsqueeze(-1)
+        guess = (self.frontier.scores.unsqueeze(-1) + share).masked_fill(
+            ~children.alive, -torch.inf
+        )
         return torch.where(missing.unsqueeze(-1), guess, known)
 
 
 class _Answers:
     """What the searches that are done have found, by place in the original batch."""
 
-    def __init__(self, tree: TokenTree, num_beams: int, drafted: int, draft_passes: int) -> None:
-        batch, device = len(tree.lengths), tree.lengths.device
-        root = Frontier.root(batch, tree.model.score_dtype, device).padded(num_beams)
-        self.frontier = Frontier(*(part.clone() for part in root))
-        self.stats: list[DecodeStats] = [DecodeStats(0, 0, 0, 0)] * batch
-        self._drafted, self._draft_passes = drafted, draft_passes
+    def __init__(self, search: _Verification, proposal: Proposal, traced: bool) -> None:
+        self.frontier = Frontier(*(part.clone() for part in search.frontier))
+        self.num_beams, self._proposal, self._traced = search.num_beams, proposal, traced
+        self._stats: dict[int, DecodeStats] = {}
+        self._traces: dict[int, Trace] = {}
 
     def take(self, search: _Verification) -> None:
         """Take what is done out of `search`; here the host waits for the device, once a pass."""
-        done = search.level == search.levels
-        places = search.request[done]
+        table, tree = search.table, search.table.tree
+        # one copy to the host decides everything that depends on who is done
+        told = torch.stack([table.request, search.level, search.accepted, tree.lengths], 1).tolist()
+        done = [i for i, (_, level, *_) in enumerate(told) if level == table.step.levels]
+        if not done:
+            return
+        places = torch.tensor(done, device=search.level.device)
+        requests = table.request[places]
         for mine, theirs in zip(self.frontier, search.frontier, strict=True):
-            mine[places] = theirs[done]
-        lengths, accepted = search.tree.lengths[done].tolist(), search.accepted[done].tolist()
-        nodes, tree = search.tree.nodes, search.tree
-        for place, length, levels in zip(places.tolist(), lengths, accepted, strict=True):
-            self.stats[place] = DecodeStats(
+            mine[requests] = theirs[places]
+        if self._traced:
+            found = trace(table, places, self.num_beams, self._proposal.levels)
+            self._traces |= {told[i][0]: t for i, t in zip(done, found, strict=True)}
+        for i in done:
+            request, _, accepted, length = told[i]
+            cached = int(tree.cached[request])
+            self._stats[request] = DecodeStats(
                 target_passes=tree.passes,
-                target_tokens=length + nodes,
-                kv_slots=length + nodes,
-                kv_bytes=(length + nodes) * tree.cache.bytes_per_slot,
-                accepted_levels=levels,
-                drafted_nodes=self._drafted,
-                draft_passes=self._draft_passes,
+                target_tokens=length - cached + tree.nodes,
+                kv_slots=length + tree.nodes,
+                kv_bytes=(length + tree.nodes) * tree.cache.bytes_per_slot,
+                accepted_levels=accepted,
+                drafted_nodes=self._proposal.nodes,
+                draft_passes=self._proposal.passes,
+                cached_tokens=cached,
             )
-        search.keep((~done).nonzero().squeeze(1))
+        going_on = [i for i in range(len(told)) if i not in set(done)]
+        search.keep(torch.tensor(going_on, dtype=torch.int64, device=search.level.device))
 
-
-def _where(rows: torch.Tensor, new: Frontier, old: Frontier) -> Frontier:
-    """`new` for the requests where `rows` (b,) is true, else `old`."""
-    return Frontier(*(torch.where(rows[:, None], n, o) for n, o in zip(new, old, strict=True)))
+    def beams(self, step: Step) -> Beams:
+        """All answers."""
+        stats = [self._stats[i] for i in range(len(self._stats))]
+        found = finish(self.frontier, step, self.num_beams, stats)
+        found.traces.extend(self._traces[i] for i in range(len(self._traces)))
+        return found

@@ -12,6 +12,8 @@ any other that nobody asks about). It runs the model and counts passes; it knows
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,55 +24,124 @@ from recsys.models.mask import prompt_mask, tree_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
+    from recsys.models.cache import SlotCache
     from recsys.models.tree_forward import TreeModel
 
 ROOT = -1
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a batch, on the host and on the device.
+
+    Attributes:
+        host_tokens: (B, T) int64, right-padded with 0.
+        host_lengths: (B,) int64.
+        tokens: `host_tokens` on the device.
+        lengths: `host_lengths` on the device.
+    """
+
+    host_tokens: NDArray[np.int64]
+    host_lengths: NDArray[np.int64]
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+
+    def __len__(self) -> int:
+        """Requests."""
+        return len(self.host_lengths)
+
+    @classmethod
+    def of(cls, prompts: Sequence[ArrayLike], model: TreeModel) -> Prompts:
+        """Check `prompts` against the model's vocabulary, pad them, copy them to its device.
+
+        Raises:
+            ValueError: an empty prompt or a token outside the vocabulary.
+        """
+        arrays = [np.asarray(p, np.int64).reshape(-1) for p in prompts]
+        lengths = np.asarray([len(a) for a in arrays], np.int64)
+        if not lengths.all():
+            raise ValueError(
+                f"prompt {int(lengths.argmin())} is empty; it needs at least one token"
+            )
+        padded = np.zeros((len(arrays), lengths.max(initial=1)), np.int64)
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = (
+            np.concatenate(arrays) if arrays else []
+        )
+        bad = np.argwhere((padded < 0) | (padded >= model.vocabulary_size))
+        if len(bad):
+            row, place = bad[0]
+            raise ValueError(
+                f"prompt {row} has token {padded[row, place]} at place {place}; "
+                f"the model knows 0 .. {model.vocabulary_size - 1}"
+            )
+        device = model.device
+        on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
+        return cls(padded, lengths, *on_device)
+
+
 class TokenTree:
-    """Trees over a `SlotCache`.
+    """Trees over a `SlotCache`; a context, for the time of which the cache is lent.
 
     Attributes:
         model: what runs them.
         lengths: (B,) prompt tokens.
+        cached: (B,) of them, those whose keys and values were kept from an earlier call (host).
         nodes: nodes added so far, one number for the batch.
         passes: forwards so far.
         cache: keys and values.
     """
 
+    cache: SlotCache
+
     def __init__(
-        self,
-        model: TreeModel,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        capacity: int,
-        *,
-        prompt_slots: int = 0,
+        self, model: TreeModel, prompts: Prompts, capacity: int, *, prompt_slots: int = 0
     ) -> None:
-        """Allocate for prompts and at most `capacity` nodes; nothing is run yet.
+        """Plan for prompts and at most `capacity` nodes; nothing is run yet.
 
         Args:
-            model: the model.
-            tokens: (B, T) prompts, right-padded.
-            lengths: (B,) their lengths.
+            model: the model; where it has a prefix store, prompts are looked up there and kept.
+            prompts: what the trees grow from.
             capacity: most nodes a request.
             prompt_slots: prompt slots at least.
         """
-        batch, prompt = tokens.shape
-        device = tokens.device
-        self.model, self.lengths = model, lengths
+        self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
         self.nodes = self.passes = 0
-        self.cache = model.new_cache(batch, max(prompt, prompt_slots), capacity)
-        self._prompt: torch.Tensor | None = tokens  # until it is run
-        room = self.cache.slots - self.cache.prompt
+        self.cached = np.zeros(len(prompts), np.int64)
+        batch, prompt = prompts.tokens.shape
+        self._slots = (batch, max(prompt, prompt_slots), capacity)
+        room, device = whole_blocks(capacity), prompts.tokens.device
         self._tokens = torch.zeros((batch, room), dtype=torch.int64, device=device)
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
         self._pending = 0
+        self._borrowed = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Borrow a cache, and fill it with what is known of the prompts."""
+        self.cache = self._borrowed.enter_context(self.model.pool.lend(*self._slots))
+        store = self.model.prefixes
+        if store is not None:
+            tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
+            with store.lookup(self.model.version, tokens, lengths) as hit:
+                store.load(hit, self.cache.buffer)
+                self.cached = hit.cached
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the cache back."""
+        self._borrowed.close()
+        del self.cache
 
     def add(self, tokens: torch.Tensor, parents: torch.Tensor, depth: torch.Tensor | int) -> int:
         """Add nodes; they are run by the next `forward`.
@@ -105,31 +176,24 @@ class TokenTree:
         first, last = self._pending, self.nodes
         self._pending, self.passes = last, self.passes + 1
         view = self.cache.prompt + whole_blocks(last)
-        seen = view - self.cache.prompt
-        tokens = self._tokens[:, first:last]
-        depth = self._depth[:, first:last]
+        tokens, depth = self._tokens[:, first:last], self._depth[:, first:last]
+        node = torch.arange(first, last, device=tokens.device)
         positions = self.lengths[:, None] + depth - 1
-        places = torch.arange(first, last, device=tokens.device)
-        write = self.cache.prompt + places
-        prompt, self._prompt = self._prompt, None
-        rows = None
-        if prompt is not None:
-            length = prompt.shape[1]
-            tokens = torch.cat([prompt, tokens], dim=1)
-            order = torch.arange(length, device=tokens.device)
-            positions = torch.cat([order.expand_as(prompt), positions], dim=1)
-            write = torch.cat([order, write])
-            rows = torch.cat(
-                [self.lengths[:, None] - 1, (places + length).expand(len(tokens), -1)], dim=1
-            )
+        write = (self.cache.prompt + node).expand_as(tokens)
+        places = rows = None
+        if self.passes == 1:
+            places, rows = self._prompt_places()
+            tokens = torch.cat([self.prompts.tokens.gather(1, places), tokens], dim=1)
+            positions = torch.cat([places, positions], dim=1)
+            write = torch.cat([places, write], dim=1)
+            rows = torch.cat([rows, (node + places.shape[1]).expand(len(tokens), -1)], dim=1)
 
         def mask(window: int | None) -> torch.Tensor:
-            dtype, device = self.model.dtype, tokens.device
             parts = []
-            if prompt is not None:
-                part = prompt_mask(prompt.shape[1], view, window=window, dtype=dtype, device=device)
-                parts.append(part.expand(len(tokens), -1, -1, -1))
+            if places is not None:
+                parts.append(prompt_mask(places, view, window=window, dtype=self.model.dtype))
             if last > first:
+                seen = view - self.cache.prompt
                 parts.append(
                     tree_mask(
                         self._ancestors[:, first:last, :seen],
@@ -138,14 +202,33 @@ class TokenTree:
                         depth=depth,
                         node_depth=self._depth[:, :seen],
                         window=window,
-                        dtype=dtype,
+                        dtype=self.model.dtype,
                     )
                 )
             return torch.cat(parts, dim=2)
 
-        return self.model.forward(
+        logits = self.model.forward(
             tokens, positions, mask, self.cache, write=write, view=view, rows=rows
         )
+        if places is not None and (store := self.model.prefixes) is not None:
+            prompts = self.prompts
+            store.insert(
+                self.model.version, prompts.host_tokens, prompts.host_lengths, self.cache.buffer
+            )
+        return logits
+
+    def _prompt_places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, S) prompt tokens that are not cached, and (B, 1) the last one's place among them.
+
+        Requests that have fewer than others repeat their last token: the same token in the same
+        slot again.
+        """
+        last = self.prompts.host_lengths - 1
+        longest = int((last - self.cached).max()) + 1
+        places = np.minimum(self.cached[:, None] + np.arange(longest), last[:, None])
+        device = self.lengths.device
+        rows = (last - self.cached)[:, None]
+        return torch.from_numpy(places).to(device), torch.from_numpy(rows).to(device)
 
     def keep(self, requests: torch.Tensor) -> None:
         """Go on with some requests of the batch only; (b,) int64 places."""
@@ -153,28 +236,3 @@ class TokenTree:
         self.lengths = self.lengths[requests]
         self._tokens, self._depth = self._tokens[requests], self._depth[requests]
         self._ancestors = self._ancestors[requests]
-
-
-def pad_prompts(
-    prompts: Sequence[ArrayLike], vocabulary_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T) tokens, right-padded with 0, and (B,) lengths, on the host.
-
-    Raises:
-        ValueError: an empty prompt or a token outside [0, vocabulary_size).
-    """
-    arrays = [np.asarray(p, np.int64).reshape(-1) for p in prompts]
-    lengths = np.asarray([len(a) for a in arrays], np.int64)
-    if not lengths.all():
-        raise ValueError(f"prompt {int(lengths.argmin())} is empty; it needs at least one token")
-    padded = np.zeros((len(arrays), lengths.max(initial=1)), np.int64)
-    for line, array in zip(padded, arrays, strict=True):
-        line[: len(array)] = array
-    bad = np.argwhere((padded < 0) | (padded >= vocabulary_size))
-    if len(bad):
-        row, place = bad[0]
-        raise ValueError(
-            f"prompt {row} has token {padded[row, place]} at place {place}; "
-            f"the model knows 0 .. {vocabulary_size - 1}"
-        )
-    return torch.from_numpy(padded), torch.from_numpy(lengths)

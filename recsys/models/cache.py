@@ -1,8 +1,10 @@
 """SlotCache: keys and values of one batch in fixed buffers, written by slot.
 
-A slot holds one token of every request in the batch: a prompt token or a node of its tree. The
-prompt is stored once a request and each node once, whatever the number of beams; who may look at
-which slot is the mask's business (`recsys.models.mask`).
+A slot holds one token of one request: a prompt token or a node of its tree. The prompt is stored
+once a request and each node once, whatever the number of beams; who may look at which slot is the
+mask's business (`recsys.models.mask`). Token p of a prompt always lies in slot p, so keys and
+values kept from an earlier call (`recsys.models.prefix_store`) are bit for bit what this one would
+have computed.
 
 Slots `0 .. prompt` belong to the prompt and the rest to nodes. Both parts are rounded up to whole
 blocks of `SLOT_BLOCK`: the kernels then have no remainder to sum differently, and at one fixed
@@ -13,14 +15,19 @@ Hugging Face models take this object as `past_key_values`; of that interface onl
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import PretrainedConfig
 
 SLOT_BLOCK = 16
+_FREE_BUFFERS = 2
 
 
 def whole_blocks(slots: int) -> int:
@@ -28,69 +35,126 @@ def whole_blocks(slots: int) -> int:
     return -(-slots // SLOT_BLOCK) * SLOT_BLOCK
 
 
-class SlotCache:
-    """Key and value buffers of every layer, (B, H_kv, slots, D) each.
+def key_value_shape(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Layers, key and value heads, and width of a head."""
+    heads = config.num_key_value_heads or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, heads, size
 
-    Buffers start at zero and stale slots stay finite: a masked slot contributes 0 x value, which a
-    NaN would survive.
+
+class SlotCache:
+    """Key and value buffers of every layer, (B, slots, H_kv, D) each.
 
     Attributes:
+        buffer: (layers, 2, B, slots, H_kv, D). Buffers start at zero and stale slots stay finite: a
+            masked slot contributes 0 x value, which a NaN would survive.
         prompt: prompt slots, in whole blocks; the first node's slot.
         slots: all slots, in whole blocks.
     """
 
     is_compileable = False
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        batch: int,
-        prompt: int,
-        nodes: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        heads = config.num_key_value_heads or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    def __init__(self, storage: torch.Tensor, batch: int, prompt: int, nodes: int) -> None:
+        """Lay a cache over `storage`.
+
+        Args:
+            storage: (layers, 2, tokens, H_kv, D) with room for `cache_tokens(...)`.
+            batch: requests.
+            prompt: prompt slots at least.
+            nodes: node slots at least.
+        """
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
-        shape = (config.num_hidden_layers, 2, batch, heads, self.slots, size)
-        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
-        self._write = torch.zeros(0, dtype=torch.int64, device=device)
+        layers, two, _, heads, size = storage.shape
+        room = storage[:, :, : batch * self.slots]
+        self.buffer = room.view(layers, two, batch, self.slots, heads, size)
+        self._write = torch.zeros(0, dtype=torch.int64, device=storage.device)
         self._view = 0
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes that one token of one request takes in all layers."""
-        return self._buffer[:, :, 0, :, 0].numel() * self._buffer.element_size()
+        return int(self.buffer[:, :, 0, 0].numel() * self.buffer.element_size())
 
     def select(self, write: torch.Tensor, view: int) -> None:
         """Say where the next forward writes and what it sees.
 
         Args:
-            write: (S,) int64 slots of its tokens, shared by the batch.
+            write: (B, S) int64 slot of each of its tokens. Two tokens of a request may share a slot
+                if they are the same token at the same position (padding by repetition).
             view: attention is given slots `0 .. view` (the mask's last axis).
         """
-        self._write, self._view = write, view
+        first = torch.arange(len(write), device=write.device).unsqueeze(-1) * self.slots
+        self._write, self._view = (write + first).flatten(), view
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, H_kv, S, D) keys and values, return all that is in view."""
-        cached_keys, cached_values = self._buffer[layer_idx, 0], self._buffer[layer_idx, 1]
-        cached_keys.index_copy_(2, self._write, keys)
-        cached_values.index_copy_(2, self._write, values)
-        return cached_keys[:, :, : self._view], cached_values[:, :, : self._view]
+        cached = self.buffer[layer_idx]
+        for buffer, new in zip(cached, (keys, values), strict=True):
+            buffer.flatten(0, 1).index_copy_(0, self._write, new.transpose(1, 2).flatten(0, 1))
+        in_view = cached[:, :, : self._view].transpose(2, 3)
+        return in_view[0], in_view[1]
 
     def keep(self, requests: torch.Tensor) -> None:
-        """Go on with some requests of the batch only.
+        """Go on with some requests of the batch only, moved to the front in place.
 
         Args:
-            requests: (b,) int64 places in the batch.
+            requests: (b,) int64 places in the batch, ascending.
         """
-        self._buffer = self._buffer.index_select(2, requests)
+        kept = self.buffer.index_select(2, requests)
+        self.buffer = self.buffer[:, :, : len(requests)]
+        self.buffer.copy_(kept)
+
+    def gather(self, slots: torch.Tensor, first: int) -> None:
+        """Move the slots that are still needed together: collection of what is dead.
+
+        Args:
+            slots: (B, n) int64 slots to keep.
+            first: they come to lie in slots `first .. first + n`.
+        """
+        layers, _, batch, _, heads, size = self.buffer.shape
+        index = slots.view(1, 1, batch, -1, 1, 1).expand(layers, 2, -1, -1, heads, size)
+        self.buffer[:, :, :, first : first + slots.shape[1]] = self.buffer.gather(3, index)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Always 0: positions and masks are explicit."""
         return 0
+
+
+class CachePool:
+    """Storage for caches, allocated once and lent for the time of a decode.
+
+    Attributes:
+        lent: caches that are out; 0 between decodes, however they ended.
+    """
+
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Serve models of one configuration."""
+        self._shape, self._dtype, self._device = key_value_shape(config), dtype, device
+        self._free: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+        self.lent = 0
+
+    @contextmanager
+    def lend(self, batch: int, prompt: int, nodes: int) -> Iterator[SlotCache]:
+        """A cache for `batch` requests; its storage goes back when the block is left."""
+        tokens = batch * (whole_blocks(prompt) + whole_blocks(nodes))
+        with self._lock:
+            self.lent += 1
+            place = next((i for i, s in enumerate(self._free) if s.shape[2] >= tokens), None)
+            storage = None if place is None else self._free.pop(place)
+        try:
+            if storage is None:
+                layers, heads, size = self._shape
+                shape = (layers, 2, tokens, heads, size)
+                storage = torch.zeros(shape, dtype=self._dtype, device=self._device)
+            yield SlotCache(storage, batch, prompt, nodes)
+        finally:
+            with self._lock:
+                self.lent -= 1
+                if storage is not None:
+                    # the smallest that fits is found first, and the largest are kept
+                    self._free = sorted([*self._free, storage], key=lambda s: s.shape[2])
+                    self._free = self._free[-_FREE_BUFFERS:]

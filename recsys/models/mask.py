@@ -9,25 +9,21 @@ import torch
 
 
 def prompt_mask(
-    length: int, slots: int, *, window: int | None, dtype: torch.dtype, device: torch.device
+    places: torch.Tensor, slots: int, *, window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """(1, 1, T, slots) causal mask of right-padded prompts; node slots come behind and are unseen.
-
-    Padding lies behind a prompt's end, so no real token looks at it and one mask serves the batch.
+    """(B, 1, S, slots) causal mask of prompt tokens; node slots come behind and are unseen.
 
     Args:
-        length: T.
-        slots: slots in view, at least T.
+        places: (B, S) int64 position, and so slot, of each token.
+        slots: slots in view, more than any place.
         window: positions that a token looks back, itself included; None for all.
         dtype: of the model.
-        device: of the model.
     """
-    place = torch.arange(slots, device=device)
-    distance = place[:length, None] - place[None, :]
+    distance = places.unsqueeze(-1) - torch.arange(slots, device=places.device)
     seen = distance >= 0
     if window is not None:
         seen &= distance < window
-    return additive(seen, dtype)[None, None]
+    return additive(seen, dtype)[:, None]
 
 
 def tree_mask(

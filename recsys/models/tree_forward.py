@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsys.models.cache import SlotCache
+from recsys.models.cache import CachePool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transformers import PreTrainedModel
+
+    from recsys.models.cache import SlotCache
+    from recsys.models.prefix_store import PrefixStore
 
 # What a model may do between its last hidden state and its logits, which the head alone would miss.
 _HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -33,10 +36,24 @@ class TreeModel:
         config: the model's configuration.
         window: sliding window in positions, or None.
         vocabulary_size: rows of the LM head.
+        pool: storage of its caches.
+        prefixes: prompts kept for later calls, or None.
+        version: of the model in the prefix store.
     """
 
-    def __init__(self, model: PreTrainedModel | Any) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel | Any,
+        *,
+        prefixes: PrefixStore | None = None,
+        version: str = "",
+    ) -> None:
         """Wrap `model` (a peft model is unwrapped; its adapters stay active).
+
+        Args:
+            model: Hugging Face decoder-only causal LM.
+            prefixes: store of prompts' keys and values to look up and to fill.
+            version: tells this model's entries from another's in the same store.
 
         Raises:
             ValueError: an architecture whose logits are more than `lm_head(hidden)`, or whose
@@ -65,6 +82,8 @@ class TreeModel:
         sliding = getattr(self.config, "sliding_window", None)
         self.window: int | None = sliding if (not kinds or self._layer_kinds) else None
         self.vocabulary_size = int(self._head.weight.shape[0])
+        self.pool = CachePool(self.config, self.dtype, self.device)
+        self.prefixes, self.version = prefixes, version
 
     @classmethod
     def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
@@ -87,10 +106,6 @@ class TreeModel:
         """What scores are summed in: float64 for a float64 model, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
-    def new_cache(self, batch: int, prompt: int, nodes: int) -> SlotCache:
-        """A cache for `batch` requests with `prompt` prompt slots and `nodes` tree slots."""
-        return SlotCache(self.config, batch, prompt, nodes, dtype=self.dtype, device=self.device)
-
     @torch.inference_mode()
     def forward(
         self,
@@ -111,7 +126,7 @@ class TreeModel:
             mask: sliding window (or None) -> (B or 1, 1, S, slots in view) additive mask; asked
                 once, or twice for models that mix sliding and full layers.
             cache: where keys and values go and come from.
-            write: (S,) int64 slots of these tokens.
+            write: (B, S) int64 slots of these tokens.
             view: attention sees slots `0 .. view`.
             rows: (B, R) places in S whose logits are wanted; None for all.
 
@@ -126,7 +141,7 @@ class TreeModel:
             if tokens.shape[1] % _ROWS:
                 spread = _round_up(tokens.shape[1], tokens.device)
                 tokens, positions = tokens[:, spread], positions[:, spread]
-                write = write[spread]
+                write = write[:, spread]
                 masks = {kind: m[:, :, spread] for kind, m in masks.items()}
             if rows is not None and wanted % _ROWS:
                 rows = rows[:, _round_up(wanted, rows.device)]

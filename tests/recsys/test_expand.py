@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding.expand import Frontier, TokenLogits, expand, stable_top
+from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
 
 
 @given(
@@ -22,21 +22,22 @@ from recsys.decoding.expand import Frontier, TokenLogits, expand, stable_top
     st.integers(1, 6),
 )
 def test_the_best_are_chosen_and_ties_go_to_the_lower_place(values, count):
-    chosen = stable_top(torch.tensor(values), count)
-    for line, places in zip(values, chosen.tolist(), strict=True):
+    chosen, rest = stable_top(torch.tensor(values), count)
+    for line, places, left in zip(values, chosen.tolist(), rest.tolist(), strict=True):
         by_value = sorted(range(len(line)), key=lambda i: (-line[i], i))
         assert places == sorted(by_value[:count])
+        assert left == [line[by_value[count]] if count < len(line) else -math.inf]
 
 
 def test_scores_are_sums_over_the_whole_vocabulary_or_the_allowed_tokens():
     trie = ItemTrie.build(np.array([[1, 2], [3, 2]])).to()
     logits = TokenLogits.of(torch.tensor([[[9.0, 1.0, 0.0, 2.0]]]), trie)
     root = Frontier.root(1, torch.float32, torch.device("cpu"))
-    whole = expand(root, logits, trie, 0, 2)
+    whole = Step(trie).expand(root, logits, 0, 2)
     total = math.log(math.exp(9) + math.exp(1) + 1 + math.exp(2))
     assert whole.tokens.tolist() == [[1, 3]]
     torch.testing.assert_close(whole.scores, torch.tensor([[1 - total, 2 - total]]))
-    allowed = expand(root, logits, trie, 0, 2, normalize="allowed")
+    allowed = Step(trie, normalize="allowed").expand(root, logits, 0, 2)
     total = math.log(math.exp(1) + math.exp(2))
     torch.testing.assert_close(allowed.scores, torch.tensor([[1 - total, 2 - total]]))
 
@@ -49,5 +50,5 @@ def test_a_dead_beam_stays_dead_and_nothing_becomes_nan():
         beams = root
         for depth in (0, 1):
             logits = TokenLogits.of(torch.zeros(1, beams.scores.shape[1], 4), trie)
-            beams = expand(beams, logits, trie, depth, 2, excluded=excluded, normalize=normalize)
+            beams = Step(trie, excluded, normalize).expand(beams, logits, depth, 2)
         assert (beams.scores == -torch.inf).all()

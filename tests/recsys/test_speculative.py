@@ -27,8 +27,8 @@ class RandomDrafter:
     def __init__(self, seed, widths):
         self.rng, self.widths = np.random.default_rng(seed), widths
 
-    def propose(self, tokens, lengths, trie, *, excluded, normalize, prompt_slots):
-        batch = len(tokens)
+    def propose(self, prompts, step, num_beams, *, prompt_slots):
+        batch, trie = len(prompts), step.trie
         above = torch.zeros((batch, 1), dtype=torch.int64)
         levels = []
         for depth, width in enumerate(self.widths[: trie.source.num_levels - 1]):
@@ -41,7 +41,7 @@ class RandomDrafter:
             scores[torch.from_numpy(self.rng.random((batch, width)) < 0.1)] = -torch.inf
             above = children.states.gather(-1, pick).squeeze(-1)
             symbols = children.symbols.gather(-1, pick).squeeze(-1)
-            levels.append(Frontier(above, scores, trie.alphabet[symbols], parents))
+            levels.append(Frontier.proposed(above, scores, trie.alphabet[symbols], parents))
         return Proposal(levels)
 
 
@@ -115,10 +115,10 @@ def test_without_a_draft_model_four_levels_take_two_passes(wide):
 
 def test_a_draft_that_is_never_right_costs_no_more_passes_than_beam_search(wide):
     class Wrong:
-        def propose(self, tokens, lengths, trie, **_):
-            scores = torch.full((len(tokens), 3), -torch.inf)
-            zeros = torch.zeros((len(tokens), 3), dtype=torch.int64)
-            return Proposal([Frontier(zeros, scores, zeros, zeros)])
+        def propose(self, prompts, step, num_beams, **_):
+            scores = torch.full((len(prompts), 3), -torch.inf)
+            zeros = torch.zeros((len(prompts), 3), dtype=torch.int64)
+            return Proposal([Frontier.proposed(zeros, scores, zeros, zeros)])
 
     prompts = random_prompts(np.random.default_rng(0), 4, 12)
     found = speculative_beam_search(TARGET, Wrong(), prompts, wide, 10, patch_nodes=1)
@@ -130,9 +130,9 @@ def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
     """Half of the prompts are drafted right, half wrong: they finish in different passes."""
 
     class HalfRight:
-        def propose(self, tokens, lengths, trie, **settings_):
-            proposal = ModelDrafter(TARGET, 200).propose(tokens, lengths, trie, **settings_)
-            odd = torch.arange(len(tokens)) % 2 == 1
+        def propose(self, prompts, step, num_beams, **settings_):
+            proposal = ModelDrafter(TARGET, 200).propose(prompts, step, num_beams, **settings_)
+            odd = torch.arange(len(prompts)) % 2 == 1
             spoiled = [
                 level._replace(scores=level.scores.masked_fill(odd[:, None], -torch.inf))
                 for level in proposal.levels

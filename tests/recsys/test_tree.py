@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 import torch
 
-from recsys.decoding.tree import ROOT, TokenTree, pad_prompts
+from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import ARCHITECTURES, tiny_model
 
@@ -21,6 +23,13 @@ TOKENS = [20, 21, 22, 23, 24, 25]
 PARENTS = [ROOT, ROOT, 0, 0, 1, 2]
 DEPTH = [1, 1, 2, 2, 2, 3]
 PROMPTS = [np.arange(1, 12), np.array([5, 9, 2])]
+
+
+@pytest.fixture
+def borrowed():
+    """Caches that a test borrows; given back at its end."""
+    with ExitStack() as stack:
+        yield stack
 
 
 def path(node):
@@ -42,10 +51,10 @@ def both(values):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("passes", ["one", "prompt first", "level by level"])
-def test_a_tree_equals_one_plain_forward_a_path(architecture, passes):
+def test_a_tree_equals_one_plain_forward_a_path(architecture, passes, borrowed):
     model = tiny_model(architecture, dtype=torch.float64)
-    tokens, lengths = pad_prompts(PROMPTS, 64)
-    tree = TokenTree(TreeModel.of(model), tokens, lengths, len(TOKENS))
+    model_ = TreeModel.of(model)
+    tree = borrowed.enter_context(TokenTree(model_, Prompts.of(PROMPTS, model_), len(TOKENS)))
     steps = {
         "one": [range(6)],
         "prompt first": [range(0), range(6)],
@@ -66,10 +75,10 @@ def test_a_tree_equals_one_plain_forward_a_path(architecture, passes):
             )
 
 
-def test_requests_may_add_nodes_of_different_depths_and_leave_the_batch():
+def test_requests_may_add_nodes_of_different_depths_and_leave_the_batch(borrowed):
     model = tiny_model("qwen3-mixed-window", dtype=torch.float64)
-    tokens, lengths = pad_prompts(PROMPTS, 64)
-    tree = TokenTree(TreeModel.of(model), tokens, lengths, 8)
+    model_ = TreeModel.of(model)
+    tree = borrowed.enter_context(TokenTree(model_, Prompts.of(PROMPTS, model_), 8))
     tree.add(both([20, 21]), both([ROOT, ROOT]), 1)
     tree.forward()
     # the first request goes on below node 0, the second adds another child of its prompt

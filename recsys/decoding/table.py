@@ -1,0 +1,156 @@
+"""Table: every node the target has been run on, by trie state, with its logits.
+
+What has been computed once is never computed again: verification, patch passes, best-first search
+and the trace all read from here. Place 0 is the prompt (the root's state), node i of the tree is
+place i + 1. All requests have the same number of places; padding has state -1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from recsys.decoding.expand import Frontier, Step, TokenLogits
+
+if TYPE_CHECKING:
+    from recsys.decoding.tree import TokenTree
+
+PADDING = -1
+
+
+class Table:
+    """Nodes added to a tree, and what the target said at them.
+
+    Attributes:
+        tree: what runs the nodes.
+        step: what a step means; for the same requests as the tree.
+        request: (b,) place in the original batch of each request still here.
+        states: (b, P) int64 trie state of each place.
+        parents: (b, P) int64 place of its parent; 0 for the prompt itself.
+        depth: (b, P) int64.
+        logits: (b, P) entries for the places that have been run.
+        runs: places after each pass.
+    """
+
+    def __init__(self, tree: TokenTree, step: Step) -> None:
+        batch, device = len(tree.lengths), tree.lengths.device
+        self.tree, self.step = tree, step
+        self.request = torch.arange(batch, device=device)
+        self.states = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+        self.parents = self.depth = self.states
+        nothing = torch.zeros((batch, 0), dtype=tree.model.score_dtype, device=device)
+        alphabet = len(step.trie.alphabet)
+        self.logits = TokenLogits(nothing.new_zeros((batch, 0, alphabet)), nothing)
+        self.runs: list[int] = []
+
+    @property
+    def places(self) -> int:
+        """P."""
+        return self.states.shape[1]
+
+    def add(
+        self,
+        states: torch.Tensor,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        depth: torch.Tensor | int,
+        real: torch.Tensor,
+    ) -> int:
+        """Add (b, W) nodes for the next pass; returns the place of the first.
+
+        Args:
+            states: their trie states.
+            tokens: that lead into them.
+            parents: places.
+            depth: theirs.
+            real: False for padding.
+        """
+        first = self.places
+        states = states.masked_fill(~real, PADDING)
+        depth = torch.as_tensor(depth, device=states.device).expand_as(states)
+        self.states = torch.cat([self.states, states], dim=1)
+        self.parents = torch.cat([self.parents, parents], dim=1)
+        self.depth = torch.cat([self.depth, depth], dim=1)
+        self.tree.add(tokens, parents - 1, depth)  # place 0 is the prompt, which is ROOT, -1
+        return first
+
+    def add_levels(self, levels: list[Frontier]) -> None:
+        """Add a draft tree, level by level."""
+        first = 0
+        for depth, level in enumerate(levels, start=1):
+            real = level.scores > -torch.inf
+            first = self.add(level.states, level.tokens, level.parents + first, depth, real)
+
+    def run(self) -> None:
+        """One pass of the target over what has been added."""
+        new = TokenLogits.of(self.tree.forward(), self.step.trie)
+        pairs = zip(self.logits, new, strict=True)
+        self.logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
+        self.runs.append(self.places)
+
+    def find(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(b, W) place of each state, 0 where it has none, and whether it has one."""
+        match = self.states[:, None, :] == states[:, :, None]
+        return match.to(torch.uint8).argmax(-1), match.any(-1)
+
+    def keep(self, going_on: torch.Tensor) -> None:
+        """Go on with some requests only; (b,) int64 places, ascending."""
+        self.tree.keep(going_on)
+        self.step = self.step.take(going_on)
+        self.request, self.states = self.request[going_on], self.states[going_on]
+        self.parents, self.depth = self.parents[going_on], self.depth[going_on]
+        self.logits = TokenLogits(*(part[going_on] for part in self.logits))
+
+    def children(self, depth: int, nodes: Frontier) -> tuple[torch.Tensor, Frontier]:
+        """All children of the nodes at `depth`, flat: (b, P * C).
+
+        Args:
+            depth: of the parents.
+            nodes: scores of all places (`score`).
+
+        Returns:
+            Which of them have been run, and the children with `parents` as places; scores are -inf
+            for those that are not alive and for other depths.
+        """
+        children = self.step.children(self.states.clamp(min=0), depth)
+        scores, log_probs = self.step.score(nodes, self.logits, children)
+        dead = ((self.depth != depth) | (self.states == PADDING)).unsqueeze(-1)
+        states = children.states.flatten(1)
+        place = torch.arange(self.places, device=states.device).unsqueeze(-1)
+        found = Frontier(
+            states,
+            scores.masked_fill(dead, -torch.inf).flatten(1),
+            self.step.trie.alphabet[children.symbols.flatten(1)],
+            place.expand(children.states.shape).flatten(1),
+            log_probs.flatten(1),
+            nodes.rest,
+        )
+        # a state's nodes lie in one order: look it up instead of comparing all with all
+        order = self.states.sort(dim=1)
+        at = torch.searchsorted(order.values, states).clamp(max=self.places - 1)
+        return order.values.gather(1, at) == states, found
+
+    def score(self) -> Frontier:
+        """The target's scores of all places, as a frontier of mixed depths.
+
+        A node's is found where its parent's children are scored: its place among them is its state
+        less the first one's.
+        """
+        trie = self.step.trie
+        root = Frontier.root(len(self.request), self.logits.total.dtype, self.states.device)
+        nodes = root.padded(self.places)._replace(states=self.states)
+        states, parents = self.states.clamp(min=0), self.parents
+        place = states - trie.first_child[states.gather(1, parents)]
+        for depth in range(1, self.step.levels):
+            children = self.step.children(states, depth - 1)
+            scored = self.step.score(nodes, self.logits, children)
+            here = (self.depth == depth) & (self.states != PADDING)
+            at = (parents * children.states.shape[-1] + place).clamp(min=0)
+            at = torch.where(here, at, 0)
+            values = [
+                torch.where(here, all_.flatten(1).gather(1, at), old)
+                for all_, old in zip(scored, (nodes.scores, nodes.log_probs), strict=True)
+            ]
+            nodes = nodes._replace(scores=values[0], log_probs=values[1])
+        return nodes

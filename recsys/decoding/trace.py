@@ -1,0 +1,121 @@
+"""Trace: how one answer was found; the data a picture of the decode is drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from recsys.decoding.expand import Frontier
+from recsys.decoding.table import PADDING
+
+if TYPE_CHECKING:
+    from recsys.decoding.table import Table
+
+Fate = Literal["accepted", "rejected", "patched"]
+
+
+@dataclass(frozen=True)
+class TraceNode:
+    """One node of a request's tree.
+
+    Attributes:
+        parent: place of its parent in `Trace.nodes`; -1 for the prompt.
+        depth: 1 for the first token of a semantic ID.
+        token: that leads into it.
+        state: of the trie.
+        target_pass: the pass it was run in, from 1.
+        draft_log_prob: the drafter's score; None for a patched node.
+        target_log_prob: the target's.
+        fate: `accepted` drafted, and a beam of the target's search; `rejected` run without being
+            one; `patched` a beam that no draft had, added afterwards.
+    """
+
+    parent: int
+    depth: int
+    token: int
+    state: int
+    target_pass: int
+    draft_log_prob: float | None
+    target_log_prob: float
+    fate: Fate
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tree of one request, parents before children."""
+
+    nodes: list[TraceNode]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontier]) -> list[Trace]:
+    """Traces of the requests that are done; (b,) places.
+
+    Args:
+        table: with all that their searches need.
+        done: (d,) int64 places in the table's batch.
+        num_beams: K.
+        levels: the draft tree, for the original batch.
+    """
+    nodes = table.score()
+    beams = _beams(table, num_beams)
+    states, parents, depth = (x[done] for x in (table.states, table.parents, table.depth))
+    tokens = table.step.trie.alphabet[table.step.trie.symbol[states.clamp(min=0)]]
+    scores = nodes.scores[done].double()
+    drafted = [level.scores[table.request[done]].double() for level in levels]
+    draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]
+    is_beam = (beams[done][:, None, :] == states[:, :, None]).any(-1)
+    runs = torch.tensor(table.runs, device=states.device)
+    passes = torch.searchsorted(runs, torch.arange(table.places, device=states.device), right=True)
+    first_patch = 1 + draft.shape[1]
+    traces = []
+    for i in range(len(done)):
+        real = (states[i] != PADDING) & (depth[i] > 0)
+        number = torch.cumsum(real, 0) - 1
+        above = torch.where(parents[i] == 0, -1, number[parents[i]])
+        traces.append(
+            Trace(
+                [
+                    TraceNode(
+                        parent=int(above[p]),
+                        depth=int(depth[i, p]),
+                        token=int(tokens[i, p]),
+                        state=int(states[i, p]),
+                        target_pass=int(passes[p]) + 1,
+                        draft_log_prob=float(draft[i, p - 1]) if p < first_patch else None,
+                        target_log_prob=float(scores[i, p]),
+                        fate=_fate(p < first_patch, bool(is_beam[i, p])),
+                    )
+                    for p in real.nonzero().squeeze(1).tolist()
+                ]
+            )
+        )
+    return traces
+
+
+def _fate(drafted: bool, beam: bool) -> Fate:
+    if not beam:
+        return "rejected"
+    return "accepted" if drafted else "patched"
+
+
+def _beams(table: Table, num_beams: int) -> torch.Tensor:
+    """(b, (L - 1) K) states of all beams of the search; -2 for those that do not exist.
+
+    For requests that are not done some beams may be missing from the table; their lines mean
+    nothing.
+    """
+    step = table.step
+    dtype, device = table.logits.total.dtype, table.states.device
+    frontier = Frontier.root(len(table.request), dtype, device)
+    states = []
+    for depth in range(step.levels - 1):
+        place, _ = table.find(frontier.states)
+        frontier = step.expand(frontier, table.logits.at(place), depth, num_beams)
+        states.append(frontier.states.masked_fill(frontier.scores == -torch.inf, -2))
+    return torch.cat(states, dim=1) if states else table.states[:, :0]
