@@ -1,0 +1,516 @@
+"""The prefix store gives back what was put in, bit for bit, and neither mixes, breaks nor leaks."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.models.prefix_store import PrefixStore
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import tiny_model
+
+LAYERS, HEADS, SIZE = 2, 3, 5
+ROW = LAYERS * 2 * HEADS * SIZE * 4  # bytes of one token in float32
+SLOTS = 24
+
+
+def store_of(blocks, block=4):
+    return PrefixStore(
+        LAYERS,
+        HEADS,
+        SIZE,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_bytes=blocks * block * ROW + ROW - 1,
+        block=block,
+    )
+
+
+def pad(prompts):
+    tokens = np.zeros((len(prompts), max(map(len, prompts), default=0)), dtype=np.int64)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return tokens, np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+
+
+class Twin:
+    """What a model would compute: one random row for each (version, tokens up to here)."""
+
+    def __init__(self, seed=0):
+        self.rows, self.draw = {}, torch.Generator().manual_seed(seed)
+
+    def row(self, version, prefix):
+        if (version, prefix) not in self.rows:
+            row = torch.randn(LAYERS, 2, HEADS, SIZE, generator=self.draw)
+            self.rows[version, prefix] = row
+        return self.rows[version, prefix]
+
+    def cache(self, version, prompts, slots=SLOTS):
+        """The working cache after these prompts; slots behind a prompt are NaN."""
+        cache = torch.full((LAYERS, 2, len(prompts), slots, HEADS, SIZE), torch.nan)
+        for b, prompt in enumerate(prompts):
+            for p in range(len(prompt)):
+                cache[:, :, b, p] = self.row(version, tuple(prompt[: p + 1]))
+        return cache
+
+    def insert(self, store, version, prompts):
+        store.insert(version, *pad(prompts), self.cache(version, prompts))
+
+    def check(self, store, hit, version, prompts):
+        """Load a hit and compare every slot: right rows in front, nothing touched behind."""
+        cache = torch.full((LAYERS, 2, len(prompts), SLOTS, HEADS, SIZE), -7.0)
+        store.load(hit, cache)
+        for b, (prompt, cached) in enumerate(zip(prompts, hit.cached.tolist(), strict=True)):
+            assert cached % store.block == 0
+            assert cached <= max(0, len(prompt) - 1)
+            for p in range(SLOTS):
+                if p < cached:
+                    assert torch.equal(
+                        cache[:, :, b, p], self.rows[version, tuple(prompt[: p + 1])]
+                    )
+                else:
+                    assert (cache[:, :, b, p] == -7).all()
+
+
+def cached(store, prompt, version="v"):
+    """Tokens found of one prompt. The lookup counts as use of what it finds."""
+    with store.lookup(version, *pad([prompt])) as hit:
+        return int(hit.cached[0])
+
+
+def assert_sound(store):
+    """Every block is in the tree or free; parents are there and newer than their children."""
+    stats = store.statistics()
+    assert stats.used + stats.free == stats.blocks == store.blocks
+    assert sorted([*store._order, *store._free]) == list(range(store.blocks))
+    assert {block: key for key, block in store._blocks.items()} == dict(store._order)
+    age = {block: place for place, block in enumerate(store._order)}
+    children = [0] * store.blocks
+    for block, (above, _) in store._order.items():
+        if above >= 0:
+            assert age[block] < age[above]
+            assert store._root[block] == store._root[above]
+            children[above] += 1
+        else:
+            assert above == store._root[block]
+    assert all(children[block] == store._children[block] for block in store._order)
+
+
+def test_a_prefix_is_reused_in_whole_blocks_and_the_last_token_is_always_run():
+    store, twin = store_of(8), Twin()
+    twin.insert(store, "v", [range(10)])
+    assert store.statistics().used == 2
+    for prompt, found in [
+        (range(10), 8),
+        (range(9), 8),
+        (range(8), 4),
+        (range(4), 0),
+        (range(5), 4),
+        ([0, 1, 2, 3, 4, 5, 6, 9, 8], 4),
+        ([0, 1, 2, 9, 4, 5, 6, 7, 8], 0),
+        ([], 0),
+    ]:
+        assert cached(store, prompt) == found
+    stats = store.statistics()
+    assert stats.hits == 8 + 8 + 4 + 4 + 4
+    assert stats.hits + stats.misses == 10 + 9 + 8 + 4 + 5 + 9 + 9
+    # what was shorter than a block is computed again and then stored
+    twin.insert(store, "v", [range(12)])
+    assert cached(store, range(13)) == 12
+    assert store.statistics().used == 3
+
+
+def test_a_ragged_batch_loads_each_prompt_into_its_own_row():
+    store, twin = store_of(20), Twin()
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5], [1, 2, 3, 4, 9, 9, 9, 9, 1, 1], [7, 7, 7, 7, 7]]
+    twin.insert(store, "v", prompts)
+    with store.lookup("v", *pad(prompts)) as hit:
+        assert hit.cached.tolist() == [8, 0, 8, 4]
+        assert hit.request.tolist() == [0] * 8 + [2] * 8 + [3] * 4
+        assert hit.position.tolist() == [*range(8), *range(8), *range(4)]
+        assert hit.pool[:4].tolist() == hit.pool[8:12].tolist()  # one block, two requests
+        twin.check(store, hit, "v", prompts)
+
+
+def test_equal_prompts_of_one_batch_are_stored_once():
+    store, twin = store_of(20), Twin()
+    twin.insert(store, "v", [range(9), range(9), [*range(4), 8, 8, 8, 8]])
+    assert store.statistics().used == 3
+    assert_sound(store)
+
+
+def test_the_oldest_leaf_goes_first_and_a_used_path_stays():
+    store, twin = store_of(5), Twin()
+    old, new = [1] * 9, [2] * 9
+    twin.insert(store, "v", [old])
+    twin.insert(store, "v", [new])
+    assert cached(store, old) == 8  # now `new` is the older one
+    twin.insert(store, "v", [[3] * 9])
+    assert cached(store, old) == 8
+    assert cached(store, [3] * 9) == 8
+    assert cached(store, new) == 4  # its leaf went, its first block did not have to
+    assert store.statistics().evictions == 1
+    assert_sound(store)
+
+
+def test_a_prompt_longer_than_the_pool_is_stored_as_far_as_it_goes():
+    store, twin = store_of(3), Twin()
+    twin.insert(store, "v", [range(21)])
+    assert cached(store, range(21)) == 12
+    # its own blocks are not given up for its own rest, nor for its batch mates
+    twin.insert(store, "v", [range(21), [9] * 8])
+    assert cached(store, range(21)) == 12
+    assert cached(store, [9] * 8) == 0
+    assert store.statistics().evictions == 0
+    assert_sound(store)
+
+
+def test_held_blocks_are_not_evicted_and_a_full_store_of_held_blocks_stores_less():
+    store, twin = store_of(4), Twin()
+    prompts = [[1] * 9, [2] * 9]
+    twin.insert(store, "v", prompts)
+    with store.lookup("v", *pad(prompts)) as hit:
+        assert store.pinned == 2
+        twin.insert(store, "v", [[3] * 9])
+        assert cached(store, [3] * 9) == 0
+        twin.check(store, hit, "v", prompts)
+        assert_sound(store)
+    assert store.pinned == 0
+    twin.insert(store, "v", [[3] * 9])
+    assert cached(store, [3] * 9) == 8
+
+
+def test_a_held_block_is_passed_over_however_old_it_is():
+    store, twin = store_of(4), Twin()
+    twin.insert(store, "v", [[1] * 9])
+    with store.lookup("v", *pad([[1] * 9])) as hit:
+        twin.insert(store, "v", [[2] * 9])
+        assert cached(store, [2] * 9) == 8
+        twin.insert(store, "v", [[3] * 9])
+        assert cached(store, [3] * 9) == 8
+        twin.check(store, hit, "v", [[1] * 9])
+    assert cached(store, [1] * 9) == 8
+    assert cached(store, [2] * 9) == 0
+    assert_sound(store)
+
+
+def test_a_batch_does_not_evict_what_it_has_just_stored():
+    """Else one pool slot would be written twice in one copy, in no given order on a GPU."""
+    store, twin = store_of(3), Twin()
+    twin.insert(store, "v", [[1] * 9, [2] * 9, [3] * 9])
+    assert [cached(store, [n] * 9) for n in (1, 2, 3)] == [8, 4, 0]
+    assert store.statistics().evictions == 0
+
+
+def test_two_holders_of_one_prefix_both_have_to_let_go():
+    store, twin = store_of(2), Twin()
+    twin.insert(store, "v", [[1] * 9])
+    first, second = (store.lookup("v", *pad([[1] * 9])) for _ in range(2))
+    first.release()
+    first.release()
+    assert store.pinned == 1
+    twin.insert(store, "v", [[2] * 9])
+    twin.check(store, second, "v", [[1] * 9])
+    second.release()
+    assert store.pinned == 0
+
+
+def test_versions_never_match_each_other_even_where_their_keys_have_the_same_hash():
+    store, twin = store_of(20), Twin()
+    prompt = list(range(9))
+    twin.insert(store, "a", [prompt])
+    assert cached(store, prompt, "b") == 0
+    twin.insert(store, "b", [prompt])
+    # hash(-1) == hash(-2) in CPython: these two roots' keys collide in every dictionary
+    assert sorted(store._roots.values()) == [-2, -1]
+    first_keys = [key for key in store._blocks if key[0] < 0]
+    assert len({hash(key) for key in first_keys}) == 1 < len(first_keys)
+    for version in "ab":
+        with store.lookup(version, *pad([prompt])) as hit:
+            assert hit.cached.tolist() == [8]
+            twin.check(store, hit, version, [prompt])
+
+
+def test_keys_with_a_poisoned_hash_do_not_mix_users():
+    class Poisoned(tuple):
+        __slots__ = ()
+
+        def __hash__(self):
+            return 0
+
+    class OneBucket(dict):
+        """A dictionary in which all keys collide."""
+
+        def get(self, key):
+            return super().get(Poisoned(key))
+
+        def __setitem__(self, key, value):
+            super().__setitem__(Poisoned(key), value)
+
+        def __delitem__(self, key):
+            super().__delitem__(Poisoned(key))
+
+    store, twin = store_of(10), Twin()
+    store._blocks = OneBucket()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        prompts = [rng.integers(0, 2, rng.integers(1, 20)).tolist() for _ in range(3)]
+        version = "ab"[rng.integers(2)]
+        with store.lookup(version, *pad(prompts)) as hit:
+            twin.check(store, hit, version, prompts)
+        twin.insert(store, version, prompts)
+    assert store.statistics().hits > 0
+    assert store.statistics().evictions > 0
+
+
+def test_tokens_of_any_integer_type_are_the_same_tokens():
+    store, twin = store_of(4), Twin()
+    tokens, lengths = pad([range(9)])
+    store.insert("v", tokens.astype(np.int32), lengths, twin.cache("v", [range(9)]))
+    for kind in (np.uint8, np.int64):
+        with store.lookup("v", np.asfortranarray(tokens.astype(kind)), [9]) as hit:
+            assert hit.cached.tolist() == [8]
+
+
+def test_a_dropped_version_is_gone_at_once_and_its_held_blocks_when_they_are_released():
+    store, twin = store_of(8), Twin()
+    prompt, longer = list(range(5)), list(range(13))
+    twin.insert(store, "old", [longer])
+    twin.insert(store, "new", [prompt])
+    with store.lookup("old", *pad([prompt])) as hit:
+        store.drop("old")
+        store.drop("unheard of")
+        assert cached(store, longer, "old") == 0
+        assert store.statistics().used == 2
+        twin.check(store, hit, "old", [prompt])
+        twin.insert(store, "old", [prompt])  # starts anew, beside the held block
+        assert store.statistics().used == 3
+        assert_sound(store)
+    assert store.statistics().used == 2
+    assert cached(store, prompt, "old") == cached(store, prompt, "new") == 4
+    with store.lookup("new", *pad([prompt])):
+        store.clear()
+    assert store.statistics().used == store.pinned == 0
+    assert_sound(store)
+
+
+def test_a_failed_copy_leaves_nothing_that_could_be_found(monkeypatch):
+    store, twin = store_of(8), Twin()
+    twin.insert(store, "v", [range(5)])
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_indices", fail)
+        with pytest.raises(MemoryError):
+            twin.insert(store, "v", [range(13), range(13), [*range(8), 1, 1, 1, 1]])
+        hit = store.lookup("v", *pad([range(13)]))
+        with pytest.raises(MemoryError), hit:
+            store.load(hit, twin.cache("v", [range(13)]))
+    assert store.pinned == 0
+    assert store.statistics().used == 1
+    assert cached(store, range(13)) == 4
+    assert_sound(store)
+
+
+def test_a_working_cache_may_be_the_front_of_a_larger_storage():
+    store, twin = store_of(8), Twin()
+    prompts = [list(range(9)), [4] * 6]
+    storage = torch.full((LAYERS, 2, 5 * SLOTS, HEADS, SIZE), torch.nan)
+    front = storage[:, :, : 3 * SLOTS].unflatten(2, (3, SLOTS))  # one request more than needed
+    front[:, :, :2] = twin.cache("v", prompts)
+    store.insert("v", *pad(prompts), front)
+    storage.fill_(-7)
+    with store.lookup("v", *pad(prompts)) as hit:
+        twin.check(store, hit, "v", prompts)
+        store.load(hit, front)
+    assert torch.equal(front[:, :, 0, :8], twin.cache("v", prompts)[:, :, 0, :8])
+    assert (storage[:, :, 3 * SLOTS :] == -7).all()
+
+
+def test_caches_made_in_inference_mode_are_welcome():
+    store, twin = store_of(8), Twin()
+    with torch.inference_mode():
+        cache = twin.cache("v", [range(9)])
+    store.insert("v", *pad([range(9)]), cache)
+    with store.lookup("v", *pad([range(9)])) as hit:
+        store.load(hit, cache)
+
+
+def test_a_store_for_a_model_fits_the_caches_of_that_model():
+    model = TreeModel.of(tiny_model("llama-gqa", dtype=torch.float64))
+    # 2 layers, keys and values, 2 heads of 8, 8 bytes, 4 tokens a block: 2,048 bytes
+    store = PrefixStore.for_model(model, max_bytes=5 * 2048 + 2047)
+    assert (store.blocks, store.statistics().bytes) == (5, 5 * 2048)
+    cache = torch.randn(2, 2, 1, 16, 2, 8, dtype=torch.float64)
+    store.insert("v", *pad([range(9)]), cache)
+    with store.lookup("v", *pad([range(9)])) as hit:
+        loaded = torch.zeros_like(cache)
+        store.load(hit, loaded)
+    assert torch.equal(loaded[:, :, :, :8], cache[:, :, :, :8])
+
+
+def test_an_empty_batch_is_nothing_to_do():
+    store, twin = store_of(2), Twin()
+    twin.insert(store, "v", [])
+    with store.lookup("v", *pad([])) as hit:
+        twin.check(store, hit, "v", [])
+
+
+def test_errors_name_the_value_and_the_way_out():
+    with pytest.raises(ValueError, match=r"max_bytes is 959.*takes 960; give it more"):
+        PrefixStore(2, 3, 5, dtype=torch.float32, device=torch.device("cpu"), max_bytes=959)
+    with pytest.raises(ValueError, match="block is 0"):
+        store_of(2, block=0)
+    store, twin = store_of(4), Twin()
+    tokens, lengths = pad([range(9)])
+    with pytest.raises(ValueError, match="lengths go from 10 to 10; prompts have 0 to 9"):
+        store.lookup("v", tokens, [10])
+    with pytest.raises(ValueError, match="one integer for each of the 1 prompts"):
+        store.lookup("v", tokens, [9, 9])
+    with pytest.raises(ValueError, match=r"give integers \(B, T\)"):
+        store.lookup("v", tokens.astype(float), lengths)
+    cache = twin.cache("v", [range(9)])
+    with pytest.raises(ValueError, match="slots >= 9"):
+        store.insert("v", tokens, lengths, cache[:, :, :, :8])
+    with pytest.raises(ValueError, match=r"torch\.float64 on cpu, the store torch\.float32"):
+        store.insert("v", tokens, lengths, cache.double())
+    with pytest.raises(ValueError, match="cache has strides"):
+        store.insert("v", tokens, lengths, cache.repeat(1, 1, 2, 1, 1, 1)[:, :, :, :9])
+    store.insert("v", tokens, lengths, cache)
+    hit = store.lookup("v", tokens, lengths)
+    with pytest.raises(ValueError, match="not held by this store"):
+        store_of(4).load(hit, cache)
+    hit.release()
+    with pytest.raises(ValueError, match="inside `with"):
+        store.load(hit, cache)
+    assert store.pinned == 0
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=SLOTS), min_size=1, max_size=4)
+VERSIONS = st.sampled_from(["a", "b"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["insert", "lookup", "both"]), VERSIONS, PROMPTS),
+        st.tuples(st.just("release"), st.integers(0, 9)),
+        st.tuples(st.just("drop"), VERSIONS),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=STEPS, block=st.integers(1, 5), blocks=st.sampled_from([1, 3, 8, 10_000]))
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_loaded_is_what_was_inserted_for_these_tokens_and_version(steps, block, blocks):
+    """Against a twin that remembers every prefix ever inserted; exact where the pool is large."""
+    store, twin = store_of(blocks, block), Twin()
+    known, live = set(), []
+    for action, *arguments in steps:
+        if action == "release" and live:
+            live.pop(arguments[0] % len(live))[0].release()
+        elif action == "drop":
+            store.drop(arguments[0])
+            known = {(version, prefix) for version, prefix in known if version != arguments[0]}
+        if action in ("lookup", "both"):
+            version, prompts = arguments
+            hit = store.lookup(version, *pad(prompts))
+            live.append((hit, version, prompts))
+            twin.check(store, hit, version, prompts)
+            for prompt, found in zip(prompts, hit.cached.tolist(), strict=True):
+                ends = range(0, len(prompt), block)
+                best = max((n for n in ends if (version, tuple(prompt[:n])) in known), default=0)
+                assert found <= best
+                if blocks == 10_000:
+                    assert found == best
+        if action in ("insert", "both"):
+            version, prompts = arguments
+            twin.insert(store, version, prompts)
+            for prompt in prompts:
+                known |= {(version, tuple(prompt[:n])) for n in range(block, len(prompt) + 1)}
+        assert store.pinned == sum(int((hit.cached > 0).sum()) for hit, *_ in live)
+        assert store.statistics().bytes <= blocks * block * ROW + ROW - 1
+        assert_sound(store)
+    for held in live:
+        twin.check(store, *held)
+        held[0].release()
+    assert store.pinned == 0
+    assert_sound(store)
+
+
+def test_ten_thousand_mixed_operations_leak_nothing(monkeypatch):
+    rng = np.random.default_rng(3)
+    store, twin = store_of(12), Twin()
+    live = []
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    for _ in range(10_000):
+        version = "ab"[rng.integers(2)]
+        prompts = [
+            rng.integers(0, 2, rng.integers(0, SLOTS)).tolist() for _ in range(rng.integers(1, 3))
+        ]
+        match rng.integers(8):
+            case 0 | 1 | 2:
+                twin.insert(store, version, prompts)
+            case 3:
+                live.append(store.lookup(version, *pad(prompts)))
+            case 4:
+                while len(live) > 3:
+                    live.pop(0).release()
+            case 5:
+                with pytest.raises(RuntimeError), store.lookup(version, *pad(prompts)):
+                    fail()
+            case 6:
+                with monkeypatch.context() as patch, suppress(RuntimeError):
+                    patch.setattr(store, "_token_places", fail)
+                    twin.insert(store, version, prompts)  # fails where there is something new
+            case 7:
+                if rng.random() < 0.05:
+                    store.drop(version)
+                with store.lookup(version, *pad(prompts)) as hit:
+                    if rng.random() < 0.1:
+                        twin.check(store, hit, version, prompts)
+    for hit in live:
+        hit.release()
+    assert store.pinned == 0
+    assert store.statistics().evictions > 1000
+    assert store.statistics().hits > 1000
+    assert_sound(store)
+
+
+def test_threads_share_a_store():
+    store, prompts = store_of(12), [[n // 4 % 3, *[n % 4] * (4 + n)] for n in range(18)]
+    twin, failures = Twin(), []
+    for version in "ab":
+        twin.cache(version, prompts)  # every row is drawn before threads read them
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(120):
+                mine = [prompts[i] for i in rng.integers(0, len(prompts), 2)]
+                version = "ab"[rng.integers(2)]
+                with store.lookup(version, *pad(mine)) as hit:
+                    twin.check(store, hit, version, mine)
+                    twin.insert(store, version, mine)
+                if rng.random() < 0.05:
+                    store.drop(version)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert store.pinned == 0
+    assert_sound(store)
