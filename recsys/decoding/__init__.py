@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from recsys.decoding.beam import beam_search
+from recsys.decoding.best_first import complete
+from recsys.decoding.candidates import CandidateDrafter, UnionDrafter
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.speculative import speculative_beam_search
+from recsys.decoding.trace import Trace, TraceNode
 
 __all__ = [
     "Beams",
+    "CandidateDrafter",
     "DecodeStats",
     "Drafter",
     "ExhaustiveDrafter",
     "ModelDrafter",
     "Proposal",
+    "Trace",
+    "TraceNode",
+    "UnionDrafter",
     "beam_search",
+    "complete",
     "speculative_beam_search",
 ]

@@ -1,0 +1,171 @@
+"""Best-first completion: from beam search's list to the model's best K sequences of all.
+
+A prefix's log-probability bounds those of all its descendants (they only multiply by at most 1), so
+a search may stop when no prefix that was left out scores as much as the K-th answer (DESIGN 4.9).
+Beam search's answer is often global already, and its K-th score prunes the rest of the search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recsys.decoding.beam import finish, prepare
+from recsys.decoding.candidates import CandidateDrafter
+from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
+from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.table import Table
+from recsys.decoding.tree import Prompts, TokenTree
+from recsys.models.tree_forward import TreeModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+    from recsys.constraint import ItemTrie
+    from recsys.constraint.transitions import DeviceTrie
+
+
+@torch.inference_mode()
+def complete(
+    target: Any,
+    beams: Beams,
+    prompts: Sequence[ArrayLike],
+    trie: ItemTrie | DeviceTrie,
+    *,
+    exclude: Sequence[ArrayLike] | None = None,
+    normalize: Normalize = "vocabulary",
+    prompt_slots: int = 0,
+    pass_nodes: int = 128,
+    max_nodes: int = 2048,
+) -> Beams:
+    """The global top K of each request, where `beams` is not yet known to be it.
+
+    Args:
+        target: the model that gave `beams`.
+        beams: of `beam_search` or `speculative_beam_search`, not sampled.
+        prompts: as given there.
+        trie: as given there.
+        exclude: as given there.
+        normalize: as given there.
+        prompt_slots: as given there.
+        pass_nodes: prefixes looked into at a time.
+        max_nodes: most a request; where they do not suffice, its answer stays what it was.
+
+    Returns:
+        Beams; `is_global` says which are proven, `stats` include the additional work.
+
+    Raises:
+        ValueError: approximate beams, or fewer `max_nodes` than one pass needs.
+    """
+    if beams.approximate or beams.is_global is None:
+        raise ValueError("beams: only an exact search can be completed")
+    levels, num_beams = beams.tokens.shape[2], beams.rows.shape[1]
+    least = pass_nodes + num_beams * (levels - 1)
+    if max_nodes < least:
+        raise ValueError(f"max_nodes: want at least {least} for {num_beams} beams, got {max_nodes}")
+    todo = (~beams.is_global).nonzero().squeeze(1)
+    if not len(todo):
+        return beams
+    model, places = TreeModel.of(target), todo.tolist()
+    ready = Prompts.of([prompts[i] for i in places], model)
+    some = None if exclude is None else [exclude[i] for i in places]
+    step = prepare(model, len(ready), trie, num_beams, some, normalize)
+    rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
+    known = CandidateDrafter(rows, num_beams * (levels - 1))
+    proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)
+    # The K-th score, as the table will compute it again: leave room for another rounding.
+    limit = beams.scores[todo, -1:].to(model.score_dtype)
+    limit = limit - 1e-4 * limit.abs().nan_to_num(posinf=0)
+    found = Frontier.root(len(beams.rows), model.score_dtype, model.device).padded(num_beams)
+    found = Frontier(*(part.clone() for part in found))  # its parts are written one by one
+    proven = torch.zeros(len(beams.rows), dtype=torch.bool, device=model.device)
+    stats = list(beams.stats)
+    with TokenTree(model, ready, max_nodes, prompt_slots=prompt_slots) as tree:
+        table = Table(tree, step)
+        table.add_levels(proposal.levels)
+        request = todo
+        while len(request):
+            table.run()
+            answer, wanted = _look(table, limit, num_beams, pass_nodes)
+            finished = ~(wanted.scores > -torch.inf).any(1)
+            room = tree.nodes + pass_nodes <= max_nodes
+            leave = finished if room else torch.ones_like(finished)
+            places = request[finished]
+            for whole, part in zip(found, answer, strict=True):
+                whole[places] = part[finished]
+            proven[places] = True
+            for i, n in zip(request[leave].tolist(), tree.lengths[leave].tolist(), strict=True):
+                stats[i] = _add(stats[i], tree, n, int(tree.cached[todo.tolist().index(i)]))
+            going_on = (~leave).nonzero().squeeze(1)
+            request, limit, wanted = request[going_on], limit[going_on], wanted.take(going_on)
+            table.keep(going_on)
+            if len(going_on):
+                real = wanted.scores > -torch.inf
+                depth = table.depth.gather(1, wanted.parents) + 1
+                table.add(wanted.states, wanted.tokens, wanted.parents, depth, real)
+    best = finish(found, step, num_beams, [])
+    mask = proven[:, None]
+    return replace(
+        beams,
+        tokens=torch.where(mask[..., None], best.tokens, beams.tokens),
+        scores=torch.where(mask, best.scores, beams.scores),
+        rows=torch.where(mask, best.rows, beams.rows),
+        stats=stats,
+        is_global=beams.is_global | proven,
+    )
+
+
+def _look(
+    table: Table, limit: torch.Tensor, num_beams: int, pass_nodes: int
+) -> tuple[Frontier, Frontier]:
+    """The best K complete sequences that the table knows, and the prefixes still to look into.
+
+    Args:
+        table: all of it has been run.
+        limit: (b, 1) no answer's K-th score can be below.
+        num_beams: K.
+        pass_nodes: most prefixes.
+    """
+    levels, nodes = table.step.levels, table.score()
+    _, leaves = table.children(levels - 1, nodes)
+    order = leaves.states.masked_fill(leaves.scores == -torch.inf, -1).argsort(dim=1)
+    leaves = _pick(leaves, order)  # row order settles ties
+    best, _ = stable_top(leaves.scores, min(num_beams, leaves.scores.shape[1]))
+    answer = _pick(leaves, best).padded(num_beams)
+    limit = torch.maximum(limit, answer.scores.amin(1, keepdim=True))
+    open_ = []
+    for depth in range(levels - 1):
+        run, children = table.children(depth, nodes)
+        # an equal score may hide an answer of a lower row
+        scores = children.scores.masked_fill(run | (children.scores < limit), -torch.inf)
+        children = children._replace(scores=scores)
+        some = scores.topk(min(pass_nodes, scores.shape[1]), dim=1).indices
+        open_.append(_pick(children, some))
+    if not open_:
+        return answer, answer._replace(scores=torch.full_like(answer.scores, -torch.inf))
+    together = [torch.cat(parts, dim=1) for parts in list(zip(*open_, strict=True))[:-1]]
+    every = Frontier(*together, nodes.rest)
+    most = every.scores.topk(min(pass_nodes, every.scores.shape[1]), dim=1).indices
+    return answer, _pick(every, most)
+
+
+def _pick(frontier: Frontier, places: torch.Tensor) -> Frontier:
+    """The entries at (b, w) places."""
+    *parts, rest = frontier
+    return Frontier(*(part.gather(1, places) for part in parts), rest)
+
+
+def _add(stats: DecodeStats, tree: TokenTree, length: int, cached: int) -> DecodeStats:
+    """Counters with this search's work added."""
+    slots = max(stats.kv_slots, length + tree.nodes)
+    return replace(
+        stats,
+        target_passes=stats.target_passes + tree.passes,
+        target_tokens=stats.target_tokens + length - cached + tree.nodes,
+        kv_slots=slots,
+        kv_bytes=slots * tree.cache.bytes_per_slot,
+    )

@@ -1,0 +1,93 @@
+"""The certificate and best-first completion against all sequences scored one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search, complete, speculative_beam_search
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+
+
+def everything(prompts, trie, exclude, normalize):
+    """All sequences by falling score: a beam search that prunes nothing."""
+    return beam_search(
+        TARGET, prompts, trie, trie.num_rows, exclude=exclude, normalize=normalize
+    )
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    items=st.sampled_from([1, 5, 60, 300]),
+    levels=st.integers(1, 5),
+    beams=st.integers(1, 12),
+    pass_nodes=st.sampled_from([1, 8, 64]),
+    batch=st.integers(1, 4),
+    excluded=st.sampled_from([0.0, 0.5, 1.0]),
+    normalize=st.sampled_from(["vocabulary", "allowed"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_completed_lists_are_global_and_certificates_are_true(
+    seed, items, levels, beams, pass_nodes, batch, excluded, normalize
+):
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(random_catalogue(rng, items, levels))
+    prompts = random_prompts(rng, batch, 12)
+    exclude = [
+        trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
+    ]
+    options = {"exclude": exclude, "normalize": normalize}
+    expected = everything(prompts, trie, **options)
+    width = min(beams, trie.num_rows)
+    found = speculative_beam_search(TARGET, None, prompts, trie, beams, **options)
+    for request, certificate in enumerate(found.certificates):
+        same = torch.equal(found.rows[request, :width], expected.rows[request, :width])
+        assert same or certificate == "beam-exact"
+    best = complete(
+        TARGET, found, prompts, trie, pass_nodes=pass_nodes, max_nodes=3000, **options
+    )
+    assert best.certificates == ["global-exact"] * batch
+    assert torch.equal(best.rows[:, :width], expected.rows[:, :width])
+    alive = best.scores > -torch.inf
+    assert alive[:, width:].sum() == 0
+    torch.testing.assert_close(
+        best.scores[alive], expected.scores[:, :beams][alive[:, :width]], atol=1e-10, rtol=0
+    )
+
+
+@pytest.fixture
+def hard():
+    """A catalogue and a prompt for which two beams miss the best two sequences."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        trie = ItemTrie.build(random_catalogue(rng, 200, 4))
+        prompts = random_prompts(rng, 1, 12)
+        beams = beam_search(TARGET, prompts, trie, 2)
+        if not torch.equal(beams.rows, everything(prompts, trie, None, "vocabulary").rows[:, :2]):
+            return trie, prompts, beams
+    raise AssertionError("no such case")
+
+
+def test_a_list_that_beam_search_got_wrong_is_labelled_and_mended(hard):
+    trie, prompts, beams = hard
+    assert beams.certificates == ["beam-exact"]
+    best = complete(TARGET, beams, prompts, trie)
+    assert best.certificates == ["global-exact"]
+    assert best.stats[0].target_passes > beams.stats[0].target_passes
+    assert (best.scores[0] >= beams.scores[0]).all()
+
+
+def test_a_budget_that_does_not_suffice_leaves_the_answer_as_it_was(hard):
+    trie, prompts, beams = hard
+    same = complete(TARGET, beams, prompts, trie, pass_nodes=1, max_nodes=7)
+    assert torch.equal(same.rows, beams.rows)
+    assert same.certificates == ["beam-exact"]
+    assert same.stats[0].target_passes > beams.stats[0].target_passes
+    with pytest.raises(ValueError, match="max_nodes: want at least 7 for 2 beams"):
+        complete(TARGET, beams, prompts, trie, pass_nodes=1, max_nodes=6)
