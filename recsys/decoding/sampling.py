@@ -56,12 +56,20 @@ class Noise:
         alive = (log_probs > -torch.inf) & (parent > -torch.inf)
         return torch.where(alive, scores, -torch.inf)
 
+    def stream(self, number: int) -> Noise:
+        """Noise of the same requests that has nothing to do with this one's; number >= 1."""
+        return replace(self, seeds=_mix(self.seeds) + number)
+
     def gumbel(self, states: torch.Tensor) -> torch.Tensor:
         """(B, ...) standard Gumbel noise, float64, keyed by seed and state."""
+        return -torch.log(-torch.log(self.uniform(states)))
+
+    def uniform(self, states: torch.Tensor) -> torch.Tensor:
+        """(B, ...) noise in the open interval (0, 1), float64, keyed by seed and state."""
         seeds = self.seeds.view(-1, *[1] * (states.dim() - 1))
         bits = _mix(_mix(seeds) + states)
-        uniform = ((bits >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
-        return -torch.log(-torch.log(uniform))
+        # 52 bits and a half: with 53 the largest would round to 1, whose Gumbel noise is infinite
+        return _shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
