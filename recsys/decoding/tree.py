@@ -99,7 +99,13 @@ class TokenTree:
     cache: SlotCache
 
     def __init__(
-        self, model: TreeModel, prompts: Prompts, capacity: int, *, prompt_slots: int = 0
+        self,
+        model: TreeModel,
+        prompts: Prompts,
+        capacity: int,
+        *,
+        prompt_slots: int = 0,
+        reserve: int = 0,
     ) -> None:
         """Plan for prompts and at most `capacity` nodes; nothing is run yet.
 
@@ -108,12 +114,13 @@ class TokenTree:
             prompts: what the trees grow from.
             capacity: most nodes a request.
             prompt_slots: prompt slots at least.
+            reserve: node slots beyond `capacity`, for a caller that keeps its own nodes there.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
         self.nodes = self.passes = 0
         self.cached = np.zeros(len(prompts), np.int64)
         batch, prompt = prompts.tokens.shape
-        self._slots = (batch, max(prompt, prompt_slots), capacity)
+        self._slots = (batch, max(prompt, prompt_slots), capacity + reserve)
         room, device = whole_blocks(capacity), prompts.tokens.device
         self._tokens = torch.zeros((batch, room), dtype=torch.int64, device=device)
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
@@ -229,6 +236,16 @@ class TokenTree:
         device = self.lengths.device
         rows = (last - self.cached)[:, None]
         return torch.from_numpy(places).to(device), torch.from_numpy(rows).to(device)
+
+    def move(self, nodes: int) -> None:
+        """Go on in a cache with room for `nodes` nodes, more than now; slots stay as they are."""
+        with ExitStack() as borrowed:
+            cache = borrowed.enter_context(
+                self.model.pool.lend(len(self.lengths), self.cache.prompt, nodes)
+            )
+            cache.buffer[:, :, :, : self.cache.slots] = self.cache.buffer
+            self._borrowed.close()
+            self.cache, self._borrowed = cache, borrowed.pop_all()
 
     def keep(self, requests: torch.Tensor) -> None:
         """Go on with some requests of the batch only; (b,) int64 places."""

@@ -1,0 +1,435 @@
+"""Free text: Hugging Face's beam search over one shared-prefix cache that is kept clean.
+
+The beams of a request form a tree below its prompt. Each token takes one slot, however many beams
+share it, and most nodes soon have no beam below them: the beams of a long text share a trunk. Every
+few steps the dead are therefore **collected**: live is what some beam still sees (mark), the rest
+is forgotten (prune), and the live move together, oldest first (compact). So the trunk keeps its
+slots for good and only the young end of the tree is ever copied. What is held is the prompt, about
+one slot a generated token, and the last few steps of every beam: near greedy search, where one
+cache a beam takes K times as much.
+
+The slots come from a budget that is allocated once; should the live nodes ever outgrow it, the
+cache moves to a larger one. The host reads from the device once in `collect_every` steps (twice in
+a row: who has ended, and what is live), and at the end; on a CPU, where it costs nothing, it looks
+for an end at every step.
+
+After: Chan et al., Efficient Beam Search for LLMs Using Trie-Based Decoding (EMNLP 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from recsys.decoding.output import DecodeStats
+from recsys.decoding.tree import Prompts, TokenTree
+from recsys.models.cache import whole_blocks
+from recsys.models.mask import tree_mask
+from recsys.models.tree_forward import TreeModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The R best texts of each request, best first.
+
+    Attributes:
+        tokens: (B, R, longest) int64 without the prompt, the end token included, then 0.
+        lengths: (B, R) int64.
+        scores: (B, R) float32 or float64, sum of log-probabilities / length ** length_penalty.
+        stats: one entry a request; its slots are those that were allocated, used or not.
+        live: of each request, the most slots that a collection found live, prompt included; the
+            prompt's alone if there was none.
+        collections: times that dead slots were collected.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    scores: torch.Tensor
+    stats: list[DecodeStats]
+    live: list[int]
+    collections: int
+
+
+class _Finished(NamedTuple):
+    """The K best finished texts of each request, best first; score -inf where there is none."""
+
+    tokens: torch.Tensor  # (B, K, longest possible)
+    lengths: torch.Tensor  # (B, K)
+    scores: torch.Tensor  # (B, K)
+
+
+class _Beams(NamedTuple):
+    """Live beams of each request, best first, and what has finished so far."""
+
+    tokens: torch.Tensor  # (B, K, longest possible)
+    scores: torch.Tensor  # (B, K) sums of log-probabilities
+    parents: torch.Tensor  # (B, K) places in the step before
+    finished: _Finished
+    done: torch.Tensor  # (B,) nothing can change `finished` any more
+
+    @classmethod
+    def start(cls, batch: int, rules: _Rules, dtype: torch.dtype, device: torch.device) -> _Beams:
+        """One beam a request, empty, with score 0; the other K - 1 do not exist."""
+        shape = (batch, rules.num_beams)
+        tokens = torch.zeros((*shape, rules.max_new_tokens), dtype=torch.int64, device=device)
+        scores = torch.full(shape, -torch.inf, dtype=dtype, device=device)
+        place = torch.zeros(shape, dtype=torch.int64, device=device)
+        first = scores.clone()
+        first[:, 0] = 0
+        done = torch.zeros(batch, dtype=torch.bool, device=device)
+        return cls(tokens, first, place, _Finished(tokens, place, scores), done)
+
+    def take(self, requests: torch.Tensor) -> _Beams:
+        """Some requests of the batch; (b,) places."""
+        return _Beams(
+            self.tokens[requests],
+            self.scores[requests],
+            self.parents[requests],
+            _Finished(*(part[requests] for part in self.finished)),
+            self.done[requests],
+        )
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Which beams go on, which texts are finished, and when to stop: Hugging Face's rules."""
+
+    num_beams: int
+    max_new_tokens: int
+    min_new_tokens: int
+    end: torch.Tensor  # (E,) end tokens
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+    def advance(self, beams: _Beams, logits: torch.Tensor, depth: int) -> _Beams:
+        """One step.
+
+        The best (E + 1) K continuations hold at least K that do not end. Those go on. Of the best K
+        those that end are finished, if they are among the best K finished so far.
+
+        Args:
+            beams: of `depth` - 1 tokens.
+            logits: (B, K, V) at their last tokens; (B, 1, V) at the prompt's.
+            depth: tokens of a beam after this step.
+        """
+        K, vocabulary = self.num_beams, logits.shape[-1]
+        log_probs = logits.log_softmax(-1)
+        if depth <= self.min_new_tokens:
+            log_probs = log_probs.index_fill(-1, self.end, -torch.inf)
+        total = (beams.scores.unsqueeze(-1) + log_probs).flatten(1)
+        scores, place = total.topk(max(2, 1 + len(self.end)) * K)
+        parents, last = place // vocabulary, place % vocabulary
+        ends = torch.isin(last, self.end) | (depth == self.max_new_tokens)
+        texts = _pick(beams.tokens, parents)
+        texts[:, :, depth - 1] = last
+
+        new = ends[:, :K] & ~beams.done[:, None]
+        ranked = (scores[:, :K] / depth**self.length_penalty).masked_fill(~new, -torch.inf)
+        old = beams.finished
+        best, kept = torch.cat([old.scores, ranked], dim=1).topk(K)
+        finished = _Finished(
+            _pick(torch.cat([old.tokens, texts[:, :K]], dim=1), kept),
+            torch.cat([old.lengths, torch.full_like(old.lengths, depth)], dim=1).gather(1, kept),
+            best,
+        )
+
+        live, on = scores.masked_fill(ends, -torch.inf).topk(K)
+        # The best that a live beam can become, by the length it is assumed to end at.
+        never = self.early_stopping == "never" and self.length_penalty > 0
+        hope = live[:, 0] / (self.max_new_tokens if never else depth) ** self.length_penalty
+        done = beams.done | ~(hope > best[:, -1])
+        if self.early_stopping is True:
+            done = done | (best[:, -1] > -torch.inf)
+        return _Beams(_pick(texts, on), live, parents.gather(1, on), finished, done)
+
+
+class _Nodes:
+    """The nodes behind the prompts: where they lie and which of them each beam sees.
+
+    Attributes:
+        count: slots in use, one number for the batch.
+        collections: times that dead slots were collected.
+    """
+
+    def __init__(self, tree: TokenTree, num_beams: int) -> None:
+        self.tree, self.width = tree, num_beams
+        self.count = self.collections = 0
+        batch, room, device = len(tree.lengths), self.room, tree.lengths.device
+        self._seen = torch.zeros((batch, num_beams, room), dtype=torch.bool, device=device)
+        self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
+
+    @property
+    def room(self) -> int:
+        """Node slots."""
+        return self.tree.cache.slots - self.tree.cache.prompt
+
+    def forward(self, tokens: torch.Tensor, parents: torch.Tensor, depth: int) -> torch.Tensor:
+        """Run the beams' last tokens, each in a slot of its own.
+
+        Args:
+            tokens: (B, K) int64.
+            parents: (B, K) places in the step before.
+            depth: of these tokens, 1 below the prompt.
+
+        Returns:
+            (B, K, V) logits.
+        """
+        model, cache = self.tree.model, self.tree.cache
+        slot = torch.arange(self.count, self.count + self.width, device=tokens.device)
+        self._seen = _pick(self._seen, parents)
+        self._seen[:, torch.arange(self.width, device=tokens.device), slot] = True
+        self._depth[:, slot] = depth
+        self.count += self.width
+        nodes = whole_blocks(self.count)
+        here = torch.full_like(tokens, depth)
+
+        def mask(window: int | None) -> torch.Tensor:
+            return tree_mask(
+                self._seen[:, :, :nodes],
+                self.tree.lengths,
+                cache.prompt,
+                depth=here,
+                node_depth=self._depth[:, :nodes],
+                window=window,
+                dtype=model.dtype,
+            )
+
+        return model.forward(
+            tokens,
+            self.tree.lengths[:, None] + here - 1,
+            mask,
+            cache,
+            write=(cache.prompt + slot).expand_as(tokens),
+            view=cache.prompt + nodes,
+        )
+
+    def keep(self, requests: torch.Tensor) -> None:
+        """Go on with some requests of the batch only; (b,) places."""
+        self.tree.keep(requests)
+        self._seen, self._depth = self._seen[requests], self._depth[requests]
+
+    def collect(self, parents: torch.Tensor) -> list[int]:
+        """Forget every node that no beam descends from, and move the others together.
+
+        Args:
+            parents: (B, K) the beams' places in the last step that was run.
+
+        Returns:
+            Live nodes of each request.
+        """
+        live = _pick(self._seen, parents).any(1)[:, : self.count]
+        first_dead = live.long().cumprod(1).sum(1)
+        counts: list[int]
+        counts, trunk = torch.stack([live.sum(1), first_dead]).tolist()
+        self.count, start = max(counts), min(trunk)
+        # Live before dead, oldest first. Requests with fewer live nodes keep some dead ones: nobody
+        # sees them.
+        order = (~live).long().argsort(dim=1, stable=True)[:, start : self.count]
+        cache = self.tree.cache
+        cache.gather(cache.prompt + order, cache.prompt + start)
+        here = slice(start, self.count)
+        self._depth[:, here] = self._depth.gather(1, order)
+        self._seen[:, :, here] = self._seen.gather(2, order[:, None].expand(-1, self.width, -1))
+        self._seen[:, :, self.count :] = False
+        self.collections += 1
+        return counts
+
+    def reserve(self, nodes: int) -> None:
+        """Have room for `nodes` nodes; where that is more than now, a quarter more at least."""
+        if nodes > self.room:
+            self.tree.move(max(nodes, self.room * 5 // 4))
+            more = self.room - self._depth.shape[1]
+            self._seen = torch.nn.functional.pad(self._seen, (0, more))
+            self._depth = torch.nn.functional.pad(self._depth, (0, more))
+
+
+@torch.inference_mode()
+def generate_text(
+    model: Any,
+    prompts: Sequence[ArrayLike],
+    num_beams: int = 5,
+    max_new_tokens: int = 100,
+    *,
+    eos_token_id: int | Sequence[int] | None = None,
+    min_new_tokens: int = 0,
+    length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
+    num_return_sequences: int = 1,
+    collect: bool = True,
+    collect_every: int = 8,
+    prompt_slots: int = 0,
+) -> Texts:
+    """The best texts that beam search of width `num_beams` finds after each prompt.
+
+    Equals Hugging Face's `generate(num_beams=K, do_sample=False, ...)` with the same arguments, and
+    with one beam its greedy search. Equal scores are ordered as `torch.topk` leaves them.
+
+    Args:
+        model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
+        prompts: token ids of each request, at least one token each; lengths may differ.
+        num_beams: K.
+        max_new_tokens: longest text.
+        eos_token_id: token or tokens that end a text; None for none.
+        min_new_tokens: tokens before a text may end.
+        length_penalty: exponent of the length by which a text's log-probability is divided; above 0
+            favours long texts, 0 compares sums.
+        early_stopping: stop as soon as K texts are finished (True); when no live beam can beat them
+            at its present length (False); or when none can at any length ("never").
+        num_return_sequences: R, at most K.
+        collect: reuse the slots of dead nodes. Without, every node keeps its slot: K a token.
+        collect_every: steps between two collections. Few save memory, many save time.
+        prompt_slots: prompt slots to reserve at least.
+
+    Returns:
+        Texts of shape (B, R, longest).
+
+    Raises:
+        ValueError: an argument out of its range, an empty prompt, or a token outside the model's
+            vocabulary.
+    """
+    model = TreeModel.of(model)
+    ready = Prompts.of(prompts, model)
+    eos = [] if eos_token_id is None else np.unique(np.atleast_1d(eos_token_id)).tolist()
+    _check(
+        model.vocabulary_size,
+        eos,
+        num_beams=num_beams,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        num_return_sequences=num_return_sequences,
+        collect_every=collect_every,
+    )
+    rules = _Rules(
+        num_beams,
+        max_new_tokens,
+        min_new_tokens,
+        torch.tensor(eos, dtype=torch.int64, device=model.device),
+        length_penalty,
+        # with one beam the first text to finish is greedy's
+        True if num_beams == 1 else early_stopping,
+    )
+    beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
+    if not len(ready):
+        tokens, lengths, scores = (part[:, :num_return_sequences] for part in beams.finished)
+        return Texts(tokens[..., :0], lengths, scores, [], [], 0)
+    room = most = num_beams * (max_new_tokens - 1)
+    if collect:
+        room = min(most, _budget(num_beams, max_new_tokens, collect_every))
+    requests = np.arange(len(ready))  # those still in the batch
+    live = ready.host_lengths.copy()
+    ended: list[_Finished] = []
+    order: list[int] = []
+    stats: list[DecodeStats] = []
+    with TokenTree(model, ready, 0, prompt_slots=prompt_slots, reserve=room) as tree:
+        nodes = _Nodes(tree, num_beams)
+        logits = tree.forward()
+        for depth in range(1, max_new_tokens + 1):
+            beams = rules.advance(beams, logits, depth)
+            look = depth % collect_every == 0
+            # reading costs nothing on a CPU, so a search stops at once there
+            if look or depth == max_new_tokens or model.device.type == "cpu":
+                done = np.asarray(beams.done.tolist()) | (depth == max_new_tokens)
+                for i in requests[done].tolist():
+                    order.append(i)
+                    n, cached = int(ready.host_lengths[i]), int(tree.cached[i])
+                    stats.append(
+                        DecodeStats(
+                            target_passes=depth,
+                            target_tokens=n - cached + num_beams * (depth - 1),
+                            kv_slots=tree.cache.slots,
+                            kv_bytes=tree.cache.slots * tree.cache.bytes_per_slot,
+                            cached_tokens=cached,
+                        )
+                    )
+                if done.any():
+                    leave, stay = (torch.from_numpy(np.flatnonzero(d)) for d in (done, ~done))
+                    ended.append(beams.take(leave.to(model.device)).finished)
+                    requests = requests[~done]
+                    if not len(requests):
+                        break
+                    beams = beams.take(stay.to(model.device))
+                    nodes.keep(stay.to(model.device))
+            if look and collect:
+                counts = nodes.collect(beams.parents)
+                live[requests] = np.maximum(live[requests], ready.host_lengths[requests] + counts)
+                nodes.reserve(nodes.count + num_beams * min(collect_every, max_new_tokens - depth))
+            logits = nodes.forward(beams.tokens[:, :, depth - 1], beams.parents, depth)
+        collections = nodes.collections
+    place = np.argsort(order)
+    back = torch.from_numpy(place).to(model.device)
+    tokens, lengths, scores = (
+        torch.cat(parts)[back, :num_return_sequences] for parts in zip(*ended, strict=True)
+    )
+    longest = int(lengths.max())
+    kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+    return Texts(
+        tokens[..., :longest] * kept,
+        lengths,
+        scores,
+        [stats[i] for i in place],
+        live.tolist(),
+        collections,
+    )
+
+
+def _budget(num_beams: int, max_new_tokens: int, collect_every: int) -> int:
+    """Node slots to allocate: a trunk, one period's nodes, and as many for live branches."""
+    return max_new_tokens + 2 * num_beams * collect_every
+
+
+def _pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """(B, n, X) rows of (B, N, X) values at (B, n) places."""
+    return values.gather(1, places.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+
+
+def _check(
+    vocabulary: int,
+    eos: Sequence[int],
+    *,
+    num_beams: int,
+    max_new_tokens: int,
+    min_new_tokens: int,
+    length_penalty: float,
+    early_stopping: EarlyStopping,
+    num_return_sequences: int,
+    collect_every: int,
+) -> None:
+    """Raise `ValueError` for the first argument out of its range."""
+    for name, value, least in (
+        ("num_beams", num_beams, 1),
+        ("max_new_tokens", max_new_tokens, 1),
+        ("min_new_tokens", min_new_tokens, 0),
+        ("num_return_sequences", num_return_sequences, 1),
+        ("collect_every", collect_every, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if num_return_sequences > num_beams:
+        raise ValueError(
+            f"num_return_sequences ({num_return_sequences}) must be at most num_beams ({num_beams})"
+        )
+    if early_stopping not in (True, False, "never"):
+        raise ValueError(f"early_stopping must be True, False or 'never', got {early_stopping!r}")
+    if not math.isfinite(length_penalty):
+        raise ValueError(f"length_penalty must be finite, got {length_penalty}")
+    bad = [token for token in eos if not 0 <= token < vocabulary]
+    if bad:
+        raise ValueError(f"eos_token_id {bad[0]} is outside the vocabulary 0 .. {vocabulary - 1}")
+    if num_beams > vocabulary - len(eos):
+        raise ValueError(
+            f"num_beams must be at most the {vocabulary - len(eos)} tokens that can follow a "
+            f"prompt without ending the text, got {num_beams}"
+        )
