@@ -19,6 +19,7 @@ from recsys.decoding.beam import finish, prepare
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
 from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.relaxed import relaxed_beam_search
 from recsys.decoding.table import Table
 from recsys.decoding.trace import Trace, trace
 from recsys.decoding.tree import Prompts, TokenTree
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from recsys.constraint.transitions import Children, DeviceTrie
     from recsys.decoding.draft import Proposal
 
-Verification = Literal["strict"]
+Verification = Literal["strict", "relaxed"]
 PATCH_NODES = 128
 
 
@@ -41,7 +42,7 @@ PATCH_NODES = 128
 def speculative_beam_search(
     target: Any,
     drafter: Drafter | Any | None,
-    prompts: Sequence[ArrayLike],
+    prompts: Sequence[ArrayLike] | Prompts,
     trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
     verification: Verification = "strict",
@@ -51,6 +52,7 @@ def speculative_beam_search(
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
     prompt_slots: int = 0,
+    draft_beams: int | None = None,
     patch_nodes: int = PATCH_NODES,
     traced: bool = False,
 ) -> Beams:
@@ -63,12 +65,15 @@ def speculative_beam_search(
         prompts: token ids of each request.
         trie: the catalogue.
         num_beams: K.
-        verification: `strict`, which loses nothing.
+        verification: `strict`, which loses nothing, or `relaxed`, which samples approximately from
+            the target's distribution (`recsys.decoding.relaxed`); it needs seeds and a draft model.
         exclude: trie rows that each request must not get.
         normalize: `vocabulary` (default) or `allowed`.
         seeds: one a request, to sample as `beam_search` does; the same sample.
         temperature: divides the logits, when sampling.
         prompt_slots: prompt slots to reserve at least.
+        draft_beams: N of relaxed verification, sequences that the draft draws at each level; K by
+            default, and more lean towards the draft.
         patch_nodes: most nodes below the missing beams in a patch pass.
         traced: also say how each answer was found.
 
@@ -76,10 +81,12 @@ def speculative_beam_search(
         Beams; `stats` counts passes, accepted levels and drafted nodes of each request.
 
     Raises:
-        ValueError: as `beam_search`, and an unknown verification.
+        ValueError: as `beam_search`, an unknown verification, or one that lacks what it needs.
     """
-    if verification != "strict":
-        raise ValueError(f"verification {verification!r} is not 'strict'")
+    if verification not in ("strict", "relaxed"):
+        raise ValueError(f"verification {verification!r} is neither 'strict' nor 'relaxed'")
+    if traced and verification == "relaxed":
+        raise ValueError("only strict verification can be traced")
     model = TreeModel.of(target)
     ready = Prompts.of(prompts, model)
     step = prepare(
@@ -87,6 +94,10 @@ def speculative_beam_search(
     )
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
+    if verification == "relaxed":
+        return relaxed_beam_search(
+            model, drafter, ready, step, num_beams, draft_beams, prompt_slots=prompt_slots
+        )
     if drafter is None:
         drafter = ExhaustiveDrafter()
     elif not hasattr(drafter, "propose"):

@@ -1,4 +1,4 @@
-"""Sampling without replacement: the law of the samples, and that speculation does not change one."""
+"""Sampling without replacement: the law of samples, and that speculation leaves them unchanged."""
 
 from __future__ import annotations
 

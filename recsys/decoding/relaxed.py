@@ -1,0 +1,316 @@
+"""Relaxed verification: what the draft samples is accepted by chance (AtSpeed, algorithm 2).
+
+A round: the draft draws N sequences without replacement at every level below the beams, the target
+runs them all in one pass, and levels are settled from the top. With p and q the target's and the
+draft's distributions over all children of the current beams, a drawn child is accepted with
+probability min(1, p / q). K of those accepted are the next beams; where there are fewer, sampling
+from norm(max(0, p - q)) fills up, and from p once that is used up. A round ends at the first level
+with a beam that was not drawn; the next one drafts below the beams that are then known. The last
+level needs no nodes, so the target draws it itself.
+
+At N = K = 1 this reproduces the target's distribution. Otherwise it is approximate by construction:
+drawing without replacement is treated as with replacement, every level draws afresh (which counts a
+prefix twice that `recsys.decoding.sampling` counts once), and with N > K the beams lean towards the
+draft. All randomness is keyed by (seed, state), as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recsys.decoding.beam import finish
+from recsys.decoding.draft import ModelDrafter
+from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.table import Table
+from recsys.decoding.tree import Prompts, TokenTree
+from recsys.models.tree_forward import TreeModel
+
+if TYPE_CHECKING:
+    from recsys.constraint.transitions import Children
+    from recsys.decoding.sampling import Noise
+
+# Streams of noise besides the one that draws, which is plain sampling's.
+_ACCEPT, _FILL = 1, 2
+
+
+def relaxed_beam_search(
+    target: TreeModel,
+    drafter: Any,
+    prompts: Prompts,
+    step: Step,
+    num_beams: int,
+    draft_beams: int | None = None,
+    *,
+    prompt_slots: int = 0,
+) -> Beams:
+    """Sample K sequences of each prompt; see `speculative_beam_search`.
+
+    Args:
+        target: the model whose distribution is wanted.
+        drafter: a Hugging Face model, a `TreeModel`, or a `ModelDrafter`, of which only the model
+            matters.
+        prompts: the batch, at least one request.
+        step: with noise.
+        num_beams: K.
+        draft_beams: N; K by default.
+        prompt_slots: prompt slots at least.
+
+    Returns:
+        Beams, best first by the target's log-probability, labelled `approximate`.
+
+    Raises:
+        ValueError: no seeds, no draft model, or N < K.
+    """
+    if step.noise is None:
+        raise ValueError("relaxed verification samples: give it seeds, one a request")
+    drafts = num_beams if draft_beams is None else draft_beams
+    if drafts < num_beams:
+        raise ValueError(f"draft_beams must be at least num_beams ({num_beams}), got {drafts}")
+    draft = drafter.model if isinstance(drafter, ModelDrafter) else drafter
+    if draft is None or hasattr(draft, "propose"):
+        name = type(draft).__name__
+        raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
+    # Rounds start one level lower each at least; all but the first add beams that were not drawn.
+    below = step.levels - 1
+    capacity = below * num_beams + drafts * below * (below + 1) // 2
+    with (
+        TokenTree(target, prompts, capacity, prompt_slots=prompt_slots) as tree,
+        TokenTree(TreeModel.of(draft), prompts, capacity, prompt_slots=prompt_slots) as draft_tree,
+    ):
+        search = _Search(tree, draft_tree, step, step.noise, num_beams, drafts)
+        while len(search.level):
+            search.draft()
+            search.verify()
+            search.take_done()
+        stats = [search.stats[i] for i in range(len(prompts))]
+        found = finish(search.answers, step, num_beams, stats)
+    scores = found.scores.to(target.score_dtype)
+    return replace(found, scores=scores, is_global=None, approximate=True)
+
+
+def settle(
+    log_p: torch.Tensor,
+    log_q: torch.Tensor,
+    drawn: torch.Tensor,
+    states: torch.Tensor,
+    noise: Noise,
+    count: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Settle one level.
+
+    Args:
+        log_p: (B, M) the target's log-probabilities of all children of the beams, up to a constant
+            a request; -inf for those not alive.
+        log_q: (B, M) the draft's.
+        drawn: (B, M) bool, those that were drawn from q.
+        states: (B, M) trie states, which key the noise.
+        noise: of the requests.
+        count: K, at most M.
+
+    Returns:
+        (B, K) places of the next beams, ascending, those not alive last; and (B,) whether all of
+        them had been drawn.
+    """
+    log_p, log_q = _normalized(log_p), _normalized(log_q)
+    alive = log_p > -torch.inf
+    accepted = drawn & alive & (noise.stream(_ACCEPT).uniform(states).log() <= log_p - log_q)
+    residual = (log_p.exp() - log_q.exp()).relu().log()
+    # one list in order of preference: the accepted in random order, sampled from the residual
+    # without replacement, from p, and what is not alive
+    kind = torch.where(residual > -torch.inf, 1, 2).masked_fill(accepted, 0)
+    kind = kind.masked_fill(~alive, 3)
+    weight = torch.where(kind == 1, residual, log_p).masked_fill(accepted, 0.0)
+    by_weight = (weight + noise.stream(_FILL).gumbel(states)).argsort(1, descending=True)
+    order = by_weight.gather(1, kind.gather(1, by_weight).argsort(stable=True, dim=1))
+    place = order[:, :count]
+    place = torch.where(alive.gather(1, place), place, log_p.shape[1]).sort(1).values
+    # a place behind the last one is not alive: any such will do, and all are alike
+    chosen_alive = place < log_p.shape[1]
+    place = torch.where(chosen_alive, place, order[:, -1:])
+    return place, (drawn.gather(1, place) | ~chosen_alive).all(1)
+
+
+def _normalized(log_probs: torch.Tensor) -> torch.Tensor:
+    """(B, M) log-probabilities that add up to 1; -inf throughout where nothing is alive."""
+    values = log_probs.double()
+    total = values.logsumexp(1, keepdim=True)
+    return values - total.clamp(min=torch.finfo(values.dtype).min)
+
+
+class _Search:
+    """The state of a batch between rounds.
+
+    Frontiers here have their scores equal to their log-probabilities, and as `parents` the trie
+    states of the parents, which mean the same in the target's table and in the draft's.
+
+    Attributes:
+        target: what the target has been run on.
+        sketch: what the draft has been run on.
+        level: (b,) depth of each frontier.
+        frontier: K beams each.
+        drawn: by depth, what the draft has drawn in this round.
+        answers: frontiers of all requests, complete for those in `stats`.
+        stats: of the requests that are done.
+    """
+
+    def __init__(
+        self,
+        tree: TokenTree,
+        draft_tree: TokenTree,
+        step: Step,
+        noise: Noise,
+        num_beams: int,
+        draft_beams: int,
+    ) -> None:
+        self.num_beams, self.draft_beams = num_beams, draft_beams
+        self.noise, self.temperature = noise, noise.temperature
+        # p and q are plain log-probabilities; what is noisy here happens in `settle`
+        step = replace(step, normalize="allowed", noise=None)
+        self.target, self.sketch = Table(tree, step), Table(draft_tree, step)
+        self.level = self.accepted = torch.zeros_like(self.target.request)
+        self.drafted = self.level
+        root = Frontier.root(len(self.level), torch.float64, tree.lengths.device)
+        self.frontier = self.answers = root.padded(num_beams)
+        self.drawn: dict[int, Frontier] = {}
+        self.stats: dict[int, DecodeStats] = {}
+
+    def draft(self) -> None:
+        """Draw the levels below each frontier, and run the target on frontier and drawn nodes."""
+        beams = level = self.frontier.padded(self.draft_beams)
+        levels = self.target.step.levels
+        for depth in range(int(self.level.min()), levels):
+            level = beams.where(self.level == depth, level)
+            real = (level.scores > -torch.inf) & (self.level <= depth)[:, None]
+            _add(self.target, level, real, depth)
+            if depth < levels - 1:
+                _add(self.sketch, level, real, depth)
+                _run(self.sketch)
+                level = self._draw(level, depth)
+                self.drawn[depth + 1] = level
+                news = (level.scores > -torch.inf).sum(1)
+                self.drafted = self.drafted + torch.where(self.level <= depth, news, 0)
+        _run(self.target)
+
+    def _draw(self, beams: Frontier, depth: int) -> Frontier:
+        """Draw N children of the beams from the draft, without replacement."""
+        children = self.target.step.children(beams.states, depth)
+        log_q = self._log_probs(self.sketch, beams, children)
+        noisy = log_q + self.noise.gumbel(children.states.flatten(1))
+        return self._take(beams, children, log_q, stable_top(noisy, self.draft_beams)[0])
+
+    def verify(self) -> None:
+        """Settle levels while all beams have been drawn, and so run."""
+        step, target = self.target.step, self.target
+        beams = theirs = self.frontier  # with log-probabilities of the target, and of the draft
+        going = torch.ones_like(self.level, dtype=torch.bool)
+        for depth in range(int(self.level.min()), step.levels):
+            here = going & (self.level == depth)
+            children = step.children(beams.states, depth)
+            states = children.states.flatten(1)
+            log_p = self._log_probs(target, beams, children)
+            if depth < step.levels - 1:
+                log_q = self._log_probs(self.sketch, theirs, children)
+                drawn = self._among(self.drawn[depth + 1], beams, children)
+            else:
+                log_q, drawn = log_p, torch.zeros_like(states, dtype=torch.bool)
+                own, _ = stable_top(log_p + self.noise.gumbel(states), self.num_beams)
+                drawn.scatter_(1, own, True)
+            place, known = settle(log_p, log_q, drawn, states, self.noise, self.num_beams)
+            beams = self._take(beams, children, log_p, place).where(here, beams)
+            theirs = self._take(theirs, children, log_q, place).where(here, theirs)
+            self.level = self.level + here
+            going = going & (known | ~here)
+        self.frontier = beams
+        if len(target.runs) == 1:
+            self.accepted = self.level - 1
+
+    def _log_probs(self, table: Table, beams: Frontier, children: Children) -> torch.Tensor:
+        """(b, W * C) log-probabilities of all children of the beams; -inf where not alive."""
+        place, _ = table.find(beams.states)
+        logits, total = table.logits.at(place)
+        tempered = TokenLogits(logits.double() / self.temperature, total)
+        return self.target.step.score(beams, tempered, children)[1].flatten(1)
+
+    def _take(
+        self, beams: Frontier, children: Children, log_probs: torch.Tensor, place: torch.Tensor
+    ) -> Frontier:
+        """The children of the beams at (b, W) `place`."""
+        kept = log_probs.gather(1, place)
+        return Frontier(
+            children.states.flatten(1).gather(1, place),
+            kept,
+            self.target.step.trie.alphabet[children.symbols.flatten(1).gather(1, place)],
+            beams.states.gather(1, place // children.states.shape[-1]),
+            kept,
+            beams.rest,
+        )
+
+    def _among(self, drawn: Frontier, beams: Frontier, children: Children) -> torch.Tensor:
+        """(b, W * C) which children of the beams were drawn; others' children are left out."""
+        width = children.states.shape[-1]
+        alive = (beams.scores > -torch.inf)[:, None, :]
+        match = (drawn.parents[:, :, None] == beams.states[:, None, :]) & alive
+        found = match.any(-1) & (drawn.scores > -torch.inf)
+        first = self.target.step.trie.first_child[drawn.parents]
+        place = match.to(torch.uint8).argmax(-1) * width + drawn.states - first
+        nowhere = beams.states.shape[1] * width
+        mask = torch.zeros_like(children.alive.flatten(1))
+        mask = torch.nn.functional.pad(mask, (0, 1))
+        return mask.scatter(1, torch.where(found, place, nowhere), True)[:, :-1]
+
+    def take_done(self) -> None:
+        """Take out what is done; here the host waits for the device, once a round."""
+        tree, done = self.target.tree, self.level == self.target.step.levels
+        parts = [self.target.request, self.accepted, self.drafted, tree.lengths]
+        for request, accepted, drafted, length in torch.stack(parts, 1)[done].tolist():
+            cached = int(tree.cached[request])
+            self.stats[request] = DecodeStats(
+                target_passes=tree.passes,
+                target_tokens=length - cached + tree.nodes,
+                kv_slots=length + tree.nodes,
+                kv_bytes=(length + tree.nodes) * tree.cache.bytes_per_slot,
+                accepted_levels=accepted,
+                drafted_nodes=drafted,
+                draft_passes=self.sketch.tree.passes,
+                cached_tokens=cached,
+            )
+        requests = self.target.request[done]
+        self.answers = Frontier(
+            *(
+                mine.index_copy(0, requests, theirs[done])
+                for mine, theirs in zip(self.answers, self.frontier, strict=True)
+            )
+        )
+        going_on = (~done).nonzero().squeeze(1)
+        self.target.keep(going_on)
+        self.sketch.keep(going_on)
+        self.level, self.accepted = self.level[going_on], self.accepted[going_on]
+        self.drafted, self.noise = self.drafted[going_on], self.noise.take(going_on)
+        self.frontier = self.frontier.take(going_on)
+
+
+def _add(table: Table, beams: Frontier, wanted: torch.Tensor, depth: int) -> None:
+    """Add the wanted beams that are not in the table yet, in as few places as will do."""
+    _, found = table.find(beams.states)
+    missing = wanted & ~found
+    width = int(missing.sum(1).max())
+    if width:
+        chosen, _ = stable_top(missing.float(), width)
+        parents, _ = table.find(beams.parents.gather(1, chosen))
+        table.add(
+            beams.states.gather(1, chosen),
+            beams.tokens.gather(1, chosen),
+            parents,
+            depth,
+            missing.gather(1, chosen),
+        )
+
+
+def _run(table: Table) -> None:
+    """Run what has been added, if anything."""
+    if not table.runs or table.places > table.runs[-1]:
+        table.run()

@@ -1,0 +1,335 @@
+"""Relaxed verification: exact at N = K = 1, and elsewhere what the algorithm says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding.relaxed import settle
+from recsys.decoding.sampling import Noise
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+TARGET = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
+# finds likely what the target finds unlikely
+ADVERSARY = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
+ADVERSARY.lm_head.weight.data.neg_()
+DRAFTS = {
+    "perfect": TARGET,
+    "unrelated": tiny_model("llama", hidden=16, layers=1, seed=9, dtype=torch.float64),
+    "adversary": ADVERSARY,
+}
+UNLIKELY = 1e-3
+PROMPT = np.array([3, 1, 4])
+SMALL = [(1, 2, 3), (1, 2, 4), (1, 5, 3), (2, 2, 2), (2, 6, 2), (2, 6, 5), (7, 1, 1)]
+
+
+def relaxed(draft, prompts, trie, beams, **options):
+    return speculative_beam_search(TARGET, draft, prompts, trie, beams, "relaxed", **options)
+
+
+def draw(draft, count, beams, temperature, **options):
+    """(count, beams) rows of SMALL, each with a seed of its own."""
+    trie = ItemTrie.build(np.array(SMALL))
+    options |= {"temperature": temperature}
+    return torch.cat(
+        [
+            relaxed(
+                draft, [PROMPT] * 2000, trie, beams, seeds=range(first, first + 2000), **options
+            ).rows
+            for first in range(0, count, 2000)
+        ]
+    )
+
+
+def conditional(model, prefix, temperature):
+    """Probabilities of the tokens that may follow a prefix in SMALL."""
+    tokens = sorted({row[len(prefix)] for row in SMALL if row[: len(prefix)] == prefix})
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*PROMPT.tolist(), *prefix]])).logits[0, -1]
+    return dict(zip(tokens, (logits[tokens] / temperature).softmax(-1).tolist(), strict=True))
+
+
+def agrees(counts, law):
+    """Chi-square, the cells that are too rare for it counted together."""
+    total = sum(counts.values())
+    table = np.array([[counts[cell], total * p] for cell, p in law.items()])
+    rare = table[:, 1] < 8
+    table = np.vstack([table[~rare], table[rare].sum(0)]) if rare.any() else table
+    assert table[:, 0].sum() == total
+    return chisquare(table[:, 0], table[:, 1]).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_one_beam_from_one_draft_has_the_targets_distribution(draft, temperature):
+    law = {}
+    for i, row in enumerate(SMALL):
+        steps = (conditional(TARGET, row[:d], temperature)[row[d]] for d in range(3))
+        law[i] = math.prod(steps)
+    drawn = draw(DRAFTS[draft], 20_000, 1, temperature)[:, 0].tolist()
+    assert agrees(Counter(drawn), law)
+
+
+# The law of the whole algorithm at N = K, by enumeration.
+
+
+def samples(weights, count):
+    """Probability of each ordered sample without replacement; all there is where it is less."""
+    found = {}
+    cells = [cell for cell, weight in weights.items() if weight > 0]
+    for sample in itertools.permutations(cells, min(count, len(cells))):
+        left, probability = math.fsum(weights[c] for c in cells), 1.0
+        for cell in sample:
+            probability *= weights[cell] / left
+            left -= weights[cell]
+        found[sample] = probability
+    return found
+
+
+def settled(p, q, count):
+    """Probability of each (beams, those drawn), at N = K."""
+    found = defaultdict(float)
+    for drawn, probability in samples(q, count).items():
+        for verdict in itertools.product([True, False], repeat=len(drawn)):
+            chances = [min(1.0, p[y] / q[y]) for y in drawn]
+            here = probability * math.prod(
+                c if yes else 1 - c for c, yes in zip(chances, verdict, strict=True)
+            )
+            if not here:
+                continue
+            accepted = [y for y, yes in zip(drawn, verdict, strict=True) if yes]
+            missing = min(count, len(p)) - len(accepted)
+            rest = {y: max(0.0, p[y] - q[y]) for y in p if y not in accepted}
+            for first, chance in samples(rest, missing).items():
+                others = {y: p[y] for y in p if y not in (*accepted, *first)}
+                for second, last in samples(others, missing - len(first)).items():
+                    chosen = frozenset((*accepted, *first, *second))
+                    found[chosen, frozenset(drawn)] += here * chance * last
+    return found
+
+
+def law_of(draft, beams, count, temperature):
+    """Probability of each set of leaves below beams (prefix -> p, q of its path)."""
+    depth = len(next(iter(beams)))
+    parts = [
+        {
+            (*prefix, token): paths[i] * chance
+            for prefix, paths in beams.items()
+            for token, chance in conditional(model, prefix, temperature).items()
+        }
+        for i, model in enumerate((TARGET, draft))
+    ]
+    p, q = ({y: w / math.fsum(part.values()) for y, w in part.items()} for part in parts)
+    law = defaultdict(float)
+    if depth == 2:
+        for sample, probability in samples(p, count).items():
+            law[frozenset(sample)] += probability
+        return law
+    for (chosen, drawn), probability in settled(p, q, count).items():
+        # once drafts run out, the next ones start from what the target knows
+        below = {y: (p[y], q[y] if chosen <= drawn else p[y]) for y in chosen}
+        for leaves, chance in law_of(draft, below, count, temperature).items():
+            law[leaves] += probability * chance
+    return law
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("beams", [2, 3])
+def test_samples_have_the_law_of_the_algorithm(draft, beams):
+    law = law_of(DRAFTS[draft], {(): (1.0, 1.0)}, beams, 3.0)
+    assert math.isclose(math.fsum(law.values()), 1)
+    drawn = draw(DRAFTS[draft], 20_000, beams, 3.0).tolist()
+    assert agrees(Counter(frozenset(SMALL[row] for row in rows) for rows in drawn), law)
+
+
+def slow_settle(log_p, log_q, drawn, states, noise, count):
+    """One request of `settle`, one child at a time."""
+    log_p, log_q = ([float(x) for x in line] for line in (log_p, log_q))
+    alive = [i for i, x in enumerate(log_p) if x > -math.inf]
+    total = [math.fsum(math.exp(line[i]) for i in alive) for line in (log_p, log_q)]
+    p = {i: math.exp(log_p[i]) / total[0] for i in alive}
+    q = {i: math.exp(log_q[i]) / total[1] for i in alive}
+    uniform = noise.stream(1).uniform(states).tolist()[0]
+    gumbel = noise.stream(2).gumbel(states).tolist()[0]
+    accepted = [i for i in alive if drawn[i] and uniform[i] <= p[i] / q[i]]
+    chosen = sorted(accepted, key=lambda i: -gumbel[i])[:count]
+    weights = [{i: p[i] - q[i] for i in alive if p[i] > q[i]}, p]
+    while len(chosen) < min(count, len(alive)):
+        for weight in weights:
+            left = {i: math.log(w) + gumbel[i] for i, w in weight.items() if i not in chosen}
+            if left:
+                chosen.append(max(left, key=left.get))
+                break
+    return sorted(chosen), all(drawn[i] for i in chosen)
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    children=st.integers(1, 30),
+    count=st.integers(1, 12),
+    drafts=st.integers(0, 20),
+    gap=st.sampled_from([0.0, 0.5, 5.0]),
+    dead=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_level_is_settled_as_by_the_slow_twin(seed, children, count, drafts, gap, dead):
+    rng = np.random.default_rng(seed)
+    count = min(count, children)
+    log_p = rng.normal(size=(3, children)) * 2
+    log_q = log_p + rng.normal(size=(3, children)) * gap
+    gone = rng.random((3, children)) < dead
+    log_p[gone] = log_q[gone] = -math.inf
+    drawn = ~gone & (rng.random((3, children)) < drafts / children)
+    states = torch.from_numpy(rng.integers(0, 2**40, (3, children)))
+    noise = Noise(torch.from_numpy(rng.integers(-(2**62), 2**62, 3)))
+    log_p, log_q, drawn = map(torch.from_numpy, (log_p, log_q, drawn))
+    place, known = settle(log_p, log_q, drawn, states, noise, count)
+    for i in range(3):
+        expected, all_drawn = slow_settle(
+            log_p[i], log_q[i], drawn[i], states[i : i + 1], noise.take(torch.tensor([i])), count
+        )
+        alive = [x for x in place[i].tolist() if not gone[i, x]]
+        assert alive == place[i, : len(alive)].tolist() == expected
+        assert known[i] == all_drawn
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    draft=st.sampled_from(list(DRAFTS)),
+    items=st.sampled_from([1, 2, 7, 40, 300]),
+    levels=st.integers(1, 5),
+    beams=st.integers(1, 22),
+    more=st.sampled_from([0, 1, 30]),
+    batch=st.integers(1, 4),
+    excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+)
+@settings(max_examples=150, deadline=None)
+def test_samples_are_distinct_allowed_scored_by_the_target_and_the_same_alone(
+    seed, draft, items, levels, beams, more, batch, excluded, temperature
+):
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(random_catalogue(rng, items, levels))
+    prompts = random_prompts(rng, batch, 6)
+    seeds = rng.integers(-(2**63), 2**63 - 1, batch).tolist()
+    exclude = [
+        trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
+    ]
+    options = {"draft_beams": beams + more, "temperature": temperature}
+    found = relaxed(DRAFTS[draft], prompts, trie, beams, seeds=seeds, exclude=exclude, **options)
+    everything = beam_search(
+        TARGET, prompts, trie, trie.num_rows, seeds=seeds, exclude=exclude, temperature=temperature
+    )
+    for i, prompt in enumerate(prompts):
+        rows = [row for row in found.rows[i].tolist() if row >= 0]
+        score = dict(zip(everything.rows[i].tolist(), everything.scores[i].tolist(), strict=True))
+        assert len(set(rows)) == len(rows) == min(beams, trie.num_rows - len(exclude[i]))
+        assert not set(rows) & set(exclude[i].tolist())
+        scores = found.scores[i].tolist()
+        assert scores[: len(rows)] == pytest.approx([score[row] for row in rows], abs=1e-9)
+        assert scores == sorted(scores, reverse=True)
+        assert torch.equal(found.tokens[i], torch.from_numpy(trie.rows)[found.rows[i]].long()) or (
+            len(rows) < beams
+        )
+        assert 1 <= found.stats[i].target_passes <= levels
+        assert 0 <= found.stats[i].accepted_levels <= levels - 1
+        alone = relaxed(
+            DRAFTS[draft],
+            [prompt],
+            trie,
+            beams,
+            seeds=seeds[i : i + 1],
+            exclude=exclude[i : i + 1],
+            **options,
+        )
+        assert torch.equal(alone.rows[0], found.rows[i])
+        assert alone.stats[0].accepted_levels == found.stats[i].accepted_levels
+    assert found.certificates == ["approximate"] * batch
+
+
+@pytest.fixture
+def wide():
+    """A four-level catalogue: bushy at the top, thin below."""
+    rng = np.random.default_rng(1)
+    return ItemTrie.build(np.stack([rng.integers(1, n, 600) for n in (20, 20, 40, 40)], axis=1))
+
+
+def test_what_the_target_drafts_itself_is_accepted_in_one_pass(wide):
+    prompts = random_prompts(np.random.default_rng(0), 4, 12)
+    found = relaxed(ModelDrafter(TARGET), prompts, wide, 10, seeds=range(4))
+    assert [s.target_passes for s in found.stats] == [1] * 4
+    assert [s.accepted_levels for s in found.stats] == [3] * 4
+    assert [s.draft_passes for s in found.stats] == [3] * 4
+    assert [s.drafted_nodes for s in found.stats] == [30] * 4
+
+
+def test_a_draft_far_from_the_target_costs_no_more_passes_than_beam_search(wide):
+    prompts = random_prompts(np.random.default_rng(0), 8, 12)
+    found = relaxed(ADVERSARY, prompts, wide, 10, seeds=range(8))
+    passes = [s.target_passes for s in found.stats]
+    assert max(passes) <= 4
+    assert min(passes) > 1
+    assert {s.accepted_levels for s in found.stats} == {0}
+
+
+def test_a_wider_draft_saves_passes(wide):
+    prompts = random_prompts(np.random.default_rng(0), 20, 12)
+    passes = [
+        sum(
+            s.target_passes
+            for s in relaxed(
+                DRAFTS["unrelated"], prompts, wide, 3, seeds=range(20), draft_beams=drafts
+            ).stats
+        )
+        for drafts in (3, 60)
+    ]
+    assert passes[1] < passes[0]
+
+
+def test_one_level_is_the_targets_own_sample():
+    trie = ItemTrie.build(np.arange(1, 40)[:, None])
+    prompts = random_prompts(np.random.default_rng(0), 5, 9)
+    found = relaxed(ADVERSARY, prompts, trie, 6, seeds=range(5))
+    expected = beam_search(TARGET, prompts, trie, 6, seeds=range(5))
+    assert torch.equal(found.rows.sort(1).values, expected.rows.sort(1).values)
+
+
+def test_a_catalogue_no_larger_than_the_list_comes_whole(wide):
+    found = relaxed(ADVERSARY, [PROMPT], wide, 700, seeds=[0])
+    assert sorted(found.rows[0].tolist()) == [-1] * (700 - wide.num_rows) + list(
+        range(wide.num_rows)
+    )
+
+
+def test_caches_go_back_however_a_search_ends(wide):
+    drafter = ModelDrafter(TARGET)
+    relaxed(drafter, [PROMPT], wide, 3, seeds=[0])
+    assert drafter.model.pool.lent == 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "options", "message"),
+    [
+        (TARGET, {}, "give it seeds"),
+        (None, {"seeds": [0]}, "needs a draft model that knows q, got NoneType"),
+        (TARGET, {"seeds": [0], "draft_beams": 2}, r"at least num_beams \(3\), got 2"),
+        (TARGET, {"seeds": [0], "traced": True}, "only strict verification can be traced"),
+    ],
+)
+def test_what_is_missing_is_named(wide, draft, options, message):
+    with pytest.raises(ValueError, match=message):
+        relaxed(draft, [PROMPT], wide, 3, **options)
+
+
+def test_no_requests_are_an_answer(wide):
+    assert relaxed(TARGET, [], wide, 5, seeds=[]).rows.shape == (0, 5)
