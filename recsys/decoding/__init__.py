@@ -6,7 +6,9 @@ from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.candidates import CandidateDrafter, UnionDrafter
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
+from recsys.decoding.engine import Decoded, Engine
 from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.planner import Plan
 from recsys.decoding.speculative import speculative_beam_search
 from recsys.decoding.trace import Trace, TraceNode
 
@@ -14,9 +16,12 @@ __all__ = [
     "Beams",
     "CandidateDrafter",
     "DecodeStats",
+    "Decoded",
     "Drafter",
+    "Engine",
     "ExhaustiveDrafter",
     "ModelDrafter",
+    "Plan",
     "Proposal",
     "Trace",
     "TraceNode",

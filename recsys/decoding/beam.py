@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @torch.inference_mode()
 def beam_search(
     model: Any,
-    prompts: Sequence[ArrayLike],
+    prompts: Sequence[ArrayLike] | Prompts,
     trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
     *,

@@ -14,8 +14,7 @@ import torch
 
 from recsys.decoding.beam import finish, prepare
 from recsys.decoding.candidates import CandidateDrafter
-from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
-from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.expand import Frontier, Normalize, stable_top
 from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
@@ -27,13 +26,14 @@ if TYPE_CHECKING:
 
     from recsys.constraint import ItemTrie
     from recsys.constraint.transitions import DeviceTrie
+    from recsys.decoding.output import Beams, DecodeStats
 
 
 @torch.inference_mode()
 def complete(
     target: Any,
     beams: Beams,
-    prompts: Sequence[ArrayLike],
+    prompts: Sequence[ArrayLike] | Prompts,
     trie: ItemTrie | DeviceTrie,
     *,
     exclude: Sequence[ArrayLike] | None = None,
@@ -71,7 +71,7 @@ def complete(
     if not len(todo):
         return beams
     model, places = TreeModel.of(target), todo.tolist()
-    ready = Prompts.of([prompts[i] for i in places], model)
+    ready = Prompts.of(prompts, model).take(places)
     some = None if exclude is None else [exclude[i] for i in places]
     step = prepare(model, len(ready), trie, num_beams, some, normalize)
     rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
@@ -94,10 +94,9 @@ def complete(
             finished = ~(wanted.scores > -torch.inf).any(1)
             room = tree.nodes + pass_nodes <= max_nodes
             leave = finished if room else torch.ones_like(finished)
-            places = request[finished]
             for whole, part in zip(found, answer, strict=True):
-                whole[places] = part[finished]
-            proven[places] = True
+                whole[request[finished]] = part[finished]
+            proven[request[finished]] = True
             for i, n in zip(request[leave].tolist(), tree.lengths[leave].tolist(), strict=True):
                 stats[i] = _add(stats[i], tree, n, int(tree.cached[todo.tolist().index(i)]))
             going_on = (~leave).nonzero().squeeze(1)
@@ -133,9 +132,9 @@ def _look(
     levels, nodes = table.step.levels, table.score()
     _, leaves = table.children(levels - 1, nodes)
     order = leaves.states.masked_fill(leaves.scores == -torch.inf, -1).argsort(dim=1)
-    leaves = _pick(leaves, order)  # row order settles ties
+    leaves = leaves.at(order)  # row order settles ties
     best, _ = stable_top(leaves.scores, min(num_beams, leaves.scores.shape[1]))
-    answer = _pick(leaves, best).padded(num_beams)
+    answer = leaves.at(best).padded(num_beams)
     limit = torch.maximum(limit, answer.scores.amin(1, keepdim=True))
     open_ = []
     for depth in range(levels - 1):
@@ -144,19 +143,12 @@ def _look(
         scores = children.scores.masked_fill(run | (children.scores < limit), -torch.inf)
         children = children._replace(scores=scores)
         some = scores.topk(min(pass_nodes, scores.shape[1]), dim=1).indices
-        open_.append(_pick(children, some))
+        open_.append(children.at(some))
     if not open_:
         return answer, answer._replace(scores=torch.full_like(answer.scores, -torch.inf))
-    together = [torch.cat(parts, dim=1) for parts in list(zip(*open_, strict=True))[:-1]]
-    every = Frontier(*together, nodes.rest)
+    every = Frontier.joined(open_)
     most = every.scores.topk(min(pass_nodes, every.scores.shape[1]), dim=1).indices
-    return answer, _pick(every, most)
-
-
-def _pick(frontier: Frontier, places: torch.Tensor) -> Frontier:
-    """The entries at (b, w) places."""
-    *parts, rest = frontier
-    return Frontier(*(part.gather(1, places) for part in parts), rest)
+    return answer, every.at(most)
 
 
 def _add(stats: DecodeStats, tree: TokenTree, length: int, cached: int) -> DecodeStats:

@@ -114,7 +114,9 @@ class UnionDrafter:
                 break
             level = _merge(found, above, width, step)
             merged.append(level)
-            above = level.states.masked_fill(level.scores == -torch.inf, step.trie.source.num_states)
+            above = level.states.masked_fill(
+                level.scores == -torch.inf, step.trie.source.num_states
+            )
         return Proposal(merged, passes)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from recsys.constraint.transitions import Children, DeviceTrie
     from recsys.decoding.sampling import Noise
 
@@ -95,6 +97,17 @@ class Frontier(NamedTuple):
             pad(self.log_probs, (0, missing), value=-torch.inf),
             self.rest,
         )
+
+    @classmethod
+    def joined(cls, frontiers: Sequence[Frontier]) -> Frontier:
+        """Several frontiers side by side; `rest` is the first one's."""
+        parts = [torch.cat(same, dim=1) for same in zip(*frontiers, strict=True)]
+        return cls(*parts)._replace(rest=frontiers[0].rest)
+
+    def at(self, places: torch.Tensor) -> Frontier:
+        """The beams at (B, w) places."""
+        parts = [part if part is self.rest else part.gather(1, places) for part in self]
+        return Frontier(*parts)
 
     def take(self, requests: torch.Tensor) -> Frontier:
         """Some requests of the batch; (b,) places or a (B,) mask."""

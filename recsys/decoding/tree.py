@@ -55,13 +55,27 @@ class Prompts:
         """Requests."""
         return len(self.host_lengths)
 
+    def take(self, requests: Sequence[int]) -> Prompts:
+        """Some of the requests."""
+        places = torch.tensor(requests, dtype=torch.int64, device=self.tokens.device)
+        return Prompts(
+            self.host_tokens[requests],
+            self.host_lengths[requests],
+            self.tokens[places],
+            self.lengths[places],
+        )
+
     @classmethod
-    def of(cls, prompts: Sequence[ArrayLike], model: TreeModel) -> Prompts:
+    def of(cls, prompts: Sequence[ArrayLike] | Prompts, model: TreeModel) -> Prompts:
         """Check `prompts` against the model's vocabulary, pad them, copy them to its device.
+
+        Prompts that have been through here are given back as they are.
 
         Raises:
             ValueError: an empty prompt or a token outside the vocabulary.
         """
+        if isinstance(prompts, Prompts):
+            return prompts
         arrays = [np.asarray(p, np.int64).reshape(-1) for p in prompts]
         lengths = np.asarray([len(a) for a in arrays], np.int64)
         if not lengths.all():

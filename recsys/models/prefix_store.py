@@ -237,6 +237,19 @@ class PrefixStore:
             self._misses += sum(sizes) - found
         return hit
 
+    def known(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> NDArray[np.int64]:
+        """(B,) tokens that `lookup` would find; nothing is held, counted or touched."""
+        prompts, sizes = _check_prompts(tokens, lengths)
+        with self._lock:
+            root = self._roots.get(version)
+            if root is None:
+                return np.zeros(len(sizes), np.int64)
+            paths = (
+                self._match(root, prompt, (size - 1) // self.block)
+                for prompt, size in zip(prompts, sizes, strict=True)
+            )
+            return np.fromiter(map(len, paths), np.int64, len(sizes)) * self.block
+
     @torch.inference_mode()
     def load(self, hit: Hit, cache: torch.Tensor) -> None:
         """Copy what was found into a working cache: token p of request b into slot p of b.

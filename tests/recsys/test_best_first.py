@@ -17,9 +17,7 @@ TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 
 def everything(prompts, trie, exclude, normalize):
     """All sequences by falling score: a beam search that prunes nothing."""
-    return beam_search(
-        TARGET, prompts, trie, trie.num_rows, exclude=exclude, normalize=normalize
-    )
+    return beam_search(TARGET, prompts, trie, trie.num_rows, exclude=exclude, normalize=normalize)
 
 
 @given(
@@ -49,9 +47,7 @@ def test_completed_lists_are_global_and_certificates_are_true(
     for request, certificate in enumerate(found.certificates):
         same = torch.equal(found.rows[request, :width], expected.rows[request, :width])
         assert same or certificate == "beam-exact"
-    best = complete(
-        TARGET, found, prompts, trie, pass_nodes=pass_nodes, max_nodes=3000, **options
-    )
+    best = complete(TARGET, found, prompts, trie, pass_nodes=pass_nodes, max_nodes=3000, **options)
     assert best.certificates == ["global-exact"] * batch
     assert torch.equal(best.rows[:, :width], expected.rows[:, :width])
     alive = best.scores > -torch.inf

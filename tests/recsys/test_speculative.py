@@ -9,9 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, Proposal, beam_search, speculative_beam_search
+from recsys.decoding import (
+    CandidateDrafter,
+    ExhaustiveDrafter,
+    ModelDrafter,
+    Proposal,
+    UnionDrafter,
+    beam_search,
+    speculative_beam_search,
+)
 from recsys.decoding.draft import split_nodes
-from recsys.decoding.expand import Frontier
+from recsys.decoding.expand import Frontier, Step
+from recsys.decoding.tree import Prompts
+from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalogue, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -19,6 +29,9 @@ DRAFTS = {
     "perfect": TARGET,
     "unrelated": tiny_model("llama", layers=1, seed=9, dtype=torch.float64),
 }
+
+
+KINDS = ["perfect", "unrelated", "exhaustive", "random", "candidates", "union"]
 
 
 class RandomDrafter:
@@ -45,18 +58,24 @@ class RandomDrafter:
         return Proposal(levels)
 
 
-def drafter_of(kind, seed, nodes):
+def drafter_of(kind, seed, nodes, trie, batch):
     if kind == "exhaustive":
         return None
+    rng = np.random.default_rng(seed)
+    rows = [rng.permutation(trie.num_rows)[: rng.integers(0, 30)] for _ in range(batch)]
+    if kind == "candidates":
+        return CandidateDrafter(rows, nodes)
+    if kind == "union":
+        others = [ModelDrafter(DRAFTS["unrelated"], nodes), ExhaustiveDrafter()]
+        return UnionDrafter([CandidateDrafter(rows, nodes), *others], nodes)
     if kind == "random":
-        rng = np.random.default_rng(seed)
         return RandomDrafter(seed, rng.integers(1, nodes + 1, 5).tolist())
     return ModelDrafter(DRAFTS[kind], nodes)
 
 
 @given(
     seed=st.integers(0, 100_000),
-    kind=st.sampled_from(["perfect", "unrelated", "exhaustive", "random"]),
+    kind=st.sampled_from(KINDS),
     items=st.sampled_from([1, 2, 7, 40, 300]),
     levels=st.integers(1, 5),
     beams=st.integers(1, 22),
@@ -66,7 +85,7 @@ def drafter_of(kind, seed, nodes):
     excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_strict_equals_beam_search(
     seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize
 ):
@@ -79,9 +98,11 @@ def test_strict_equals_beam_search(
     ]
     settings_ = {"exclude": exclude, "normalize": normalize}
     expected = beam_search(TARGET, prompts, trie, beams, **settings_)
+    drafter = drafter_of(kind, seed, nodes, trie, batch)
     found = speculative_beam_search(
-        TARGET, drafter_of(kind, seed, nodes), prompts, trie, beams, patch_nodes=patch, **settings_
+        TARGET, drafter, prompts, trie, beams, patch_nodes=patch, **settings_
     )
+    assert found.certificates == expected.certificates
     assert torch.equal(found.rows, expected.rows)
     alive = expected.scores > -torch.inf
     assert torch.equal(found.scores > -torch.inf, alive)
@@ -155,6 +176,57 @@ def test_nodes_are_split_in_rising_shares(nodes, expected):
     rng = np.random.default_rng(0)
     trie = ItemTrie.build(rng.integers(0, 256, (20_000, 4))).to()
     assert split_nodes(nodes, trie) == expected
+
+
+def proposed(drafter, trie, prompts, exclude=None):
+    """States a level that a drafter proposes for the first prompt, checked against the trie."""
+    device = trie.to()
+    excluded = None if exclude is None else device.pad_excluded(exclude)
+    ready = Prompts.of(prompts, TreeModel.of(TARGET))
+    levels = drafter.propose(ready, Step(device, excluded), 10, prompt_slots=0).levels
+    above, states = [0], []
+    for level in levels:
+        alive = level.scores[0] > -torch.inf
+        here = level.states[0][alive].tolist()
+        assert len(set(here)) == len(here)
+        for state, parent, token in zip(
+            level.states[0], level.parents[0], level.tokens[0], strict=True
+        ):
+            if state not in here:
+                continue
+            above_ = above[parent]
+            assert trie.first_child[above_] <= state < trie.first_child[above_ + 1]
+            assert trie.token[state] == token
+        above = level.states[0].tolist()
+        states.append(here)
+    return states
+
+
+def test_candidates_are_drafted_as_their_prefixes_each_once():
+    trie = ItemTrie.build(np.array([[1, 1, 1], [1, 1, 2], [1, 2, 1], [3, 1, 1], [3, 1, 2]]))
+    prompt = [np.array([1, 2])]
+    # states: root 0; [1] 1, [3] 2; [1 1] 3, [1 2] 4, [3 1] 5
+    assert proposed(CandidateDrafter([[0, 1, 4]]), trie, prompt) == [[1, 2], [3, 5]]
+    assert proposed(CandidateDrafter([[4, 0, 1]], nodes=2), trie, prompt) == [[2], [5]]
+    assert proposed(CandidateDrafter([[]]), trie, prompt) == [[], []]
+    with pytest.raises(ValueError, match=r"rows must lie in 0 \.\. 4"):
+        proposed(CandidateDrafter([[5]]), trie, prompt)
+    with pytest.raises(ValueError, match="candidates of 2 requests for 1 prompts"):
+        proposed(CandidateDrafter([[1], [2]]), trie, prompt)
+
+
+def test_a_union_has_each_node_once_within_its_budget_and_earlier_drafters_first(wide):
+    prompt = random_prompts(np.random.default_rng(5), 1, 12)
+    rows = [np.arange(0, 600, 60)]
+    alone = proposed(CandidateDrafter(rows, 90), wide, prompt)
+    drafters = [CandidateDrafter(rows, 90), ModelDrafter(DRAFTS["unrelated"], 90)]
+    both = proposed(UnionDrafter(drafters, 90), wide, prompt)
+    assert sum(map(len, both)) <= 90
+    assert all(set(a) <= set(b) for a, b in zip(alone, both, strict=True))
+    assert sum(map(len, both)) > sum(map(len, alone))
+    swapped = proposed(UnionDrafter(drafters[::-1], 90), wide, prompt)
+    drafted = proposed(drafters[1], wide, prompt)
+    assert all(set(a) <= set(b) for a, b in zip(drafted, swapped, strict=True))
 
 
 def test_no_requests_are_an_answer(wide):

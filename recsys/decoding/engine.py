@@ -1,0 +1,263 @@
+"""Engine: one target, its catalogue, and all that makes it fast; decides how a batch is decoded.
+
+Whatever it decides, the answer is beam search's. It keeps prompts' keys and values for returning
+users, measures what a pass costs on the machine at hand, and chooses per batch between plain beam
+search and drafted trees (`recsys.decoding.planner`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from recsys.decoding.beam import beam_search
+from recsys.decoding.best_first import complete
+from recsys.decoding.draft import ExhaustiveDrafter, ModelDrafter
+from recsys.decoding.planner import Load, PassTimes, Plan, Planner
+from recsys.decoding.speculative import speculative_beam_search
+from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.models.prefix_store import PrefixStore
+from recsys.models.tree_forward import TreeModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+    from recsys.constraint import ItemTrie
+    from recsys.decoding.draft import Drafter
+    from recsys.decoding.expand import Normalize
+    from recsys.decoding.output import Beams
+
+Mode = Literal["planned", "beam", "exhaustive", "draft"]
+_MEASURED_TOKENS = (4, 64, 256)
+_MOST_TOKENS = 2048
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An answer and how it came about.
+
+    Attributes:
+        beams: the answer.
+        plan: that was followed.
+        seconds: it took.
+    """
+
+    beams: Beams
+    plan: Plan
+    seconds: float
+
+
+class Engine:
+    """Decodes batches for one target over one catalogue.
+
+    Not thread-safe: one batch at a time.
+
+    Attributes:
+        target: the model that decides.
+        draft: the model that drafts, or None.
+        trie: the catalogue.
+        planner: None until `warm_up`; plain beam search is the plan until then.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        trie: ItemTrie,
+        *,
+        draft: Any | None = None,
+        draft_nodes: int = 256,
+        prefix_bytes: int = 0,
+        version: str = "",
+        prompt_slots: int = 0,
+    ) -> None:
+        """Set up; nothing is run.
+
+        Args:
+            target: Hugging Face decoder-only causal LM.
+            trie: the catalogue.
+            draft: smaller model over the same vocabulary.
+            draft_nodes: tree of mode `draft`.
+            prefix_bytes: memory for keys and values of prompts, for the target and again for the
+                draft; 0 keeps none.
+            version: of the models; prompts kept under another one are never used.
+            prompt_slots: prompt slots at least, see `beam_search`.
+        """
+        self.trie = trie
+        self.planner: Planner | None = None
+        self.target = _with_prefixes(target, prefix_bytes, version)
+        self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
+        self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
+
+    def decode(
+        self,
+        prompts: Sequence[ArrayLike],
+        num_beams: int = 20,
+        *,
+        mode: Mode = "planned",
+        exclude: Sequence[ArrayLike] | None = None,
+        normalize: Normalize = "vocabulary",
+        seeds: Sequence[int] | None = None,
+        temperature: float = 1.0,
+        until_global: bool = False,
+        traced: bool = False,
+    ) -> Decoded:
+        """The top `num_beams` of each prompt, as `beam_search` gives them.
+
+        Args:
+            prompts: token ids of each request.
+            num_beams: K.
+            mode: `planned` chooses; the others insist. `draft` needs a draft model.
+            exclude: trie rows that each request must not get.
+            normalize: `vocabulary` or `allowed`.
+            seeds: one a request, to sample instead of searching.
+            temperature: divides the logits, when sampling.
+            until_global: go on until lists are the model's best of all, or the budget ends.
+            traced: also say how each answer was found; in place of plain search then stands the
+                exhaustive one, whose tree it is.
+
+        Raises:
+            ValueError: as `beam_search`; no draft model for mode `draft`; an unknown mode; a
+                sample that should be global (it is drawn from all sequences already).
+        """
+        if until_global and seeds is not None:
+            raise ValueError("until_global: a sample is drawn from all sequences already")
+        ready = Prompts.of(prompts, self.target)
+        load = Load(len(ready), self._new_tokens(ready), num_beams)
+        plan = self._plan(mode, load)
+        if traced and plan.kind == "beam":
+            plan = Plan("exhaustive")
+        options: dict[str, Any] = {
+            "exclude": exclude,
+            "normalize": normalize,
+            "prompt_slots": self.prompt_slots,
+        }
+        sampling: dict[str, Any] = {"seeds": seeds, "temperature": temperature}
+        start = time.perf_counter()
+        beams = self._follow(plan, ready, num_beams, traced=traced, **options, **sampling)
+        seconds = time.perf_counter() - start
+        if self.planner is not None and len(ready):
+            self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
+        if until_global:
+            nodes = max(2048, num_beams * self.trie.num_levels + 256)
+            beams = complete(self.target, beams, ready, self.trie, max_nodes=nodes, **options)
+            seconds = time.perf_counter() - start
+        return Decoded(beams, plan, seconds)
+
+    def warm_up(
+        self, prompts: Sequence[ArrayLike], num_beams: int = 20, batches: Sequence[int] = (1, 8)
+    ) -> None:
+        """Measure the machine and try every plan; from here on `planned` plans.
+
+        Args:
+            prompts: typical ones; repeated where there are fewer than a batch takes.
+            num_beams: typical K.
+            batches: batch sizes to measure and try.
+
+        Raises:
+            ValueError: no prompts.
+        """
+        if not len(prompts):
+            raise ValueError("prompts: want at least one to measure with")
+        self.decode(prompts[:1], num_beams, mode="beam")  # allocations, libraries
+        planner = Planner(
+            self._measure(self.target, batches),
+            None if self.draft is None else self._measure(self.draft, batches),
+            levels=self.trie.num_levels,
+            first_level=self.trie.branching[0],
+        )
+        for batch in batches:
+            group = [prompts[i % len(prompts)] for i in range(batch)]
+            ready = Prompts.of(group, self.target)
+            load = Load(batch, int(ready.host_lengths.max()), num_beams)
+            for repeat in range(_REPEATS):
+                near = planner.near(load) if repeat else planner.plans
+                for plan in near:
+                    self.forget()
+                    start = time.perf_counter()
+                    beams = self._follow(plan, ready, num_beams, prompt_slots=self.prompt_slots)
+                    seconds = time.perf_counter() - start
+                    planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
+        self.planner = planner
+
+    def forget(self) -> None:
+        """Drop all kept prompts."""
+        for model in (self.target, self.draft):
+            if model is not None and model.prefixes is not None:
+                model.prefixes.clear()
+
+    def _follow(
+        self, plan: Plan, prompts: Prompts, num_beams: int, *, traced: bool = False, **options: Any
+    ) -> Beams:
+        """Decode as the plan says, to the end: nothing is left queued on the device."""
+        target, trie = self.target, self.trie
+        if plan.kind == "beam":
+            beams = beam_search(target, prompts, trie, num_beams, **options)
+        else:
+            drafter: Drafter = ExhaustiveDrafter()
+            if plan.kind == "draft" and self.draft is not None:
+                drafter = ModelDrafter(self.draft, plan.nodes)
+            beams = speculative_beam_search(
+                target, drafter, prompts, trie, num_beams, traced=traced, **options
+            )
+        if target.device.type == "cuda":
+            torch.cuda.synchronize(target.device)
+        return beams
+
+    def _plan(self, mode: Mode, load: Load) -> Plan:
+        if mode == "planned":
+            return Plan() if self.planner is None or not load.batch else self.planner.choose(load)
+        if mode == "draft":
+            if self.draft is None:
+                raise ValueError("mode 'draft' needs a draft model; the engine has none")
+            return Plan("draft", self.draft_nodes)
+        if mode not in ("beam", "exhaustive"):
+            raise ValueError(f"mode {mode!r} is not one of planned, beam, exhaustive, draft")
+        return Plan(mode)
+
+    def _new_tokens(self, prompts: Prompts) -> int:
+        """Most prompt tokens that a request has to run."""
+        store, lengths = self.target.prefixes, prompts.host_lengths
+        if store is None:
+            return int(lengths.max(initial=0))
+        known = store.known(self.target.version, prompts.host_tokens, lengths)
+        return int((lengths - known).max(initial=0))
+
+    @torch.inference_mode()
+    def _measure(self, model: TreeModel, batches: Sequence[int]) -> PassTimes:
+        """Time of forwards of this model on this machine."""
+        points = {}
+        for batch in sorted(set(batches)):
+            sizes = [s for s in _MEASURED_TOKENS if batch * s <= _MOST_TOKENS] or [4]
+            points[batch] = tuple((size, _time(model, batch, size)) for size in sizes)
+        return PassTimes(points)
+
+
+def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
+    """`model` ready for the tree forward, with a store of prompts of its own."""
+    ready = TreeModel.of(model)
+    if prefix_bytes:
+        ready.prefixes, ready.version = PrefixStore.for_model(ready, prefix_bytes), version
+    return ready
+
+
+def _time(model: TreeModel, batch: int, size: int) -> float:
+    """Seconds of one forward over `size` nodes a request: the least of a few."""
+    prompts = Prompts.of([np.zeros(1, np.int64)] * batch, model)
+    tokens = torch.zeros((batch, size), dtype=torch.int64, device=model.device)
+    seconds = []
+    for _ in range(_REPEATS + 1):  # the first one warms up
+        with TokenTree(model, prompts, size) as tree:
+            tree.add(tokens, torch.full_like(tokens, ROOT), 1)
+            start = time.perf_counter()
+            tree.forward()
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])

@@ -1,0 +1,238 @@
+"""Planner: which tree to draft for a batch, or none, by expected time.
+
+A pass costs what it was measured to cost at start-up (`PassTimes`); how many passes a plan takes is
+counted as it is used (`Passes`); what neither explains, the bookkeeping of search, is the median of
+what was left over lately. The plan with the least sum is taken. Now and then another one that could
+be better is tried, so that counts and left-overs stay current.
+
+All numbers are seconds; nothing here knows tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Kind = Literal["beam", "exhaustive", "draft"]
+_EXPLORE_EVERY = 64
+_EXPLORE_WITHIN = 1.5
+_RECENT = 15
+_FORGET = 0.98
+
+
+@dataclass(frozen=True, order=True)
+class Plan:
+    """How a batch is decoded.
+
+    Attributes:
+        kind: `beam` plain search; `exhaustive` all of level 1, no draft model; `draft` a tree by
+            the draft model.
+        nodes: of the draft tree, for `draft`.
+    """
+
+    kind: Kind = "beam"
+    nodes: int = 0
+
+    def __str__(self) -> str:
+        return f"draft-{self.nodes}" if self.kind == "draft" else self.kind
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a plan is made for.
+
+    Attributes:
+        batch: requests.
+        tokens: prompt tokens to run, of the request with most.
+        beams: K.
+    """
+
+    batch: int
+    tokens: int
+    beams: int
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Measured time of one forward by requests and new tokens a request.
+
+    Between measured points time is linear in either; beyond the last, it grows in proportion.
+
+    Attributes:
+        points: requests -> ((new tokens, seconds), ...), both ascending.
+    """
+
+    points: dict[int, tuple[tuple[int, float], ...]]
+
+    def __call__(self, batch: float, tokens: float) -> float:
+        """Expected seconds."""
+        return _between([(b, _between(line, tokens)) for b, line in self.points.items()], batch)
+
+
+def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Linear between points, level before the first, through its own line beyond the last."""
+    if x <= points[0][0] or len(points) == 1:
+        return points[0][1] * max(1.0, x / points[0][0])
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    (x0, y0), (x1, y1) = points[-2:]
+    return y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (x - x1)
+
+
+class Passes:
+    """How many passes requests take under one plan, as a fading count.
+
+    Attributes:
+        counts: requests that took 1, 2, ... L passes.
+    """
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        """Start from `prior` counts."""
+        self.counts = list(prior)
+
+    def add(self, passes: int) -> None:
+        """Count one request."""
+        self.counts = [c * _FORGET for c in self.counts]
+        self.counts[min(passes, len(self.counts)) - 1] += 1
+
+    def more_than(self, passes: int) -> float:
+        """Share of requests that take more than `passes`."""
+        return sum(self.counts[passes:]) / sum(self.counts)
+
+
+@dataclass
+class _Record:
+    """What is known of one (plan, batch size, beams)."""
+
+    left_over: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    used: int = 0
+
+
+class Planner:
+    """Chooses a plan a batch, and learns from how it went.
+
+    Attributes:
+        plans: those to choose from; plain beam search is always one.
+        levels: L.
+    """
+
+    def __init__(
+        self,
+        target: PassTimes,
+        draft: PassTimes | None,
+        *,
+        levels: int,
+        first_level: int,
+        nodes: Sequence[int] = (64, 128, 256, 400),
+    ) -> None:
+        """Plan with these costs.
+
+        Args:
+            target: of the target's forward.
+            draft: of the draft model's; None without one.
+            levels: L of the catalogue.
+            first_level: children of its root, which exhaustion drafts.
+            nodes: sizes of draft trees to consider.
+        """
+        self._target, self._draft = target, draft
+        self.levels, self._first_level = levels, first_level
+        self.plans = [Plan()]
+        if levels > 1:
+            self.plans.append(Plan("exhaustive"))
+            self.plans += [Plan("draft", n) for n in nodes] if draft is not None else []
+        self._passes: dict[tuple[Plan, int], Passes] = {}
+        self._records: dict[tuple[Plan, int, int], _Record] = {}
+        self._decodes = 0
+
+    def choose(self, load: Load) -> Plan:
+        """The plan to use now: the best one expected, or one that is worth another try."""
+        self._decodes += 1
+        if self._decodes % _EXPLORE_EVERY == 0:
+            return min(self.near(load), key=lambda plan: self._record(plan, load).used)
+        return min(self.plans, key=lambda plan: (self.expect(plan, load), plan))
+
+    def near(self, load: Load) -> list[Plan]:
+        """Plans not far from the best one expected."""
+        expected = {plan: self.expect(plan, load) for plan in self.plans}
+        limit = _EXPLORE_WITHIN * min(expected.values())
+        return [plan for plan in self.plans if expected[plan] <= limit]
+
+    def expect(self, plan: Plan, load: Load) -> float:
+        """Expected seconds of a plan."""
+        left_over = self._record(plan, load).left_over
+        return self._forwards(plan, load) + (median(left_over) if left_over else 0.0)
+
+    def learn(self, plan: Plan, load: Load, seconds: float, passes: Sequence[int]) -> None:
+        """Take note of a batch that was decoded.
+
+        Args:
+            plan: how.
+            load: what.
+            seconds: it took.
+            passes: of the target, a request.
+        """
+        record = self._record(plan, load)
+        record.used += 1
+        record.left_over.append(seconds - self._forwards(plan, load))
+        if plan.kind != "beam":
+            counts = self._counts(plan, load)
+            for count in passes:
+                counts.add(count)
+
+    def _forwards(self, plan: Plan, load: Load) -> float:
+        """Expected seconds of all forwards."""
+        target, batch, beams = self._target, load.batch, load.beams
+        if plan.kind == "beam":
+            return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
+        seconds = 0.0
+        nodes = self._first_level
+        if plan.kind == "draft" and self._draft is not None:
+            nodes, level = plan.nodes, plan.nodes / max(1, self.levels - 1)
+            seconds += self._draft(batch, load.tokens)
+            seconds += (self.levels - 2) * self._draft(batch, level)
+        seconds += target(batch, load.tokens + nodes)
+        counts = self._counts(plan, load)
+        for done in range(1, self.levels):
+            share = counts.more_than(done)
+            # a pass is needed if any request needs it, and runs only those that do
+            seconds += (1 - (1 - share) ** batch) * target(max(1.0, batch * share), 3 * beams)
+        return seconds
+
+    def _counts(self, plan: Plan, load: Load) -> Passes:
+        key = plan, load.beams
+        if key not in self._passes:
+            two = [0.0, 1.0] + [0.0] * (self.levels - 2)
+            unknown = [1.0] * self.levels
+            self._passes[key] = Passes(two if plan.kind == "exhaustive" else unknown)
+        return self._passes[key]
+
+    def _record(self, plan: Plan, load: Load) -> _Record:
+        """Batch sizes between two powers of two share a record."""
+        key = plan, load.batch.bit_length(), load.beams
+        return self._records.setdefault(key, _Record())
+
+    def describe(self) -> list[dict[str, object]]:
+        """What has been learned, a line for each plan, batch size and K."""
+        return [
+            {
+                "plan": str(plan),
+                "batch": f"{1 << (size - 1)}-{(1 << size) - 1}",
+                "beams": beams,
+                "used": record.used,
+                "left_over_ms": round(1e3 * median(record.left_over), 3),
+                "more_than_one_pass": round(self._share(plan, beams), 3),
+            }
+            for (plan, size, beams), record in self._records.items()
+            if record.used
+        ]
+
+    def _share(self, plan: Plan, beams: int) -> float:
+        counts = self._passes.get((plan, beams))
+        return 1.0 if counts is None else counts.more_than(1)

@@ -1,0 +1,194 @@
+"""The engine: whatever it plans, keeps or is asked, it answers as beam search; nothing leaks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search
+from recsys.decoding.engine import Engine
+from recsys.decoding.planner import Plan
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
+RNG = np.random.default_rng(3)
+TRIE = ItemTrie.build(random_catalogue(RNG, 300, 4))
+PROMPTS = random_prompts(RNG, 12, 24)
+
+
+def engine(**settings_):
+    return Engine(TARGET, TRIE, draft=DRAFT, **settings_)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """An engine that plans, with a small prefix store that must evict."""
+    warm = engine(prefix_bytes=60_000, draft_nodes=30)
+    warm.warm_up(PROMPTS[:4], 5, batches=(1, 4))
+    return warm
+
+
+def same(found, expected):
+    assert torch.equal(found.rows, expected.rows)
+    alive = expected.scores > -torch.inf
+    torch.testing.assert_close(found.scores[alive], expected.scores[alive], atol=1e-10, rtol=0)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    mode=st.sampled_from(["planned", "planned", "beam", "exhaustive", "draft"]),
+    beams=st.integers(1, 12),
+    excluded=st.sampled_from([0.0, 0.3]),
+    force=st.sampled_from([None, "beam", "exhaustive", "draft"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_mode_gives_the_answer_of_beam_search(planned, seed, mode, beams, excluded, force):
+    """Planned or not, with prompts seen before or not."""
+    rng = np.random.default_rng(seed)
+    group = [PROMPTS[i] for i in rng.integers(0, len(PROMPTS), rng.integers(1, 6))]
+    group = [p[: rng.integers(1, len(p) + 1)] for p in group]
+    exclude = [TRIE.excluded_rows(np.flatnonzero(rng.random(300) < excluded)) for _ in group]
+    if force is not None and mode == "planned":  # whatever the times say here, try each plan
+        planned.planner.choose = lambda _: Plan(force, 20 if force == "draft" else 0)
+    try:
+        found = planned.decode(group, beams, mode=mode, exclude=exclude)
+    finally:
+        vars(planned.planner).pop("choose", None)
+    same(found.beams, beam_search(TARGET, group, TRIE, beams, exclude=exclude))
+    assert planned.target.pool.lent == planned.draft.pool.lent == 0
+    assert planned.target.prefixes.pinned == planned.draft.prefixes.pinned == 0
+
+
+def test_kept_prompts_change_no_bit_and_only_new_tokens_are_run():
+    """float32: a kept key is the key that would have been computed."""
+    target = tiny_model("llama", hidden=64)
+    rng = np.random.default_rng(0)
+    history = rng.integers(1, 64, 64)
+    keeping = Engine(target, TRIE, prefix_bytes=1 << 22, prompt_slots=64)
+    plain = Engine(target, TRIE, prompt_slots=64)
+    for length in (20, 36, 40, 44, 64, 64, 21):
+        mates = [history[:length], rng.integers(1, 64, 30)]
+        found = keeping.decode(mates, 10).beams
+        expected = plain.decode(mates, 10).beams
+        assert torch.equal(found.scores, expected.scores)
+        assert torch.equal(found.rows, expected.rows)
+    cached = [s.cached_tokens for s in keeping.decode([history], 10).beams.stats]
+    assert cached == [60]  # whole blocks, and the last token is always run
+    assert keeping.decode([history], 10).beams.stats[0].target_tokens < 64
+    keeping.forget()
+    assert keeping.decode([history], 10).beams.stats[0].cached_tokens == 0
+
+
+def test_prompts_of_another_version_are_not_used():
+    store = Engine(TARGET, TRIE, prefix_bytes=1 << 20, version="a")
+    store.decode(PROMPTS[:1])
+    store.target.version = "b"
+    assert store.decode(PROMPTS[:1]).beams.stats[0].cached_tokens == 0
+
+
+def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
+    """Plain, drafted, sampled, refused and broken ones, over prompts that come back."""
+    small = ItemTrie.build(random_catalogue(np.random.default_rng(1), 30, 3))
+    model = tiny_model("llama", layers=1, hidden=16)
+    each = Engine(model, small, draft=model, draft_nodes=12, prefix_bytes=20_000)
+    rng = np.random.default_rng(2)
+    forward = each.target.forward
+    decoded = failed = 0
+
+    def breaks(*args, **kwargs):
+        if rng.random() < 0.5:
+            raise KeyboardInterrupt  # as a cancelled worker
+        return forward(*args, **kwargs)
+
+    prompts = random_prompts(rng, 200, 16)
+    while decoded < 10_000:
+        size = 50
+        group = [prompts[i] for i in rng.integers(0, len(prompts), size)]
+        mode = ("beam", "exhaustive", "draft")[rng.integers(3)]
+        kind = rng.integers(4)
+        each.target.forward = breaks if kind == 0 else forward
+        seeds = rng.integers(0, 100, size).tolist() if kind == 1 else None
+        try:
+            if kind == 2:
+                group[7] = np.array([64])  # not a token
+            each.decode(group, 3, mode=mode, seeds=seeds)
+        except (ValueError, KeyboardInterrupt):
+            failed += 1
+        decoded += size
+    assert failed > 20
+    for side in (each.target, each.draft):
+        assert side.pool.lent == 0
+        assert side.prefixes.pinned == 0
+        counts = side.prefixes.statistics()
+        assert counts.used + counts.free == counts.blocks
+
+
+def test_lists_can_be_asked_to_be_global():
+    found = engine().decode(PROMPTS, 2, until_global=True)
+    assert found.beams.certificates == ["global-exact"] * len(PROMPTS)
+    full = beam_search(TARGET, PROMPTS, TRIE, TRIE.num_rows)
+    assert torch.equal(found.beams.rows, full.rows[:, :2])
+
+
+@pytest.mark.parametrize("mode", ["beam", "exhaustive", "draft"])
+def test_a_trace_tells_every_node_and_its_fate(mode):
+    found = engine(draft_nodes=40).decode(PROMPTS[:3], 6, mode=mode, traced=True)
+    same(found.beams, beam_search(TARGET, PROMPTS[:3], TRIE, 6))
+    for request, trace in enumerate(found.beams.traces):
+        prompt, nodes = PROMPTS[request], trace.nodes
+        stats = found.beams.stats[request]
+        assert max(node.target_pass for node in nodes) == stats.target_passes
+        beams = {}
+        for node in nodes:
+            path, at = [], node
+            while True:
+                path.insert(0, at.token)
+                if at.parent < 0:
+                    break
+                assert nodes[at.parent].depth == at.depth - 1
+                at = nodes[at.parent]
+            assert len(path) == node.depth
+            with torch.inference_mode():
+                logits = TARGET(torch.tensor([[*prompt.tolist(), *path]])).logits[0]
+            log_p = logits.log_softmax(-1)[len(prompt) - 1 :]
+            expected = sum(float(log_p[i, token]) for i, token in enumerate(path))
+            assert node.target_log_prob == pytest.approx(expected, abs=1e-9)
+            if node.fate != "rejected":
+                beams.setdefault(node.depth, set()).add(tuple(path))
+            assert (node.draft_log_prob is None) == (
+                node.target_pass > 1
+            )  # all that is drafted runs in the first pass
+            assert (node.fate == "patched") <= (node.target_pass > 1)
+        # the beams of level 1 are the best first tokens
+        assert len(beams[1]) == 6
+        for depth in (2, 3):
+            assert {path[:-1] for path in beams[depth]} <= beams[depth - 1]
+    assert found.plan.kind == ("draft" if mode == "draft" else "exhaustive")
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"mode": "fast"}, "mode 'fast' is not one of planned, beam, exhaustive, draft"),
+        ({"until_global": True, "seeds": [1]}, "drawn from all sequences already"),
+        ({"seeds": [1], "temperature": 0.0}, "temperature must be above 0"),
+        ({"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
+    ],
+)
+def test_what_cannot_be_is_said(settings_, message):
+    with pytest.raises(ValueError, match=message):
+        engine().decode(PROMPTS[:1], 3, **settings_)
+
+
+def test_drafting_needs_a_draft_and_measuring_a_prompt():
+    alone = Engine(TARGET, TRIE)
+    with pytest.raises(ValueError, match="needs a draft model; the engine has none"):
+        alone.decode(PROMPTS[:1], mode="draft")
+    with pytest.raises(ValueError, match="want at least one to measure with"):
+        alone.warm_up([])
+    assert alone.decode([], 3).beams.rows.shape == (0, 3)

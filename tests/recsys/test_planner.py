@@ -1,0 +1,101 @@
+"""The planner by hand: costs between measured points, counts of passes, choices, second looks."""
+
+from __future__ import annotations
+
+import pytest
+
+from recsys.decoding.planner import Load, Passes, PassTimes, Plan, Planner
+
+# Launch-bound up to 64 tokens, then 1 ms for each 64 more; a batch of 8 costs as 8 requests do.
+GPU = PassTimes({1: ((4, 2.0), (64, 2.0), (256, 5.0)), 8: ((4, 2.0), (64, 9.0), (256, 33.0))})
+DRAFT = PassTimes({1: ((4, 0.2), (256, 0.4)), 8: ((4, 0.2), (256, 1.0))})
+# In proportion to the tokens from the first one on.
+CPU = PassTimes({1: ((4, 4.0), (256, 256.0)), 8: ((4, 32.0), (256, 2048.0))})
+
+
+def planner(times, draft=DRAFT):
+    return Planner(times, draft, levels=4, first_level=91, nodes=(128, 256))
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "expected"),
+    [
+        (1, 4, 2.0),
+        (1, 1, 2.0),  # not less than the least that was measured
+        (1, 160, 3.5),  # halfway between 2 and 5
+        (1, 448, 8.0),  # on along the last line
+        (8, 256, 33.0),
+        (4.5, 256, 19.0),  # halfway between the batches
+        (15, 256, 61.0),
+    ],
+)
+def test_times_lie_on_lines_between_measured_points(batch, tokens, expected):
+    assert GPU(batch, tokens) == pytest.approx(expected)
+
+
+def test_one_measured_batch_serves_others_in_proportion():
+    times = PassTimes({2: ((4, 1.0), (8, 2.0))})
+    assert times(1, 4) == 1.0
+    assert times(4, 4) == 2.0
+
+
+def test_passes_fade_and_start_from_their_prior():
+    passes = Passes([1.0, 1.0])
+    assert passes.more_than(1) == 0.5
+    for _ in range(500):
+        passes.add(1)
+    assert passes.more_than(1) < 0.001
+    for _ in range(500):
+        passes.add(5)  # counts as the last
+    assert passes.more_than(1) > 0.999
+    assert passes.more_than(2) == 0
+
+
+def test_a_right_draft_wins_where_launches_dominate_and_none_where_tokens_cost():
+    gpu, cpu, load = planner(GPU), planner(CPU), Load(1, 4, 20)
+    for each in (gpu, cpu):
+        for plan in each.plans:
+            for _ in range(100):
+                passes = 1 if plan.kind == "draft" else 2
+                each.learn(plan, load, each.expect(plan, load), [passes])
+    assert gpu.choose(load) == Plan("draft", 128)
+    assert cpu.choose(load) == Plan("beam")
+
+
+def test_a_draft_that_keeps_being_wrong_is_given_up():
+    each, load = planner(GPU), Load(1, 4, 20)
+    for _ in range(200):
+        plan = each.choose(load)
+        each.learn(plan, load, each.expect(plan, load), [4 if plan.kind == "draft" else 2])
+    assert each.choose(load) == Plan("exhaustive")
+
+
+def test_what_the_model_of_cost_leaves_out_is_learned():
+    each, load = planner(GPU), Load(1, 4, 20)
+    before = each.choose(load)
+    assert before.kind != "beam"
+    for plan in each.plans:
+        slow = 0.0 if plan.kind == "beam" else 100.0
+        each.learn(plan, load, each.expect(plan, load) + slow, [2])
+    assert each.choose(load) == Plan("beam")
+    # another batch size has its own record
+    assert each.choose(Load(16, 4, 20)) == each.choose(Load(16, 4, 20))
+
+
+@pytest.mark.parametrize(("slower", "tries"), [(1.4, 9), (9.0, 0)])
+def test_second_looks_are_rare_and_only_at_plans_that_come_near(slower, tries):
+    each, load = planner(CPU, draft=None), Load(1, 100, 20)
+    seconds = {Plan("beam"): 1.0, Plan("exhaustive"): slower}
+    for plan in each.plans:
+        each.learn(plan, load, seconds[plan], [2])
+    chosen = []
+    for _ in range(640):
+        chosen.append(each.choose(load))
+        each.learn(chosen[-1], load, seconds[chosen[-1]], [2])
+    assert chosen.count(Plan("exhaustive")) in (tries, 10 * (tries > 0))
+
+
+def test_a_catalogue_of_one_level_leaves_nothing_to_plan():
+    each = Planner(GPU, DRAFT, levels=1, first_level=10)
+    assert each.plans == [Plan("beam")]
+    assert each.choose(Load(1, 4, 20)) == Plan("beam")
