@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from recsys.models.cache import SlotCache
+    from recsys.models.graphs import PassGraphs
     from recsys.models.prefix_store import PrefixStore
 
 # What a model may do between its last hidden state and its logits, which the head alone would miss.
@@ -39,7 +40,10 @@ class TreeModel:
         pool: storage of its caches.
         prefixes: prompts kept for later calls, or None.
         version: of the model in the prefix store.
+        graphs: passes captured ahead, or None; set by `PassGraphs`.
     """
+
+    graphs: PassGraphs | None = None
 
     def __init__(
         self,
@@ -106,6 +110,12 @@ class TreeModel:
         """What scores are summed in: float64 for a float64 model, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
+    @property
+    def mask_kinds(self) -> dict[str, int | None]:
+        """Sliding window, or None, of each kind of mask that the layers need."""
+        kinds = {"sliding_attention": self.window}
+        return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
+
     @torch.inference_mode()
     def forward(
         self,
@@ -134,9 +144,10 @@ class TreeModel:
             (B, R, vocabulary) logits, float32 (float64 from a float64 model).
         """
         wanted = tokens.shape[1] if rows is None else rows.shape[1]
-        masks = {"sliding_attention": mask(self.window)}
-        if "full_attention" in self._layer_kinds:
-            masks["full_attention"] = mask(None)
+        masks = {kind: mask(window) for kind, window in self.mask_kinds.items()}
+        graph = None if self.graphs is None else self.graphs.find(tokens, cache, view, rows)
+        if graph is not None:
+            return graph(tokens, positions, masks, write, rows)
         if self.device.type == "cpu":
             if tokens.shape[1] % _ROWS:
                 spread = _round_up(tokens.shape[1], tokens.device)
@@ -146,6 +157,29 @@ class TreeModel:
             if rows is not None and wanted % _ROWS:
                 rows = rows[:, _round_up(wanted, rows.device)]
         cache.select(write, view)
+        logits = self.run(tokens, positions, masks, cache, rows)[:, :wanted]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: dict[str, torch.Tensor],
+        cache: SlotCache,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What a pass computes: nothing in it waits for the device, so it can be captured.
+
+        Args:
+            tokens: as `forward`'s, like `positions` and `rows`.
+            positions: of the tokens.
+            masks: one of each kind of `mask_kinds`.
+            cache: with the pass selected.
+            rows: wanted rows.
+
+        Returns:
+            Logits in the model's own dtype.
+        """
         hidden = self._decoder(
             input_ids=tokens,
             attention_mask=masks if self._layer_kinds else masks["sliding_attention"],
@@ -155,8 +189,8 @@ class TreeModel:
         ).last_hidden_state
         if rows is not None:
             hidden = hidden.gather(1, rows.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        logits: torch.Tensor = self._head(hidden)[:, :wanted]
-        return logits if logits.dtype == torch.float64 else logits.float()
+        logits: torch.Tensor = self._head(hidden)
+        return logits
 
 
 def _round_up(count: int, device: torch.device) -> torch.Tensor:

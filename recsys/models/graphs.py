@@ -1,0 +1,413 @@
+"""PassGraphs: passes of a model at fixed sizes and addresses, captured once and replayed.
+
+On a GPU a pass over few tokens takes longer to launch than to compute. Captured as a CUDA graph it
+is one launch, but its sizes and addresses are then fixed. So a pass is padded up to the next
+captured shape, copied into that graph's static tensors, replayed, and its logits are cut out:
+
+- a request that lacks tokens or rows repeats its last one: the same value into the same slot again;
+- a batch that lacks requests repeats the last one, in a part of the storage that nobody uses;
+- slots that a pass has not in view are masked; what is stale there is finite.
+
+Keys and values lie at a fixed address too: one storage with `slots` slots for each of `batch`
+requests, lent to one decode at a time. A decode that does not get it, and a pass for which no shape
+was captured, run without graphs; both are counted. What a pass computes is `TreeModel.run`, with or
+without a graph, up to the rounding of kernels of another size.
+
+This module knows shapes, buffers and capture. When to decode what is not its business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from recsys.models.cache import CachePool, SlotCache, whole_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from transformers import PretrainedConfig
+
+    from recsys.models.tree_forward import TreeModel
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+_STEP = 8
+# Padding is worth less than the launches it saves while the weights are what is waited for: an H200
+# is busy with the tokens themselves from about 180 a pass (DESIGN 4.6), whatever the model.
+_FREE_TOKENS = 128
+_MOST_PADDING = 2
+_WARM_UPS = 3
+
+
+@dataclass(frozen=True, order=True)
+class PassShape:
+    """Sizes of a pass.
+
+    Attributes:
+        batch: requests.
+        new: tokens to run, a request.
+        view: slots in view.
+        rows: rows whose logits are wanted, a request.
+    """
+
+    batch: int
+    new: int
+    view: int
+    rows: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole batch."""
+        return self.batch * self.new
+
+    def rounded(self) -> PassShape:
+        """The shape to capture for this one: a power of two of requests, the rest in steps."""
+        return PassShape(
+            _round_up(self.batch),
+            -(-self.new // _STEP) * _STEP,
+            whole_blocks(self.view),
+            -(-self.rows // _STEP) * _STEP,
+        )
+
+    def fits(self, captured: PassShape) -> bool:
+        """Whether a graph of shape `captured` can run this pass without too much padding."""
+        return (
+            self.batch <= captured.batch
+            and self.new <= captured.new
+            and self.view <= captured.view
+            and self.rows <= captured.rows
+            and captured.tokens <= max(_FREE_TOKENS, _MOST_PADDING * self.rounded().tokens)
+        )
+
+
+@dataclass(frozen=True)
+class GraphStatistics:
+    """What a `PassGraphs` holds and has done.
+
+    Attributes:
+        graphs: captured shapes.
+        bytes: of the storage and of all static tensors. On a GPU the graphs' temporaries come on
+            top; they share one memory pool, about the size of the largest graph's.
+        replays: passes that were replayed.
+        fallbacks: passes that were not, by reason: `cache`, the decode had not got the storage;
+            `shape`, nothing that fits was captured.
+        refused: decodes that did not get the storage, by reason: `busy`, another one had it;
+            `size`, more requests or slots than it has.
+    """
+
+    graphs: int
+    bytes: int
+    replays: int
+    fallbacks: dict[str, int]
+    refused: dict[str, int]
+
+
+class Capture(Protocol):
+    """A backend: turns a computation on fixed tensors into something that can be replayed."""
+
+    def __call__(
+        self, run: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], object], torch.Tensor]:
+        """Capture `run`; returns what replays it, and the tensor that each replay writes."""
+
+
+class CudaCapture:
+    """CUDA graphs on one stream, over one memory pool.
+
+    Graphs of one pool may overwrite each other's results; whoever replays copies its own out before
+    the next replay. Capture the largest shape first: the smaller ones then find room in its memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(
+        self, run: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], object], torch.Tensor]:
+        """See `Capture`."""
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            # libraries choose kernels and take workspaces at first use, which no graph may hold
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    run()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                logits = run()
+        return graph.replay, logits
+
+
+def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
+    """A `Capture` for any device: a replay runs the computation once more, on the same tensors.
+
+    It saves nothing. Buffers, padding and fallbacks are those of CUDA graphs, without a GPU.
+    """
+    logits = run().clone()
+    return lambda: logits.copy_(run()), logits
+
+
+class PinnedPool(CachePool):
+    """A `CachePool` that first lends one storage at a fixed address.
+
+    Attributes:
+        storage: (layers, 2, batch x slots, H_kv, D).
+        batch: requests it has room for.
+        slots: slots of each.
+        pinned: the cache that lies in it, while it is lent.
+        refused: decodes that did not get it, by reason.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        batch: int,
+        slots: int,
+    ) -> None:
+        """Allocate the storage.
+
+        Args:
+            config: of the models served.
+            dtype: of keys and values.
+            device: where they lie.
+            batch: most requests of a decode.
+            slots: most slots of a request, prompt and nodes each in whole blocks.
+        """
+        super().__init__(config, dtype, device)
+        self.batch, self.slots = batch, whole_blocks(slots)
+        layers, heads, size = self._shape
+        shape = (layers, 2, batch * self.slots, heads, size)
+        self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.pinned: SlotCache | None = None
+        self.refused: Counter[str] = Counter()
+
+    @contextmanager
+    def lend(self, batch: int, prompt: int, nodes: int) -> Iterator[SlotCache]:
+        """See `CachePool`; all of a request's slots count as node slots behind the prompt's."""
+        first_node = whole_blocks(prompt)
+        fits = batch <= self.batch and first_node + whole_blocks(nodes) <= self.slots
+        mine = None
+        with self._lock:
+            if fits and self.pinned is None:
+                mine = SlotCache(self.storage, batch, prompt, self.slots - first_node)
+                self.pinned, self.lent = mine, self.lent + 1
+            else:
+                self.refused["busy" if fits else "size"] += 1
+        if mine is None:
+            with super().lend(batch, prompt, nodes) as cache:
+                yield cache
+            return
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                self.pinned, self.lent = None, self.lent - 1
+
+
+class PassGraph:
+    """One captured shape."""
+
+    def __init__(
+        self, model: TreeModel, shape: PassShape, pool: PinnedPool, capture: Capture
+    ) -> None:
+        """Capture; any slot of `pool.storage` may be written."""
+        self.shape, self._dtype = shape, model.score_dtype
+        device = pool.storage.device
+        # tokens, positions and slots to write in one tensor: one copy fills all three
+        sizes = (shape.batch, shape.new, 3)
+        self._inputs = torch.zeros(sizes, dtype=torch.int64, device=device)
+        self._rows = torch.zeros((shape.batch, shape.rows), dtype=torch.int64, device=device)
+        sizes = (shape.batch, shape.new, shape.view)
+        self._masks = {
+            kind: torch.zeros(sizes, dtype=model.dtype, device=device) for kind in model.mask_kinds
+        }
+        cache = SlotCache(pool.storage, shape.batch, pool.slots, 0)
+
+        def run() -> torch.Tensor:
+            tokens, positions, write = self._inputs.unbind(-1)
+            cache.select(write, shape.view)
+            masks = {kind: mask[:, None] for kind, mask in self._masks.items()}
+            return model.run(tokens, positions, masks, cache, self._rows)
+
+        self._replay, self._logits = capture(run)
+
+    @property
+    def bytes(self) -> int:
+        """Of the static tensors."""
+        tensors = (self._inputs, self._rows, self._logits, *self._masks.values())
+        return sum(t.nbytes for t in tensors)
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: dict[str, torch.Tensor],
+        write: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run a pass that fits; arguments and result as in `TreeModel.forward`."""
+        batch, new = tokens.shape
+        if rows is None:
+            rows = torch.arange(new, device=tokens.device).expand(batch, -1)
+        _fill(self._inputs, torch.stack([tokens, positions, write], dim=-1))
+        _fill(self._rows, rows)
+        for kind, mask in masks.items():
+            view = mask.shape[-1]
+            _fill(self._masks[kind][..., :view], mask.expand(batch, -1, -1, -1)[:, 0])
+            self._masks[kind][..., view:] = -torch.inf
+        self._replay()
+        return self._logits[:batch, : rows.shape[1]].to(self._dtype, copy=True)
+
+
+class PassGraphs:
+    """The captured passes of one model, which uses them from now on.
+
+    Attributes:
+        pool: of the model's caches; holds the storage.
+        missed: rounded shapes of the passes for which nothing was captured. `warm_up(missed)` after
+            some decodes of each kind captures what these decodes need.
+    """
+
+    def __init__(
+        self, model: TreeModel, *, batch: int, slots: int, capture: Capture | None = None
+    ) -> None:
+        """Allocate the storage and make `model` ask here first; nothing is captured yet.
+
+        Args:
+            model: no decode may be running on it.
+            batch: most requests of a decode on graphs; rounded up as theirs are.
+            slots: most slots of a request of one, prompt and nodes each in whole blocks.
+            capture: None for CUDA graphs on a GPU and `run_again` elsewhere.
+
+        Raises:
+            ValueError: a model that looks at its positions from the host.
+        """
+        # transformers.modeling_rope_utils.dynamic_frequency_update branches on the largest position
+        if "dynamic" in _rope_types(model.config):
+            raise ValueError(
+                "rope_type 'dynamic' waits for the device in every pass, which no graph can hold; "
+                "use the model without graphs"
+            )
+        if capture is None:
+            capture = CudaCapture(model.device) if model.device.type == "cuda" else run_again
+        self._model, self._capture = model, capture
+        self.pool = PinnedPool(
+            model.config, model.dtype, model.device, batch=_round_up(batch), slots=slots
+        )
+        self._graphs: list[PassGraph] = []
+        self.missed: Counter[PassShape] = Counter()
+        self._replays, self._fallbacks = 0, Counter[str]()
+        self._lock = threading.Lock()
+        model.pool, model.graphs = self.pool, self
+
+    @property
+    def shapes(self) -> list[PassShape]:
+        """What has been captured, fewest tokens first."""
+        return [graph.shape for graph in self._graphs]
+
+    @torch.inference_mode()
+    def warm_up(self, shapes: Iterable[PassShape]) -> None:
+        """Capture graphs for passes of these shapes, rounded; those there are stay.
+
+        Args:
+            shapes: what a planner wants to be quick.
+
+        Raises:
+            ValueError: a shape is larger than the storage.
+            RuntimeError: a decode holds the storage, which capture would overwrite.
+        """
+        wanted = {shape.rounded() for shape in shapes} - set(self.shapes)
+        for shape in wanted:
+            if shape.batch > self.pool.batch or shape.view > self.pool.slots:
+                raise ValueError(
+                    f"{shape} does not fit a storage of {self.pool.batch} requests with "
+                    f"{self.pool.slots} slots; make it larger"
+                )
+        if self.pool.pinned is not None:
+            raise RuntimeError("a decode holds the storage; warm up before decoding")
+        with self.pool.lend(self.pool.batch, self.pool.slots, 0):
+            captured = [
+                PassGraph(self._model, shape, self.pool, self._capture)
+                for shape in sorted(wanted, key=_size, reverse=True)
+            ]
+        with self._lock:
+            self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
+            for shape in wanted:
+                del self.missed[shape]
+
+    def find(
+        self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
+    ) -> PassGraph | None:
+        """The graph with the fewest tokens that can run a pass; None to run it without.
+
+        Args:
+            tokens: (B, S) of the pass.
+            cache: that it uses.
+            view: slots in view.
+            rows: (B, R) wanted rows, or None for all.
+        """
+        batch, new = tokens.shape
+        shape = PassShape(batch, new, view, new if rows is None else rows.shape[1])
+        found = next((g for g in self._graphs if shape.fits(g.shape)), None)
+        with self._lock:
+            if cache is not self.pool.pinned:
+                self._fallbacks["cache"] += 1
+                return None
+            if found is None:
+                self._fallbacks["shape"] += 1
+                self.missed[shape.rounded()] += 1
+                return None
+            self._replays += 1
+        return found
+
+    def statistics(self) -> GraphStatistics:
+        """Sizes now and counts since the start."""
+        with self._lock:
+            return GraphStatistics(
+                graphs=len(self._graphs),
+                bytes=self.pool.storage.nbytes + sum(graph.bytes for graph in self._graphs),
+                replays=self._replays,
+                fallbacks=dict(self._fallbacks),
+                refused=dict(self.pool.refused),
+            )
+
+
+def _size(shape: PassShape) -> tuple[int, int, int]:
+    """Order of graphs: tokens first, which is what padding costs."""
+    return shape.tokens, shape.view, shape.rows
+
+
+def _round_up(batch: int) -> int:
+    """Requests of the graphs that run `batch` of them."""
+    return next((b for b in BATCHES if b >= batch), batch)
+
+
+def _fill(static: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy (b, s, ...) values into (B, S, ...); the last place and the last request repeat."""
+    batch, count = values.shape[:2]
+    static[:batch, :count] = values
+    if count < static.shape[1]:
+        static[:batch, count:] = values[:, -1:]
+    if batch < static.shape[0]:
+        static[batch:] = static[batch - 1 : batch]
+
+
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """Kinds of rotary embedding, of the model or of each type of its layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {value.get("rope_type", "default") for value in nested or [parameters]}

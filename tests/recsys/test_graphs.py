@@ -1,0 +1,332 @@
+"""Passes on graphs equal passes without: padding, static buffers, fallbacks. Replays on a CPU."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
+from recsys.models.prefix_store import PrefixStore
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import ARCHITECTURES, random_catalogue, random_prompts, tiny_model
+
+BATCH, SLOTS = 8, 128
+MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
+LLAMA = MODELS["llama-gqa"]
+CLOSE = {"atol": 1e-10, "rtol": 1e-8}
+# cold, step and patch passes of up to 32 tokens and 80 slots
+SHAPES = [PassShape(b, new, 80, new) for b in (1, 2, 4, 8) for new in (8, 16, 32)]
+
+
+def graphed(model, shapes=SHAPES, *, batch=BATCH, slots=SLOTS, **store):
+    """A fresh model on graphs, over the weights of `model`."""
+    tree_model = TreeModel(model, **store)
+    graphs = PassGraphs(tree_model, batch=batch, slots=slots)
+    graphs.warm_up(shapes)
+    return tree_model, graphs
+
+
+GRAPHED = {name: graphed(model) for name, model in MODELS.items()}
+
+
+def walk(tree, seed, widths):
+    """Grow `tree` at random; logits of each pass. The same growth for the same seed."""
+    rng = np.random.default_rng(seed)
+    passes = [tree.forward()]
+    depth = torch.zeros(len(tree.lengths), 0, dtype=torch.int64)
+    for width in widths:
+        parents = torch.from_numpy(rng.integers(ROOT, tree.nodes, (len(tree.lengths), width)))
+        below = torch.cat([depth, torch.zeros(len(depth), 1, dtype=torch.int64)], dim=1)
+        new = below.gather(1, torch.where(parents == ROOT, depth.shape[1], parents)) + 1
+        tree.add(torch.from_numpy(rng.integers(1, 64, parents.shape)), parents, new)
+        depth = torch.cat([depth, new], dim=1)
+        passes.append(tree.forward())
+    return passes
+
+
+def plain_and_graphed(model, on_graphs, prompts, seed, widths):
+    """Logits of the same growth without and with graphs."""
+    both = []
+    for tree_model in (TreeModel(model), on_graphs):
+        ready = Prompts.of(prompts, tree_model)
+        with TokenTree(tree_model, ready, sum(widths)) as tree:
+            both.append(walk(tree, seed, widths))
+    return both
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    architecture=st.sampled_from(ARCHITECTURES),
+    batch=st.integers(1, BATCH),
+    longest=st.integers(1, 32),
+    widths=st.lists(st.integers(1, 14), max_size=3),
+)
+@settings(max_examples=120, deadline=None)
+def test_a_pass_on_graphs_gives_the_logits_of_one_without(
+    seed, architecture, batch, longest, widths
+):
+    """Buffers are dirty from the examples before, in every slot and static tensor."""
+    on_graphs, graphs = GRAPHED[architecture]
+    prompts = random_prompts(np.random.default_rng(seed), batch, longest)
+    before = graphs.statistics()
+    plain, found = plain_and_graphed(MODELS[architecture], on_graphs, prompts, seed, widths)
+    after = graphs.statistics()
+    for theirs, ours in zip(plain, found, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert after.replays == before.replays + 1 + len(widths)
+    assert after.fallbacks == before.fallbacks
+    assert graphs.pool.lent == 0
+    assert graphs.pool.storage.isfinite().all()  # a NaN would survive the masks of later decodes
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    draft=st.sampled_from(["perfect", "unrelated", "none"]),
+    levels=st.integers(2, 4),
+    beams=st.integers(1, 10),
+    nodes=st.integers(3, 30),
+    batch=st.integers(1, 5),
+    shapes=st.sampled_from([SHAPES, SHAPES[::3], SHAPES[:2]]),
+)
+@settings(max_examples=60, deadline=None)
+def test_strict_on_graphs_equals_beam_search_without(
+    seed, draft, levels, beams, nodes, batch, shapes
+):
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(random_catalogue(rng, 60, levels))
+    prompts = random_prompts(rng, batch, 12)
+    model, graphs = graphed(LLAMA, shapes)
+    drafter = {
+        "perfect": ModelDrafter(model, nodes),
+        "unrelated": ModelDrafter(graphed(tiny_model(seed=9, dtype=torch.float64))[0], nodes),
+        "none": None,
+    }[draft]
+    expected = beam_search(LLAMA, prompts, trie, beams)
+    found = speculative_beam_search(model, drafter, prompts, trie, beams, patch_nodes=20)
+    assert torch.equal(found.rows, expected.rows)
+    alive = expected.scores > -torch.inf
+    torch.testing.assert_close(found.scores[alive], expected.scores[alive], **CLOSE)
+    assert torch.equal(beam_search(model, prompts, trie, beams).rows, expected.rows)
+    assert graphs.pool.lent == 0
+
+
+def test_requests_that_fill_up_a_batch_leave_nothing_behind():
+    """Their old masks would see nothing but slots out of view, and store the NaN of no softmax."""
+    plain_model = tiny_model("mistral-window", dtype=torch.float64)
+    plain_model.set_attn_implementation("eager")  # others give 0 where a row sees nothing
+    model, graphs = graphed(plain_model, [PassShape(4, 32, 32, 8)])
+    for batch, length in ((4, 32), (3, 3), (4, 3)):
+        prompts = [np.arange(length) + b for b in range(batch)]
+        plain, found = plain_and_graphed(plain_model, model, prompts, 0, [])
+        torch.testing.assert_close(found, plain, **CLOSE)
+    assert graphs.statistics().replays == 3
+
+
+def test_interleaved_decodes_are_right_and_only_one_has_the_storage():
+    model, graphs = graphed(LLAMA)
+    plain = TreeModel(LLAMA)
+    rng = np.random.default_rng(0)
+    prompts = [random_prompts(rng, 2, 12) for _ in range(2)]
+    with ExitStack() as stack:
+        first, second, *expected = [
+            stack.enter_context(TokenTree(m, Prompts.of(p, m), 8))
+            for m in (model, plain)
+            for p in prompts
+        ]
+        assert graphs.pool.pinned is first.cache
+        for tree in (first, second, *expected):
+            tree.add(torch.full((2, 4), 7), torch.full((2, 4), ROOT), 1)
+        for _ in range(2):
+            for ours, theirs in zip((first, second), expected, strict=True):
+                torch.testing.assert_close(ours.forward(), theirs.forward(), **CLOSE)
+                for tree in (ours, theirs):
+                    tree.add(torch.tensor([[3, 9], [5, 8]]), torch.tensor([[0, 1], [2, 3]]), 2)
+    told = graphs.statistics()
+    assert (told.replays, told.fallbacks, told.refused) == (2, {"cache": 2}, {"busy": 1})
+    assert graphs.pool.lent == 0
+
+
+def test_every_decode_gets_the_same_address_and_a_failed_one_gives_it_back():
+    model, graphs = graphed(LLAMA)
+    address = graphs.pool.storage.data_ptr()
+    for batch in (1, 5, 8):
+        ready = Prompts.of(random_prompts(np.random.default_rng(batch), batch, 9), model)
+        with pytest.raises(KeyError), TokenTree(model, ready, 30) as tree:  # noqa: PT012
+            tree.forward()
+            tree.keep(torch.arange(batch)[-1:])
+            assert tree.cache.buffer.data_ptr() == address
+            raise KeyError
+        assert graphs.pool.pinned is None
+
+
+def test_requests_that_leave_move_to_the_front_of_the_same_storage():
+    widths = [6, 5]
+    prompts = random_prompts(np.random.default_rng(3), 5, 12)
+    answers = []
+    for model in (TreeModel(LLAMA), graphed(LLAMA)[0]):
+        with TokenTree(model, Prompts.of(prompts, model), sum(widths) + 4) as tree:
+            walk(tree, 0, widths)
+            tree.keep(torch.tensor([1, 4]))
+            tree.add(torch.tensor([[3, 9], [5, 8]]), torch.tensor([[0, 10], [2, 8]]), 3)
+            answers.append(tree.forward())
+    torch.testing.assert_close(answers[1], answers[0], **CLOSE)
+
+
+def test_prompts_kept_from_an_earlier_call_work_on_graphs():
+    store = PrefixStore.for_model(TreeModel(LLAMA), 1 << 20)
+    model, graphs = graphed(LLAMA, prefixes=store, version="a")
+    rng = np.random.default_rng(1)
+    trie = ItemTrie.build(random_catalogue(rng, 60, 3))
+    prompts = [rng.integers(1, 64, n) for n in (21, 24)]
+    expected = beam_search(LLAMA, prompts, trie, 5)
+    for cached in ([0, 0], [20, 20]):
+        found = beam_search(model, prompts, trie, 5)
+        assert [s.cached_tokens for s in found.stats] == cached
+        assert torch.equal(found.rows, expected.rows)
+        torch.testing.assert_close(found.scores, expected.scores, **CLOSE)
+    assert not graphs.statistics().fallbacks
+
+
+def test_what_was_returned_outlives_the_next_pass():
+    model, _ = graphed(LLAMA, [PassShape(1, 8, 64, 8)])
+    with TokenTree(model, Prompts.of([np.arange(1, 6)], model), 8) as tree:
+        first = tree.forward()
+        kept = first.clone()
+        tree.add(torch.tensor([[3]]), torch.tensor([[ROOT]]), 1)
+        tree.forward()
+    assert torch.equal(first, kept)
+
+
+def test_passes_without_a_shape_are_counted_and_can_be_captured_later():
+    model, graphs = graphed(LLAMA, [])
+    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 60, 4))
+    prompts = random_prompts(np.random.default_rng(5), 3, 12)
+    expected = beam_search(model, prompts, trie, 5)
+    assert graphs.statistics().fallbacks == {"shape": 4}
+    # a prompt of up to 12 tokens for one row; then 5 beams over 16, 16 and 32 slots
+    assert set(graphs.missed) == {
+        PassShape(4, 16, 16, 8),
+        PassShape(4, 8, 32, 8),
+    }
+    graphs.warm_up(graphs.missed)
+    found = beam_search(model, prompts, trie, 5)
+    told = graphs.statistics()
+    assert (told.graphs, told.replays, told.fallbacks) == (2, 4, {"shape": 4})
+    assert not graphs.missed
+    assert torch.equal(found.rows, expected.rows)
+
+
+def test_the_graph_with_the_fewest_tokens_is_taken_and_none_that_wastes_most():
+    model, graphs = graphed(
+        LLAMA, [PassShape(8, 64, 64, 8), PassShape(1, 32, 64, 32), PassShape(1, 32, 32, 8)]
+    )
+
+    def choice(batch, new, view, rows):
+        tokens = torch.zeros((batch, new), dtype=torch.int64)
+        wanted = torch.zeros((batch, rows), dtype=torch.int64)
+        with graphs.pool.lend(batch, view, 0) as cache:
+            found = graphs.find(tokens, cache, view, wanted)
+        return found and found.shape
+
+    assert choice(1, 3, 16, 2) == PassShape(1, 32, 32, 8)
+    assert choice(1, 3, 48, 2) == choice(1, 3, 16, 9) == PassShape(1, 32, 64, 32)
+    assert choice(7, 60, 48, 8) == PassShape(8, 64, 64, 8)
+    assert choice(2, 3, 16, 2) is None  # 512 tokens for 6
+    assert choice(1, 33, 16, 2) is None
+    assert choice(1, 3, 80, 2) is None
+    assert model.pool.lent == 0
+
+
+def test_decodes_too_large_for_the_storage_run_without_graphs():
+    model, graphs = graphed(LLAMA, [], batch=2, slots=32)
+    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 60, 3))
+    prompts = [np.arange(1, 20)] * 3
+    for group in (prompts, prompts[:1]):
+        expected = beam_search(LLAMA, group, trie, 9)
+        assert torch.equal(beam_search(model, group, trie, 9).rows, expected.rows)
+    told = graphs.statistics()
+    assert (told.refused, told.fallbacks) == ({"size": 2}, {"cache": 6})
+
+
+def test_sizes_are_told():
+    _, graphs = graphed(LLAMA, [PassShape(1, 8, 16, 8)], batch=2, slots=20)
+    storage = 2 * 2 * (2 * 32) * 2 * 8 * 8  # layers, keys and values, slots, heads, width, bytes
+    inputs, rows, mask, logits = 3 * 8 * 8, 8 * 8, 8 * 16 * 8, 8 * 64 * 8
+    assert graphs.statistics().bytes == storage + inputs + rows + mask + logits
+    assert graphs.shapes == [PassShape(1, 8, 16, 8)]
+
+
+def test_what_cannot_be_captured_is_refused():
+    model, graphs = graphed(LLAMA, [])
+    with pytest.raises(ValueError, match="8 requests with 128 slots"):
+        graphs.warm_up([PassShape(9, 8, 16, 8)])
+    with pytest.raises(ValueError, match="make it larger"):
+        graphs.warm_up([PassShape(1, 8, 129, 8)])
+    with model.pool.lend(1, 8, 8), pytest.raises(RuntimeError, match="warm up before decoding"):
+        graphs.warm_up(SHAPES)
+    with pytest.raises(ValueError, match="rope_type 'dynamic'"):
+        PassGraphs(TreeModel(dynamic_rope()), batch=1, slots=16)
+
+
+def dynamic_rope():
+    """A model whose positions decide on the host what is computed."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    return tiny_model(rope_parameters=rope)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_in_a_pass_looks_at_its_data(architecture):
+    """Meta tensors have no data: whatever waited for a value would raise."""
+    config = MODELS[architecture].config
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    _, graphs = graphed(model.eval())
+    assert graphs.statistics().graphs == len(SHAPES)
+
+
+def test_the_meta_device_would_tell():
+    model = TreeModel(dynamic_rope().to("meta"))
+    tokens = torch.zeros((1, 8), dtype=torch.int64, device="meta")
+    mask = torch.zeros((1, 1, 8, 16), device="meta")
+    with model.pool.lend(1, 16, 0) as cache, pytest.raises(RuntimeError, match="meta"):
+        model.forward(tokens, tokens, lambda _: mask, cache, write=tokens, view=16)
+
+
+def test_cuda_graphs_are_asked_for_as_torch_has_them():
+    """Calls and keyword arguments against torch's own signatures; no GPU is needed."""
+    names = ("device", "Stream", "graph_pool_handle", "current_stream", "stream", "CUDAGraph")
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(torch.cuda, name, autospec=True))
+        graph = stack.enter_context(mock.patch.object(torch.cuda, "graph", autospec=True))
+        run = mock.Mock(return_value=torch.zeros(2))
+        replay, logits = CudaCapture(torch.device("cuda", 0))(run)
+        assert logits is run.return_value
+        assert replay is torch.cuda.CUDAGraph.return_value.replay
+        assert graph.call_args.kwargs["pool"] is torch.cuda.graph_pool_handle.return_value
+    assert run.call_count == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_cuda_graphs_give_the_logits_of_eager_passes(architecture):
+    model = tiny_model(architecture, dtype=torch.float64).cuda()
+    on_graphs, graphs = graphed(model)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        prompts = random_prompts(rng, int(rng.integers(1, 9)), 32)
+        plain, found = plain_and_graphed(model, on_graphs, prompts, seed, [12, 7])
+        for theirs, ours in zip(plain, found, strict=True):
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert graphs.statistics().replays == 30
