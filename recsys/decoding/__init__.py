@@ -10,6 +10,7 @@ from recsys.decoding.engine import Decoded, Engine
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.planner import Plan
 from recsys.decoding.speculative import speculative_beam_search
+from recsys.decoding.text import Texts, generate_text
 from recsys.decoding.trace import Trace, TraceNode
 
 __all__ = [
@@ -23,10 +24,12 @@ __all__ = [
     "ModelDrafter",
     "Plan",
     "Proposal",
+    "Texts",
     "Trace",
     "TraceNode",
     "UnionDrafter",
     "beam_search",
     "complete",
+    "generate_text",
     "speculative_beam_search",
 ]
