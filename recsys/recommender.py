@@ -7,12 +7,13 @@ a restart (float32, a fixed number of threads).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
+from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 
 if TYPE_CHECKING:
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
     from recsys.artifacts import Manifest
     from recsys.catalog import Catalog
+    from recsys.decoding.engine import Mode
+    from recsys.decoding.output import Beams, Certificate
 
+Guarantee = Literal["beam", "global"]
 MIN_BEAMS = 20
 DTYPES = ("float32", "bfloat16", "float64")
+_TYPICAL_PROMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,34 @@ class RecommendRequest:
         k: items wanted.
         exclude_seen: leave out the items of the history.
         exclude_items: leave out these as well.
+        guarantee: `beam` for the list that beam search finds; `global` goes on until no item that
+            is not in the list can have a better score than its last, where that takes no more than
+            a bounded search (the result's certificate says).
+        seed: draw items without replacement from the model's distribution instead of searching for
+            the best; the same seed draws the same items.
+        temperature: flattens (above 1) or sharpens that distribution.
+
+    Raises:
+        ValueError: a field out of its range, or a seed together with `global`.
     """
 
     history: Sequence[str]
     k: int = 10
     exclude_seen: bool = True
     exclude_items: Sequence[str] = ()
+    guarantee: Guarantee = "beam"
+    seed: int | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got {self.k}")
+        if self.guarantee not in ("beam", "global"):
+            raise ValueError(f"guarantee {self.guarantee!r} is not 'beam' or 'global'")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.seed is not None and self.guarantee == "global":
+            raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
 
 
 @dataclass(frozen=True)
@@ -70,27 +97,48 @@ class RecommendResult:
         recommendations: best first; fewer than k where the catalogue has no more.
         unknown_items: ids of the history that the catalogue does not have.
         stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
+        certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
     """
 
     recommendations: list[Recommendation]
     unknown_items: list[str]
     stats: dict[str, int] = field(default_factory=dict)
+    certificate: Certificate = "beam-exact"
 
 
 class Recommender:
-    """Beam search over one bundle's catalogue.
+    """Top-K over one bundle's catalogue.
 
     Attributes:
         bundle: what was loaded.
         trie: its catalogue as a trie.
         model: the target (Hugging Face).
+        engine: what decodes.
     """
 
-    def __init__(self, bundle: Bundle, model: Any) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        model: Any,
+        *,
+        draft: Any | None = None,
+        mode: Mode = "beam",
+        prefix_bytes: int = 0,
+    ) -> None:
         """Use `model` for `bundle`; `load` does both."""
-        self.bundle, self.model = bundle, model
+        from recsys.decoding import Engine
+
+        self.bundle, self.model, self.mode = bundle, model, mode
         self.encoder = bundle.encoder
         self.trie = ItemTrie.build(self.encoder.item_tokens)
+        self.engine = Engine(
+            model,
+            self.trie,
+            draft=draft,
+            prefix_bytes=prefix_bytes,
+            version=bundle.manifest.digest,
+            prompt_slots=self.encoder.max_tokens,
+        )
 
     @classmethod
     def load(
@@ -99,18 +147,24 @@ class Recommender:
         *,
         device: str = "cpu",
         dtype: str = "float32",
+        mode: Mode | Literal["auto"] = "auto",
+        prefix_bytes: int = 0,
         check: bool = True,
     ) -> Recommender:
-        """Load a bundle's target.
+        """Load a bundle's models.
 
         Args:
             path: the bundle's directory.
             device: a torch device.
             dtype: `float32`, `bfloat16` or `float64`.
+            mode: how to decode (`recsys.decoding.Engine`). `auto` plans on an accelerator and
+                searches plainly on a CPU, where equal requests then get equal bits.
+            prefix_bytes: memory for the keys and values of histories seen before, from which a
+                returning user's prompt goes on; 0 keeps none. It changes no bit of any answer.
             check: compare every file with its checksum first.
 
         Raises:
-            ArtifactError: not a bundle, or a damaged one.
+            ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
             ValueError: unknown dtype.
         """
         import torch
@@ -120,8 +174,15 @@ class Recommender:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         bundle = Bundle.load(path, check=check)
-        model = load_model(bundle.target, dtype=getattr(torch, dtype), device=device)
-        return cls(bundle, model.eval())
+        if mode == "auto":
+            mode = "beam" if torch.device(device).type == "cpu" else "planned"
+        if mode == "draft" and bundle.draft is None:
+            raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
+        of = getattr(torch, dtype)
+        model, draft = load_model(bundle.target, dtype=of, device=device).eval(), None
+        if mode in ("planned", "draft") and bundle.draft is not None:
+            draft = load_model(bundle.draft, dtype=of, device=device).eval()
+        return cls(bundle, model, draft=draft, mode=mode, prefix_bytes=prefix_bytes)
 
     @property
     def catalog(self) -> Catalog:
@@ -143,19 +204,17 @@ class Recommender:
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
         """Answer requests of any mix of lengths and k together.
 
-        Requests are decoded in groups of one beam width, so a neighbour's k changes nothing.
-
-        Raises:
-            ValueError: k below 1.
+        Requests are decoded in groups of one kind and beam width, so a neighbour's k changes
+        nothing.
         """
-        results: list[RecommendResult | None] = [None] * len(requests)
-        widths = [_beams(request.k) for request in requests]
-        for width in sorted(set(widths)):
-            places = [i for i, w in enumerate(widths) if w == width]
+        results: dict[int, RecommendResult] = {}
+        groups: dict[_Kind, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(_Kind.of(request), []).append(place)
+        for kind, places in groups.items():
             group = [requests[i] for i in places]
-            for place, result in zip(places, self._decode(group, width), strict=True):
-                results[place] = result
-        return [r for r in results if r is not None]
+            results |= zip(places, self._decode(group, kind), strict=True)
+        return [results[i] for i in range(len(requests))]
 
     def rank(
         self,
@@ -179,7 +238,12 @@ class Recommender:
 
         Returns:
             (n, k) items, -1 where there are no more, and (n, k) scores, -inf there.
+
+        Raises:
+            ValueError: k below 1.
         """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
@@ -187,16 +251,28 @@ class Recommender:
             places = order[start : start + batch_size]
             group = histories.take(places)
             seen = group if exclude_seen else Histories.of([[]] * len(group))
-            items[places], scores[places], _ = self._top(group, seen, k, beams or _beams(k))
+            kind = _Kind(beams or max(MIN_BEAMS, k))
+            items[places], scores[places], _ = self._top(group, seen, k, kind)
             if advance is not None:
                 advance(len(places))
         return items, scores
 
     def warm_up(self) -> None:
-        """Run one request, so that the first real one finds everything allocated and loaded."""
-        self.recommend([self.catalog.item_ids[:1]], k=1)
+        """Pay one-time costs now: allocations, and the planner's measurements if one plans.
 
-    def _decode(self, requests: Sequence[RecommendRequest], beams: int) -> list[RecommendResult]:
+        Prompts to measure with are random histories; what the planner learns from real ones soon
+        outweighs them.
+        """
+        rng = np.random.default_rng(0)
+        items = rng.integers(
+            0, len(self.catalog), (_TYPICAL_PROMPTS, self.encoder.config.max_items)
+        )
+        if self.mode == "planned":
+            self.engine.warm_up(self.encoder.encode_all(Histories.of(items.tolist())), MIN_BEAMS)
+        self.recommend([self.catalog.item_ids[:1]], k=1)
+        self.engine.forget()
+
+    def _decode(self, requests: Sequence[RecommendRequest], kind: _Kind) -> list[RecommendResult]:
         known, unknown, excluded = [], [], []
         for request in requests:
             items = self.catalog.index(request.history)
@@ -209,29 +285,42 @@ class Recommender:
                 )
             )
         k = max(request.k for request in requests)
-        items, scores, stats = self._top(Histories.of(known), Histories.of(excluded), k, beams)
+        seeds = [r.seed for r in requests if r.seed is not None] or None
+        hidden = Histories.of(excluded)
+        items, scores, beams = self._top(Histories.of(known), hidden, k, kind, seeds)
         return [
-            RecommendResult(self._name(items[i], scores[i], request.k), unknown[i], stats[i])
-            for i, request in enumerate(requests)
+            RecommendResult(
+                self._name(items[i], scores[i], request.k),
+                unknown[i],
+                {"beams": kind.beams, **vars(beams.stats[i])},
+                certificate,
+            )
+            for i, (request, certificate) in enumerate(
+                zip(requests, beams.certificates, strict=True)
+            )
         ]
 
     def _top(
-        self, histories: Histories, excluded: Histories, k: int, beams: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], list[dict[str, int]]]:
-        """(n, k) items and scores of one batch, and its counters."""
-        from recsys.decoding import beam_search
-
-        found = beam_search(
-            self.model,
+        self,
+        histories: Histories,
+        excluded: Histories,
+        k: int,
+        kind: _Kind,
+        seeds: list[int] | None = None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], Beams]:
+        """(n, k) items and scores of one batch, and what they were taken from."""
+        beams = self.engine.decode(
             self.encoder.encode_all(histories),
-            self.trie,
-            beams,
+            kind.beams,
+            mode=self.mode,
             exclude=[self.trie.excluded_rows(items) for items in excluded],
-            prompt_slots=self.encoder.max_tokens,
-        )
-        rows, row_scores = found.rows.cpu().numpy(), found.scores.cpu().numpy()
+            seeds=seeds,
+            temperature=kind.temperature,
+            until_global=kind.guarantee == "global",
+        ).beams
+        rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
         items, scores = _items_of_rows(self.trie, rows, row_scores, excluded, k)
-        return items, scores, [{"beams": beams, **vars(s)} for s in found.stats]
+        return items, scores, beams
 
     def _name(
         self, items: NDArray[np.int32], scores: NDArray[np.float32], k: int
@@ -249,10 +338,20 @@ class Recommender:
         ]
 
 
-def _beams(k: int) -> int:
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    return max(MIN_BEAMS, k)
+@dataclass(frozen=True)
+class _Kind:
+    """What requests must share to be decoded together."""
+
+    beams: int
+    guarantee: Guarantee = "beam"
+    sampled: bool = False
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, request: RecommendRequest) -> _Kind:
+        sampled = request.seed is not None
+        temperature = request.temperature if sampled else 1.0
+        return cls(max(MIN_BEAMS, request.k), request.guarantee, sampled, temperature)
 
 
 def _items_of_rows(

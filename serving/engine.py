@@ -85,6 +85,10 @@ class Engine:
             from recsys.recommender import Recommender
 
             self._recommender = Recommender.load(
-                settings.bundle, device=settings.device, dtype=settings.dtype
+                settings.bundle,
+                device=settings.device,
+                dtype=settings.dtype,
+                mode=settings.mode,
+                prefix_bytes=settings.prefix_mb << 20,
             )
         self._recommender.warm_up()

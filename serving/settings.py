@@ -48,6 +48,10 @@ class ServingSettings(BaseSettings):
         device: where the models run.
         dtype: their arithmetic.
         threads: CPU threads of one forward pass; None leaves torch's choice.
+        mode: how to decode: `auto` plans on an accelerator and searches plainly on a CPU; `beam`,
+            `exhaustive`, `draft` and `planned` insist (`recsys.decoding.Engine`).
+        prefix_mb: memory for what was computed of users' histories, from which a returning user's
+            next answer goes on; 0 keeps none. No answer changes by it.
         max_batch: requests computed together at most.
         max_wait_ms: how long a request may wait for company.
         queue_limit: requests waiting at most; more are answered 429.
@@ -70,6 +74,8 @@ class ServingSettings(BaseSettings):
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     threads: int | None = Field(None, ge=1)
+    mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
+    prefix_mb: int = Field(64, ge=0)
     max_batch: int = Field(32, ge=1)
     max_wait_ms: float = Field(5.0, ge=0)
     queue_limit: int = Field(256, ge=1)

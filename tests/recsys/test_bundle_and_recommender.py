@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.artifacts import MANIFEST, read_manifest, sha256, write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET, Bundle
+from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
@@ -209,7 +209,7 @@ def test_unknown_items_are_reported_and_passed_over(recommender):
     )
     assert result.unknown_items == ["gone", "", "gone"]
     (known,) = recommender.recommend_batch([RecommendRequest(["id-3", "id-9"], 10)])
-    assert known == RecommendResult(result.recommendations, [], result.stats)
+    assert known == replace(result, unknown_items=[])
 
 
 def test_an_empty_history_is_answered_and_so_is_one_of_unknown_items(recommender):
@@ -329,11 +329,90 @@ def test_warming_up_changes_nothing(recommender, alone):
     assert recommender.recommend_batch(REQUESTS) == alone
 
 
+def plain(results: list[RecommendResult]) -> list[Any]:
+    """Results without the counters of how they were found."""
+    return [(r.recommendations, r.unknown_items, r.certificate) for r in results]
+
+
+def test_kept_histories_change_no_bits_and_save_tokens(bundle, alone):
+    keeping = Recommender.load(bundle, prefix_bytes=1 << 20)
+    for _ in range(2):
+        assert plain(keeping.recommend_batch(REQUESTS)) == plain(alone)
+    again = keeping.recommend_batch(REQUESTS)
+    assert plain(again) == plain(alone)
+    assert sum(r.stats["cached_tokens"] for r in again) > 60
+    assert all(
+        r.stats["target_tokens"] <= a.stats["target_tokens"]
+        for r, a in zip(again, alone, strict=True)
+    )
+
+
+@pytest.mark.parametrize("mode", ["exhaustive", "draft", "planned"])
+def test_every_mode_recommends_the_same(tmp_path, recommender, mode):
+    def add_draft(folder: Path) -> None:
+        save_model(
+            tiny_model(vocabulary=recommender.bundle.vocabulary.size, layers=1, seed=5),
+            folder / DRAFT,
+        )
+
+    path = build(tmp_path / "drafted", extra=add_draft)
+    fast = Recommender.load(path, mode=mode, dtype="float64")
+    fast.warm_up()
+    slow = Recommender.load(path, mode="beam", dtype="float64")
+    for found, expected in zip(
+        fast.recommend_batch(REQUESTS), slow.recommend_batch(REQUESTS), strict=True
+    ):
+        assert [r.item_id for r in found.recommendations] == [
+            r.item_id for r in expected.recommendations
+        ]
+        assert [r.score for r in found.recommendations] == pytest.approx(
+            [r.score for r in expected.recommendations], abs=1e-10
+        )
+
+
+def test_a_global_list_is_the_best_of_all(recommender):
+    request = RecommendRequest(["id-3", "id-20"], 5)
+    (found,) = recommender.recommend_batch([replace(request, guarantee="global")])
+    assert found.certificate == "global-exact"
+    (all_,) = recommender.recommend_batch([replace(request, k=ITEMS)])
+    assert [r.item_id for r in found.recommendations] == [
+        r.item_id for r in all_.recommendations[:5]
+    ]
+
+
+def test_a_seed_draws_the_same_items_in_any_company(recommender):
+    request = RecommendRequest(["id-3", "id-20"], 5, seed=11, temperature=2.0)
+    (first,) = recommender.recommend_batch([request])
+    others = [replace(request, seed=seed) for seed in range(20)]
+    together = recommender.recommend_batch([*REQUESTS, *others, request])
+    assert together[-1] == first
+    assert len({tuple(r.item_id for r in x.recommendations) for x in together[-21:]}) > 15
+    assert len({r.item_id for r in first.recommendations}) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guarantee": "best"}, "guarantee 'best' is not 'beam' or 'global'"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"seed": 1, "guarantee": "global"}, "a seed asks for a sample"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RecommendRequest(["id-3"], 5, **fields)
+
+
 def test_double_precision_ranks_alike(bundle, recommender):
     (double,) = Recommender.load(bundle, dtype="float64").recommend([["id-3"]], ITEMS)
     (single,) = recommender.recommend([["id-3"]], ITEMS)
     assert [r.item_id for r in double] == [r.item_id for r in single]
     assert [r.score for r in double] == pytest.approx([r.score for r in single], rel=1e-5)
+
+
+def test_drafting_needs_a_draft_in_the_bundle(bundle):
+    with pytest.raises(ArtifactError, match="mode 'draft' needs a draft model"):
+        Recommender.load(bundle, mode="draft")
 
 
 def test_an_unknown_precision_is_refused(bundle):
