@@ -189,7 +189,8 @@ class _Search:
             if depth < levels - 1:
                 _add(self.sketch, level, real, depth)
                 _run(self.sketch)
-                level = self._draw(level, depth)
+                # requests that are further down wait, their beams as they are
+                level = self._draw(level, depth).where(self.level <= depth, level)
                 self.drawn[depth + 1] = level
                 news = (level.scores > -torch.inf).sum(1)
                 self.drafted = self.drafted + torch.where(self.level <= depth, news, 0)
