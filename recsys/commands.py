@@ -16,7 +16,7 @@ from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 if TYPE_CHECKING:
     from recsys.pipeline import Context
 
-SECTIONS = ("data", "ids", "target", "draft", "bundle", "evaluate", "serve")
+SECTIONS = ("data", "ids", "target", "teacher", "draft", "bundle", "evaluate", "serve")
 
 
 def _context(

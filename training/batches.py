@@ -35,6 +35,16 @@ class Batch:
     tokens: NDArray[np.int64]
     loss: NDArray[np.bool_]
 
+    @property
+    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Arguments of the loss module."""
+        return self.tokens, self.loss
+
+    @property
+    def size(self) -> int:
+        """Tokens, padding included."""
+        return self.tokens.size
+
 
 @dataclass(frozen=True)
 class TrainingBatches:

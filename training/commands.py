@@ -15,7 +15,7 @@ from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 if TYPE_CHECKING:
     from recsys.pipeline import Context
 
-SECTIONS = ("data", "ids", "target", "draft", "bundle", "evaluate", "serve")
+SECTIONS = ("data", "ids", "target", "teacher", "draft", "bundle", "evaluate", "serve")
 
 ids = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 train = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -117,8 +117,86 @@ def train_target(
     _report(stage(context), "target", as_json)
 
 
+@train.command("teacher")
+def train_teacher(
+    source: Annotated[
+        str | None,
+        typer.Option(help="Whose top K is kept: target, or mixture (of target and draft)."),
+    ] = None,
+    mixture: Annotated[
+        float | None,
+        typer.Option("--lambda", help="Target's share of the mixture (1 - λ) q + λ p."),
+    ] = None,
+    beams: Annotated[int | None, typer.Option(help="K, sequences kept of a history.")] = None,
+    histories: Annotated[
+        int | None, typer.Option(help="Training prompts that are asked; 0 for all.")
+    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Ask the target for the top K of training histories, for drafts to learn from.
+
+    The level-by-level beam search of each history is kept, with the target's log-probs of the
+    allowed tokens at its nodes. A run that was stopped goes on behind its last shard.
+
+    Example: recsys train teacher --config configs/atspeed-beauty.yaml --beams 20
+    """
+    options = {"source": source, "mixture": mixture, "beams": beams, "histories": histories}
+    context = _context("teacher", options, config, set_, name, seed, force)
+    from recsys.artifacts import read_manifest
+    from training.teacher import stage
+
+    path = stage(context)
+    info = read_manifest(path, "teacher").info
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({"path": str(path), **info}))
+        return
+    typer.echo(f"teacher: {path}")
+    typer.echo(f"  {info['histories']:,} histories, {info['bytes'] / 1e6:.0f} MB")
+
+
 @train.command("draft")
 def train_draft(
+    objective: Annotated[
+        str | None,
+        typer.Option(help="sft, wordkd, tvdkd, seqkd, atspeed-s, atspeed-r, tree-kd or beam-kd."),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")
+    ] = None,
+    mixture: Annotated[
+        float | None,
+        typer.Option("--lambda", help="Target's share of the mixture that the teacher searched."),
+    ] = None,
+    beam_steps: Annotated[
+        str | None,
+        typer.Option(help="Sequences of a history: the beams of all steps, or of the last."),
+    ] = None,
+    density: Annotated[
+        bool | None,
+        typer.Option("--density/--no-density", help="AtSpeed-S's density regularisation."),
+    ] = None,
+    constrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--constrained/--unconstrained", help="Compare allowed tokens, or all of them."
+        ),
+    ] = None,
+    top_k: Annotated[
+        bool | None, typer.Option("--top-k/--top-1", help="Sequences of a history: K, or the best.")
+    ] = None,
+    tree_attention: Annotated[
+        bool | None,
+        typer.Option(
+            "--tree-attention/--no-tree-attention", help="A history's tree as one row, or not."
+        ),
+    ] = None,
     preset: Preset = None,
     epochs: Epochs = None,
     max_minutes: MaxMinutes = None,
@@ -131,9 +209,24 @@ def train_draft(
 ) -> None:
     """Train the draft: a small model with the target's vocabulary, cut from the target by default.
 
-    Example: recsys train draft --config configs/beauty.yaml --set draft.layers=1
+    It learns next items (sft) or is aligned to the target; docs/alignment.md has the objectives.
+
+    Example: recsys train draft --config configs/atspeed-beauty.yaml --objective beam-kd
     """
-    options = {"preset": preset, "epochs": epochs, "max_minutes": max_minutes}
+    options = {
+        "objective": objective,
+        "alpha": alpha,
+        "beam_steps": beam_steps,
+        "density": density,
+        "constrained": constrained,
+        "top_k": top_k,
+        "tree_attention": tree_attention,
+        "preset": preset,
+        "epochs": epochs,
+        "max_minutes": max_minutes,
+    }
+    if mixture is not None:
+        set_ = [*(set_ or ()), f"teacher.mixture={mixture}"]
     context = _context("draft", options, config, set_, name, seed, force)
     from training.draft import stage
 
@@ -197,9 +290,15 @@ def _report(path: Path, kind: str, as_json: bool) -> None:
     typer.echo(
         f"  {info['parameters']:,} parameters, {info['epochs']} epochs, {info['seconds']:.0f} s"
     )
-    if validation := info["validation"]:
+    validation = info["validation"]
+    if "recall@10" in validation:
         typer.echo(
             f"  validation: recall@10 {validation['recall@10']:.4f}, "
             f"NDCG@10 {validation['ndcg@10']:.4f}"
             f" ({validation['users']} users, seen items masked)"
+        )
+    if "accepted_levels" in validation:
+        typer.echo(
+            f"  drafting: {validation['accepted_levels']:.2f} levels accepted, "
+            f"{validation['target_passes']:.2f} target passes a request on validation"
         )

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from torch import nn
 
     from recsys.progress import Bar
-    from training.batches import Batch
     from training.state import Checkpoints
 
 LOG = "log.jsonl"
@@ -86,10 +86,22 @@ class LoopConfig:
             raise ConfigError(f"max_minutes: want more than 0, got {self.max_minutes}")
 
 
+class Inputs(Protocol):
+    """One batch: what the loss module is called with."""
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any], ...]:
+        """Arguments of the loss module."""
+
+    @property
+    def size(self) -> int:
+        """Tokens, padding included."""
+
+
 class Data(Protocol):
     """What `fit` reads batches from (`training.batches.TrainingBatches`)."""
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
         """Batches of one epoch from number `start` on."""
 
     def count(self, epoch: int = 0) -> int:
@@ -115,6 +127,7 @@ def fit(
     *,
     name: str,
     validate: Callable[[], dict[str, float]] | None = None,
+    metric: str = METRIC,
     seed: int = 0,
     max_steps: int | None = None,
 ) -> Progress:
@@ -125,13 +138,14 @@ def fit(
     the time that was left.
 
     Args:
-        module: (tokens, loss mask) -> scalar loss (`training.objective.NextToken`).
+        module: a batch's inputs -> scalar loss (`training.objective.NextToken`).
         data: batches by epoch and number.
         config: how.
         checkpoints: where state and `log.jsonl` are kept.
         name: shown in front of the progress.
         validate: called on the main process with the module in evaluation mode; returns metrics,
-            `ndcg@10` among them.
+            `metric` among them.
+        metric: the larger it is, the better; the last one is shown while training.
         seed: of dropout inside the model.
         max_steps: end here at the latest, as a budget of its own.
 
@@ -141,7 +155,7 @@ def fit(
     Raises:
         ConfigError: the loss is no longer finite, or TensorBoard is asked for and not installed.
     """
-    return _Run(module, data, config, checkpoints, name, validate, seed, max_steps).train()
+    return _Run(module, data, config, checkpoints, name, validate, metric, seed, max_steps).train()
 
 
 class _Run:
@@ -155,13 +169,15 @@ class _Run:
         checkpoints: Checkpoints,
         name: str,
         validate: Callable[[], dict[str, float]] | None,
+        metric: str,
         seed: int,
         max_steps: int | None,
     ) -> None:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.module, self.data, self.config, self.name = module, data, config, name
-        self.checkpoints, self.validate = checkpoints, validate
+        self.checkpoints, self.validate, self.metric = checkpoints, validate, metric
+        self.shown: dict[str, float] = {}  # the metric of the last validation
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         torch.manual_seed(seed + self.accelerator.process_index)
@@ -218,7 +234,8 @@ class _Run:
             self._step(step, share)
             now = time.monotonic()
             rate = progress.tokens / self.seconds
-            bar.advance(now - last if timed else 1, epoch=progress.epoch + 1.0, tokens_per_s=rate)
+            amount = now - last if timed else 1
+            bar.advance(amount, epoch=progress.epoch + 1.0, tokens_per_s=rate, **self.shown)
             last = now
             if progress.step % LOG_EVERY_STEPS == 0:
                 self._write_loss()
@@ -226,7 +243,7 @@ class _Run:
                 self._checkpoint()
         progress.epoch, progress.batch = progress.epoch + 1, 0
 
-    def _step(self, group: list[Batch], share: float) -> None:
+    def _step(self, group: list[Inputs], share: float) -> None:
         """One optimizer step on this process's batches of the group."""
         progress, accelerator = self.progress, self.accelerator
         mine = group[accelerator.process_index :: self.world] or group[:1]
@@ -234,15 +251,17 @@ class _Run:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         for number, batch in enumerate(mine, 1):
-            tokens = torch.from_numpy(batch.tokens).to(accelerator.device, non_blocking=True)
-            asked = torch.from_numpy(batch.loss).to(accelerator.device, non_blocking=True)
+            inputs = [
+                torch.from_numpy(array).to(accelerator.device, non_blocking=True)
+                for array in batch.inputs
+            ]
             # Gradients are exchanged once a step, with the last of its batches.
             exchange = nullcontext() if number == len(mine) else accelerator.no_sync(self.wrapped)
             with exchange:
-                loss = self.wrapped(tokens, asked) / len(mine)
+                loss = self.wrapped(*inputs) / len(mine)
                 accelerator.backward(loss)
             self.loss += loss.detach()
-            progress.tokens += batch.tokens.size
+            progress.tokens += batch.size
         if self.config.clip:
             accelerator.clip_grad_norm_(self.module.parameters(), self.config.clip)
         self.optimizer.step()
@@ -273,7 +292,8 @@ class _Run:
         metrics = self._agree(metrics)
         progress.evaluated = progress.step
         if metrics:
-            if not progress.best or metrics[METRIC] > progress.best[METRIC]:
+            self.shown = {self.metric: metrics[self.metric]}
+            if not progress.best or metrics[self.metric] > progress.best[self.metric]:
                 progress.best, progress.stale = metrics, 0
                 self.best = trainable_state(self.module)
             else:

@@ -24,8 +24,9 @@ from training.state import Checkpoints
 from training.validation import Validation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    import torch
     from numpy.typing import NDArray
 
     from recsys.artifacts import Workspace
@@ -129,6 +130,7 @@ def train_supervised(
     name: str,
     pad: int = 0,
     seed: int = 0,
+    watch: Callable[[], dict[str, float]] | None = None,
 ) -> Progress:
     """Train `model` in place on the training histories, validated on validation users.
 
@@ -141,6 +143,40 @@ def train_supervised(
         name: shown in front of the progress.
         pad: token that fills rows.
         seed: of everything random.
+        watch: more metrics for the log, asked for with each validation.
+    """
+    batches = windows(dataset, encoder, config, pad=pad, seed=seed)
+    module = NextToken(
+        model,
+        label_smoothing=config.label_smoothing,
+        dropout=config.embedding_dropout,
+        dtype=training_dtype(model, config),
+    )
+    validation = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
+
+    def validate() -> dict[str, float]:
+        return {**validation(), **(watch() if watch is not None else {})}
+
+    progress = fit(
+        module,
+        batches,
+        config,
+        checkpoints,
+        name=name,
+        validate=validate if len(validation.examples) else None,
+        seed=seed,
+    )
+    model.eval()
+    return progress
+
+
+def windows(
+    dataset: Dataset, encoder: PromptEncoder, config: SupervisedConfig, *, pad: int, seed: int
+) -> TrainingBatches:
+    """Batches over the training histories, windowed as serving will ask.
+
+    Raises:
+        ConfigError: nothing to train on.
     """
     batches = TrainingBatches.of(
         dataset.train_histories,
@@ -155,29 +191,19 @@ def train_supervised(
     )
     if not len(batches.windows.first):
         raise ConfigError("no user has two training events, so there is nothing to train on")
+    return batches
+
+
+def training_dtype(model: Any, config: LoopConfig) -> torch.dtype:
+    """What matrix products run in; on a CPU the model is set to the attention that is quick there.
+
+    torch's fused attention is slow backward in bf16 on a CPU: ten times eager's time.
+    """
     device = Accelerator().device
     if device.type == "cpu":
-        # torch's fused attention is slow backward in bf16 on a CPU: ten times eager's time.
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         causal.set_attn_implementation("eager")
-    module = NextToken(
-        model,
-        label_smoothing=config.label_smoothing,
-        dropout=config.embedding_dropout,
-        dtype=autocast_dtype(config.precision, device),
-    )
-    validation = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
-    progress = fit(
-        module,
-        batches,
-        config,
-        checkpoints,
-        name=name,
-        validate=validation if len(validation.examples) else None,
-        seed=seed,
-    )
-    model.eval()
-    return progress
+    return autocast_dtype(config.precision, device)
 
 
 def describe(progress: Progress, config: SupervisedConfig, model: Any) -> dict[str, Any]:
@@ -193,7 +219,7 @@ def describe(progress: Progress, config: SupervisedConfig, model: Any) -> dict[s
     }
 
 
-def settings_of(config: SupervisedConfig, seed: int) -> dict[str, Any]:
+def settings_of(config: object, seed: int) -> dict[str, Any]:
     """Plain values that identify a run."""
     return json.loads(json.dumps({**as_dict(config), "seed": seed}))  # type: ignore[no-any-return]
 

@@ -1,0 +1,486 @@
+"""Alignment modules against slow twins, batches of trees, and draft runs of every objective."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.artifacts import read_manifest, verify
+from recsys.constraint import ItemTrie
+from recsys.errors import ConfigError
+from recsys.interactions import Histories
+from recsys.models.checkpoint import build
+from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.vocabulary import Vocabulary
+from training import draft, target
+from training.alignment import (
+    ON_TREES,
+    AlignmentSettings,
+    TreeAlignment,
+    TreeBatches,
+    WordDistillation,
+    sequence_weights,
+)
+from training.draft import DraftConfig
+from training.loop import LoopConfig, fit
+from training.objective import NextToken
+from training.state import Checkpoints
+from training.teacher import Prompts, search_trees
+
+VOCABULARY = Vocabulary.from_levels([4, 3, 2])
+CODES = np.stack(np.unravel_index(np.arange(24), (4, 3, 2)), 1).astype(np.int32)
+CODES = np.concatenate([CODES[:5], CODES[7:9], CODES[12:20]])
+TOKENS = VOCABULARY.encode(CODES)
+TRIE = ItemTrie.build(TOKENS)
+ENCODER = PromptEncoder(TOKENS, VOCABULARY.prefix, PromptConfig(4, 2))
+BEAMS = 4
+
+
+def make_model(seed=0, layers=2, scale=3.0):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "layers": layers}
+    model = build(sizes, VOCABULARY)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale if parameter.ndim > 1 else 1)
+    return model
+
+
+def make_histories(count=12):
+    rng = np.random.default_rng(0)
+    return Histories.of([rng.integers(0, len(TOKENS), rng.integers(1, 8)) for _ in range(count)])
+
+
+def make_batches(model, histories=None, max_tokens=200, **options):
+    histories = histories or make_histories()
+    prompts = Prompts.sample(histories, 0, 1, seed=0)
+    tokens = prompts.tokens(histories, ENCODER)
+    trees = search_trees(model, tokens, TRIE.to("cpu"), BEAMS)
+    return TreeBatches(prompts, trees, histories, ENCODER, TRIE, 0, max_tokens, **options)
+
+
+def tensors(batch, dtype=torch.float32):
+    found = [torch.from_numpy(a) for a in batch.inputs]
+    return [t.to(dtype) if t.is_floating_point() else t for t in found]
+
+
+def test_a_batch_holds_prompt_next_item_and_tree():
+    histories = Histories.of([[3, 1, 2, 0, 5, 6], [4]])
+    data = make_batches(make_model(), histories)
+    place = [i for i, p in enumerate(data.prompts.lengths) if p == 5]
+    batch = data.batch(np.array([*place, 0]))
+    # Five items outgrow the window of four: two are dropped, a block.
+    expected = np.concatenate([[1], TOKENS[[2, 0, 5]].reshape(-1), TOKENS[6]])
+    assert batch.window[0].tolist() == expected.tolist()
+    assert batch.lengths.tolist() == [10, 4]
+    assert batch.asked[0].tolist() == [False] * 4 + [True] * 9, "the first item is not asked"
+    history = histories[int(data.prompts.rows[0])]
+    assert batch.window[1, :4].tolist() == [1, *TOKENS[history[0]]]
+    assert batch.states.shape == (2, 3, BEAMS)
+    assert [p.shape[1] for p in batch.log_probs] == [1, BEAMS, BEAMS]
+
+
+def test_behind_a_whole_history_nothing_is_asked():
+    data = make_batches(make_model(), Histories.of([[4]]))
+    assert not next(data.epoch(0)).asked.any()
+
+
+def test_an_epoch_holds_every_history_once_within_the_budget_of_tokens():
+    data = make_batches(make_model(), max_tokens=120, seed=3)
+    batches = list(data.epoch(0))
+    assert len(batches) == data.count(0)
+    assert sum(len(b.window) for b in batches) == len(data.prompts)
+    assert max(b.size for b in batches) <= 120
+    again = list(data.epoch(0, start=2))
+    assert all(np.array_equal(a.window, b.window) for a, b in zip(again, batches[2:], strict=True))
+    other = list(data.epoch(1))
+    assert any(
+        a.window.shape != b.window.shape or (a.window != b.window).any()
+        for a, b in zip(other, batches, strict=False)
+    )
+
+
+def walk(batch, row, level, beam):
+    """(node, child, state) of a sequence, from the root to a beam of a level."""
+    path = []
+    for depth in range(level, -1, -1):
+        state = int(batch.states[row, depth, beam])
+        parent = int(batch.parents[row, depth, beam]) if depth else 0
+        above = int(batch.states[row, depth - 1, parent]) if depth else 0
+        path.append((parent, state - int(TRIE.first_child[above]), state))
+        beam = parent
+    return path[::-1]
+
+
+def sequences(batch, row, beam_steps, top_k):
+    """Step by step: the sequences of one history, and its K-th best."""
+    levels = batch.states.shape[1]
+    for step in range(levels) if beam_steps == "all" else [levels - 1]:
+        alive = [k for k in range(BEAMS) if batch.states[row, step, k] >= 0]
+        alive.sort(key=lambda k: -batch.scores[row, step, k])
+        alive = alive if top_k else alive[:1]
+        yield [walk(batch, row, step, k) for k in alive], walk(batch, row, step, alive[-1])
+
+
+def renormalised(values):
+    values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values)]
+    return values - np.log(np.exp(values).sum())
+
+
+def slow_align(batch, log_q, beam_steps, top_k, rule):
+    """The mean over histories, steps, sequences and levels, in four loops.
+
+    `rule(log_p, log_q, child, log_p_last, log_q_whole)` is the loss of one level.
+    """
+    total = 0.0
+    for row in range(len(batch.window)):
+        steps = list(sequences(batch, row, beam_steps, top_k))
+        for paths, last in steps:
+            for path in paths:
+                for level, (node, child, state) in enumerate(path):
+                    p = renormalised(batch.log_probs[level][row, node])
+                    kth_node, kth_child, _ = last[level]
+                    kth = renormalised(batch.log_probs[level][row, kth_node])[kth_child]
+                    prefix = TRIE.rows[TRIE.row_start[state], :level].tolist()
+                    whole = log_q(row, prefix)
+                    above = 0 if level == 0 else int(batch.states[row, level - 1, node])
+                    below = range(TRIE.first_child[above], TRIE.first_child[above + 1])
+                    raw = np.array([whole[TRIE.token[c]] for c in below])
+                    value = rule(p, renormalised(raw), child, kth, raw)
+                    total += value / (len(path) * len(paths) * len(steps))
+    return total / len(batch.window)
+
+
+def rule_s(p, q, child, last, whole):
+    best = np.argsort(-q)[:BEAMS]
+    return float((np.exp(q[best]) * (q[best] - p[best] - (q[best] - last))).sum())
+
+
+def rule_r(p, q, child, last, whole):
+    best = np.argsort(-p)[:BEAMS]
+    return float(np.abs(np.exp(renormalised(p[best])) - np.exp(renormalised(q[best]))).sum() / 2)
+
+
+def rule_seq(p, q, child, last, whole):
+    return -float(whole[child])
+
+
+RULES = {"atspeed-s": rule_s, "atspeed-r": rule_r, "seqkd": rule_seq}
+
+
+@pytest.mark.parametrize("objective", RULES)
+@pytest.mark.parametrize("beam_steps", ["all", "last"])
+@pytest.mark.parametrize("top_k", [True, False])
+def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_steps, top_k):
+    data = make_batches(make_model())
+    batch = data.batch(np.arange(len(data.prompts))[::5])
+    model = make_model(seed=1, layers=1).double()
+    settings = AlignmentSettings(objective, alpha=1.0, beam_steps=beam_steps, top_k=top_k)
+    module = TreeAlignment(model, TRIE.to("cpu"), settings)
+
+    def log_q(row, prefix):
+        tokens = [*batch.window[row, : batch.lengths[row]].tolist(), *prefix]
+        with torch.no_grad():
+            return model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1).numpy()
+
+    expected = slow_align(batch, log_q, beam_steps, top_k, RULES[objective])
+    with torch.no_grad():
+        found = module(*tensors(batch, torch.float64))
+    assert found.item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_shares_of_a_history_add_up_to_one():
+    data = make_batches(make_model())
+    inputs = tensors(data.batch(np.arange(6)))
+    from training.tree import child_tokens
+
+    states, parents, scores, log_p = inputs[3], inputs[4], inputs[5], inputs[6:]
+    above = [torch.zeros_like(states[:, 0, :1]), *states[:, :-1].unbind(1)]
+    children = [child_tokens(TRIE.to("cpu"), s, d)[0] for d, s in enumerate(above)]
+    for steps in ("all", "last"):
+        weights = sequence_weights(states, parents, scores, children, list(log_p), beam_steps=steps)
+        total = sum(share.sum((1, 2)) for share in weights.share)
+        torch.testing.assert_close(total, torch.ones(6))
+
+
+@pytest.mark.parametrize("objective", ["tree-kd", "beam-kd", "atspeed-r"])
+def test_the_target_itself_has_nothing_to_learn(objective):
+    model = make_model()
+    data = make_batches(model)
+    module = TreeAlignment(model, TRIE.to("cpu"), AlignmentSettings(objective, alpha=1.0))
+    for batch in data.epoch(0):
+        assert abs(module(*tensors(batch)).item()) < 2e-3, "half precision of what is stored"
+
+
+@pytest.mark.parametrize("objective", ON_TREES)
+def test_without_tree_attention_the_loss_is_the_same(objective):
+    data = make_batches(make_model())
+    batch = tensors(data.batch(np.arange(len(data.prompts))[::4]), torch.float64)
+    model = make_model(seed=1, layers=1).double()
+    values = []
+    for tree_attention in (True, False):
+        settings = AlignmentSettings(objective, alpha=0.6, tree_attention=tree_attention)
+        module = TreeAlignment(model, TRIE.to("cpu"), settings)
+        model.zero_grad()
+        loss = module(*batch)
+        loss.backward()
+        values.append((loss.item(), model.get_input_embeddings().weight.grad.clone()))
+    assert values[0][0] == pytest.approx(values[1][0])
+    torch.testing.assert_close(values[0][1], values[1][1])
+
+
+def test_the_recommendation_loss_is_that_of_supervised_training():
+    data = make_batches(make_model())
+    batch = data.batch(np.arange(8))
+    model = make_model(seed=1)
+    settings = AlignmentSettings("beam-kd", alpha=0.0)
+    found = TreeAlignment(model, TRIE.to("cpu"), settings, label_smoothing=0.1)(*tensors(batch))
+    window, asked = torch.from_numpy(batch.window), torch.from_numpy(batch.asked)
+    wanted = NextToken(model, label_smoothing=0.1)(window, asked)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_over_the_whole_vocabulary_the_target_is_asked_again():
+    big = make_model()
+    data = make_batches(big)
+    batch = data.batch(np.arange(len(data.prompts))[::5])
+    settings = AlignmentSettings("atspeed-r", alpha=1.0, constrained=False, beam_steps="last")
+    same = TreeAlignment(big, TRIE.to("cpu"), settings, target=big)
+    assert abs(same(*tensors(batch)).item()) < 1e-5
+    small = make_model(seed=1, layers=1)
+    found = TreeAlignment(small, TRIE.to("cpu"), settings, target=big)(*tensors(batch)).item()
+
+    def whole(model, row, prefix):
+        tokens = [*batch.window[row, : batch.lengths[row]].tolist(), *prefix]
+        with torch.no_grad():
+            return model(torch.tensor([tokens])).logits[0, -1].double().log_softmax(-1).numpy()
+
+    expected = 0.0
+    for row in range(len(batch.window)):
+        ((paths, _),) = sequences(batch, row, "last", top_k=True)
+        for path in paths:
+            for level, (_, _, state) in enumerate(path):
+                prefix = TRIE.rows[TRIE.row_start[state], :level].tolist()
+                p, q = whole(big, row, prefix), whole(small, row, prefix)
+                expected += rule_r(p, q, 0, 0, 0) / (len(path) * len(paths))
+    assert found == pytest.approx(expected / len(batch.window), abs=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["wordkd", "tvdkd"])
+def test_word_distillation_by_hand(objective):
+    big, small = make_model(), make_model(seed=1, layers=1)
+    tokens = torch.tensor([[1, 2, 7, 9, 3, 6, 10]])
+    asked = torch.tensor([[False] * 4 + [True] * 3])
+    settings = AlignmentSettings(objective, alpha=0.25)
+    found = WordDistillation(small, big, settings)(tokens, asked).item()
+    with torch.no_grad():
+        p, q = (m(tokens).logits[0, 3:6].log_softmax(-1) for m in (big, small))
+    rec = -q[range(3), tokens[0, 4:7]].mean()
+    rows = [
+        sum(math.exp(a) * (a - b) for a, b in zip(x, y, strict=True))
+        if objective == "wordkd"
+        else sum(abs(math.exp(a) - math.exp(b)) for a, b in zip(x, y, strict=True)) / 2
+        for x, y in zip(p.tolist(), q.tolist(), strict=True)
+    ]
+    assert found == pytest.approx(0.25 * np.mean(rows) + 0.75 * rec.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ON_TREES)
+def test_each_objective_can_be_learned(objective, tmp_path):
+    big, small = make_model(), make_model(seed=1, layers=1, scale=1.0)
+    data = make_batches(big)
+    settings = AlignmentSettings(objective, alpha=0.8)
+    module = TreeAlignment(small, TRIE.to("cpu"), settings)
+    batch = tensors(data.batch(np.arange(16)))
+    before = module(*batch).item()
+    config = LoopConfig(
+        epochs=10, learning_rate=1e-2, warmup_steps=2, evaluate_every=0, precision="float32",
+        threads=1,
+    )  # fmt: skip
+    fit(module, data, config, Checkpoints(tmp_path, {}), name="draft")
+    assert module(*batch).item() < before
+
+
+TEACHER = {"beams": 4, "histories": 60, "threads": 1}
+SHORT = {
+    "epochs": 2, "evaluate_every": 1, "batch_tokens": 200,
+    "accept_users": 10, "accept_beams": 3, "accept_nodes": 8,
+}  # fmt: skip
+
+
+def weights_of(path):
+    return read_manifest(path).files["model/model.safetensors"]
+
+
+class Dies(Exception):  # noqa: N818 - it stands for a crash
+    """A crash at a chosen step."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"objective": o} for o in (*ON_TREES, "wordkd", "tvdkd")]
+    + [{"objective": "atspeed-s", "constrained": False, "top_k": False}],
+)
+def test_a_killed_draft_ends_with_the_same_bits(make_context, monkeypatch, options):
+    sections = {"teacher": TEACHER, "draft": {**SHORT, **options}}
+    target.stage(make_context())
+    straight = weights_of(draft.stage(make_context(**sections)))
+    steps = []
+    real = torch.optim.AdamW.step
+
+    def dying(self, *args, **kwargs):
+        if len(steps) == 6:
+            raise Dies
+        steps.append(1)
+        return real(self, *args, **kwargs)
+
+    saving = {**sections["draft"], "checkpoint_minutes": 0.0}
+    expected = weights_of(draft.stage(make_context(teacher=TEACHER, draft=saving)))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", dying)
+        with pytest.raises(Dies):
+            draft.stage(make_context(force=True, teacher=TEACHER, draft=saving))
+    checkpoint = make_context().workspace.run("draft.checkpoint")
+    assert [p.name for p in checkpoint.glob("step-*")] == ["step-6"]
+    # The finished artifact of the same settings would be taken for up to date.
+    make_context().workspace.run("draft").rename(checkpoint.with_name("elsewhere"))
+    assert weights_of(draft.stage(make_context(teacher=TEACHER, draft=saving))) == expected
+    assert expected == straight, "how often state is saved changes nothing"
+
+
+KILLED = """
+import os, signal, torch
+from recsys.config import Settings
+from recsys.pipeline import Context
+from training import draft
+steps, real = [], torch.optim.AdamW.step
+def dying(self, *args, **kwargs):
+    if len(steps) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    steps.append(1)
+    return real(self, *args, **kwargs)
+torch.optim.AdamW.step = dying
+draft.stage(Context.of(Settings(%r)))
+"""
+
+
+def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context):
+    sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "atspeed-s"}}
+    sections["draft"]["checkpoint_minutes"] = 0.0
+    target.stage(make_context())
+    context = make_context(**sections)
+    straight = weights_of(draft.stage(context))
+    context.workspace.run("draft").rename(context.workspace.run("elsewhere"))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED % context.settings.values],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    found = context.workspace.run("draft.checkpoint").glob("step-*")
+    assert [p.name for p in found] == ["step-7"]
+    assert weights_of(draft.stage(context)) == straight
+
+
+def test_a_draft_on_trees_makes_its_teacher_and_names_it(make_context):
+    sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "beam-kd"}}
+    target.stage(make_context())
+    path = draft.stage(make_context(**sections))
+    manifest = verify(path, "draft")
+    context = make_context()
+    assert manifest.parents["teacher"] == read_manifest(context.workspace.run("teacher")).digest
+    assert manifest.info["objective"] == "beam-kd"
+    assert 0 <= manifest.info["validation"]["accepted_levels"] <= 2
+    stamp = (path / "manifest.json").stat().st_mtime_ns
+    draft.stage(make_context(**sections))
+    assert (path / "manifest.json").stat().st_mtime_ns == stamp
+    draft.stage(make_context(teacher={**TEACHER, "beams": 3}, draft=sections["draft"]))
+    assert (path / "manifest.json").stat().st_mtime_ns != stamp
+
+
+def test_supervised_training_still_needs_no_teacher_and_shows_acceptance(make_context):
+    target.stage(make_context())
+    path = draft.stage(make_context(draft=SHORT))
+    manifest = read_manifest(path)
+    assert set(manifest.parents) == {"dataset", "ids", "target"}
+    assert {"recall@10", "ndcg@10", "accepted_levels"} <= set(manifest.info["validation"])
+    assert not make_context().workspace.run("teacher").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"alpha": 1.5}, "alpha"),
+        ({"alpha": 1.0, "objective": "atspeed-s"}, "one token"),
+        ({"objective": "magic"}, "objective"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(make_context, wrong, says):
+    target.stage(make_context())
+    with pytest.raises(ConfigError, match=says):
+        draft.stage(make_context(draft=wrong))
+
+
+def test_alpha_follows_the_objective_unless_given():
+    assert DraftConfig(objective="atspeed-s").alignment.alpha == 0.5
+    assert DraftConfig(objective="beam-kd").alignment.alpha == 1.0
+    assert DraftConfig(objective="beam-kd", alpha=0.3).alignment.alpha == 0.3
+
+
+def run_fifty(folder, accumulate):
+    """Fifty steps of two batches each; the batches of a step are one process's or two's."""
+    config = LoopConfig(
+        epochs=1000, warmup_steps=5, evaluate_every=0, checkpoint_minutes=1e9,
+        precision="float32", threads=1, accumulate=accumulate,
+    )  # fmt: skip
+    data = make_batches(make_model(), max_tokens=60)
+    settings = AlignmentSettings("atspeed-s", alpha=0.5)
+    model = make_model(seed=1, layers=1, scale=1.0)
+    module = TreeAlignment(model, TRIE.to("cpu"), settings, label_smoothing=0.05)
+    progress = fit(module, data, config, Checkpoints(folder, {}), name="draft", max_steps=50)
+    return module, progress
+
+
+DISTRIBUTED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from safetensors.torch import save_file
+import test_alignment
+module, progress = test_alignment.run_fifty(Path({folder!r}), 1)
+assert progress.step == 50
+weights = {{k: p.detach().clone() for k, p in module.model.named_parameters()}}
+save_file(weights, {folder!r} + "-" + os.environ["RANK"] + ".safetensors")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_after_fifty_steps(tmp_path):
+    from safetensors.torch import load_file
+
+    script, folder = tmp_path / "job.py", tmp_path / "run"
+    script.write_text(DISTRIBUTED.format(tests=str(Path(__file__).parent), folder=str(folder)))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(script)],
+        capture_output=True, text=True, timeout=180, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    module, progress = run_fifty(tmp_path / "alone", 2)
+    assert progress.step == 50
+    for rank in range(2):
+        weights = load_file(f"{folder}-{rank}.safetensors")
+        for name, parameter in module.model.named_parameters():
+            torch.testing.assert_close(weights[name], parameter.detach(), atol=1e-5, rtol=0)

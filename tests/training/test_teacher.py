@@ -1,0 +1,301 @@
+"""Teacher data: trees equal slow searches, shards survive a kill, parents are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.artifacts import read_manifest, verify
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search
+from recsys.errors import ArtifactError, ConfigError
+from recsys.interactions import Histories
+from recsys.models.checkpoint import build
+from recsys.vocabulary import Vocabulary
+from training import draft, target, teacher
+from training.teacher import Prompts, Teacher, Trees, search_trees
+from training.tree import GrowingTree, descent, node_logits, tree_mask, tree_positions
+
+CODES = np.stack(np.unravel_index(np.arange(24), (4, 3, 2)), 1).astype(np.int32)
+CODES = np.concatenate([CODES[:5], CODES[7:9], CODES[12:20]])  # bushy and thin branches
+VOCABULARY = Vocabulary.from_levels([4, 3, 2])
+TOKENS = VOCABULARY.encode(CODES)
+TRIE = ItemTrie.build(TOKENS)
+
+
+def make_model(seed=0, layers=2):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "layers": layers}
+    model = build(sizes, VOCABULARY).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)
+    return model
+
+
+def make_prompts(seed=0):
+    rng = np.random.default_rng(seed)
+    items = [rng.integers(0, len(TOKENS), n) for n in (1, 4, 2)]
+    return [np.concatenate([[1], TOKENS[i].reshape(-1)]) for i in items]
+
+
+def plain_log_probs(model, tokens):
+    with torch.inference_mode():
+        return model(torch.tensor(np.asarray(tokens))[None]).logits[0, -1].log_softmax(-1)
+
+
+def slow_levels(step, prompt, width):
+    """Beam search with dictionaries: level by level, prefix -> score."""
+    rows = {tuple(row) for row in TOKENS.tolist()}
+    beams, levels = {(): 0.0}, []
+    for level in range(TOKENS.shape[1]):
+        prefixes = {row[: level + 1] for row in rows}
+        scores = {}
+        for prefix, score in beams.items():
+            log_p = step([*prompt, *prefix])
+            below = [p for p in prefixes if p[:level] == prefix]
+            scores |= {p: score + float(log_p[p[-1]]) for p in below}
+        beams = dict(sorted(scores.items(), key=lambda item: -item[1])[:width])
+        levels.append(beams)
+    return levels
+
+
+def prefixes_of(trees, place):
+    """Level by level: prefix -> score."""
+    depth = TRIE.depth_start
+    levels = []
+    for level, (states, scores) in enumerate(
+        zip(trees.states[place], trees.scores[place], strict=True)
+    ):
+        found = {}
+        for state, score in zip(states.tolist(), scores.tolist(), strict=True):
+            if state >= 0:
+                assert depth[level + 1] <= state < depth[level + 2]
+                found[tuple(TRIE.rows[TRIE.row_start[state], : level + 1].tolist())] = score
+        levels.append(found)
+    return levels
+
+
+def test_a_node_descends_from_its_parents_and_itself():
+    parents = torch.tensor([[[0, 0], [1, 0], [1, 1]]])
+    seen = descent(parents)[0].int().tolist()
+    assert seen == [
+        [1, 0, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0],
+        [1, 0, 0, 1, 1, 0],
+        [1, 0, 0, 1, 0, 1],
+    ]
+
+
+def test_a_tree_in_one_row_equals_a_row_for_each_node_and_growing_by_levels():
+    model = make_model()
+    prompts = make_prompts()
+    lengths = torch.tensor([len(p) for p in prompts])
+    window = torch.zeros((3, 14), dtype=torch.int64)
+    for line, prompt in zip(window, prompts, strict=True):
+        line[: len(prompt)] = torch.from_numpy(prompt)
+    window[0, len(prompts[0]) :] = 5  # what follows a prompt is nothing to its tree
+    generator = torch.Generator().manual_seed(0)
+    parents = torch.randint(0, 4, (3, 2, 4), generator=generator)
+    tokens = torch.randint(2, 11, (3, 8), generator=generator)
+    seen = descent(parents)
+    with torch.inference_mode():
+        whole = model(
+            input_ids=torch.cat([window, tokens], 1),
+            attention_mask=tree_mask(14, lengths, seen, torch.float64),
+            position_ids=tree_positions(14, lengths, 2, 4),
+        ).logits[:, 14:]
+        alone = node_logits(model, window, lengths, tokens, seen)
+        growing = GrowingTree(model, window[:, : int(lengths.max())], lengths)
+        growing.prompt()
+        levels = [
+            growing.level(tokens[:, :4], seen[:, :4, :4]),
+            growing.level(tokens[:, 4:], seen[:, 4:]),
+        ]
+    torch.testing.assert_close(whole, alone)
+    torch.testing.assert_close(whole.log_softmax(-1), torch.cat(levels, 1))
+
+
+@pytest.mark.parametrize("beams", [1, 3, 6, 40])
+def test_the_levels_are_those_of_a_slow_search(beams):
+    model, prompts = make_model(), make_prompts()
+    trees = search_trees(model, prompts, TRIE.to("cpu"), beams)
+    for place, prompt in enumerate(prompts):
+        expected = slow_levels(lambda tokens: plain_log_probs(model, tokens), prompt, beams)
+        for found, wanted in zip(prefixes_of(trees, place), expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_last_level_is_beam_search():
+    model, prompts = make_model(), make_prompts()
+    trees = search_trees(model, prompts, TRIE.to("cpu"), 5)
+    beams = beam_search(model, prompts, TRIE, 5)
+    for place in range(len(prompts)):
+        found = {int(TRIE.row_start[s]) for s in trees.states[place, -1]}
+        assert found == set(beams.rows[place].tolist())
+
+
+def test_the_log_probs_are_the_targets_at_every_node():
+    model, prompts = make_model(), make_prompts()
+    trees = search_trees(model, prompts, TRIE.to("cpu"), 4)
+    said = trees.children_log_probs(np.arange(3), TRIE)
+    for place, prompt in enumerate(prompts):
+        for level, log_p in enumerate(said):
+            states = [0] if level == 0 else trees.states[place, level - 1].tolist()
+            for node, state in enumerate(states):
+                if state < 0:
+                    assert np.isneginf(log_p[place, node]).all()
+                    continue
+                prefix = TRIE.rows[TRIE.row_start[state], :level]
+                whole = plain_log_probs(model, [*prompt, *prefix])
+                children = range(TRIE.first_child[state], TRIE.first_child[state + 1])
+                wanted = [float(whole[TRIE.token[child]]) for child in children]
+                assert log_p[place, node, : len(wanted)] == pytest.approx(wanted, rel=2e-3)
+                assert np.isneginf(log_p[place, node, len(wanted) :]).all()
+
+
+def test_a_mixture_is_searched_by_its_own_probabilities():
+    p, q, prompts = make_model(), make_model(seed=1, layers=1), make_prompts()
+    trees = search_trees(p, prompts, TRIE.to("cpu"), 4, draft=q, mixture=0.3)
+    only_p = search_trees(p, prompts, TRIE.to("cpu"), 4)
+
+    def step(tokens):
+        a, b = plain_log_probs(p, tokens).exp(), plain_log_probs(q, tokens).exp()
+        return (0.3 * a + 0.7 * b).log()
+
+    for place, prompt in enumerate(prompts):
+        expected = slow_levels(step, prompt, 4)
+        for found, wanted in zip(prefixes_of(trees, place), expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5)
+    root = [t.children_log_probs(np.arange(3), TRIE)[0] for t in (trees, only_p)]
+    np.testing.assert_array_equal(*root, err_msg="what is kept is the target's in both")
+    whole = search_trees(p, prompts, TRIE.to("cpu"), 4, draft=q, mixture=1.0)
+    np.testing.assert_array_equal(whole.states, only_p.states)
+
+
+def test_trees_end_to_end_are_read_back_one_by_one():
+    model, prompts = make_model(), make_prompts()
+    whole = search_trees(model, prompts, TRIE.to("cpu"), 4)
+    parts = Trees.concatenate([search_trees(model, [p], TRIE.to("cpu"), 4) for p in prompts])
+    order = np.array([2, 0, 1, 0])
+    for a, b in zip(
+        whole.children_log_probs(order, TRIE), parts.children_log_probs(order, TRIE), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-3)
+    np.testing.assert_array_equal(whole.states, parts.states)
+
+
+def test_prompts_are_beginnings_of_histories_the_whole_one_among_them():
+    histories = Histories.of([[3, 1, 2], [5], [], [7, 7]])
+    every = Prompts.sample(histories, 0, 1, seed=0)
+    pairs = list(zip(every.rows.tolist(), every.lengths.tolist(), strict=True))
+    assert pairs == [(0, 1), (1, 1), (3, 1), (0, 2), (3, 2), (0, 3)]
+    some = Prompts.sample(histories, 4, 1, seed=0)
+    drawn = list(zip(some.rows.tolist(), some.lengths.tolist(), strict=True))
+    assert len(drawn) == 4
+    assert set(drawn) < set(pairs)
+    assert Prompts.sample(histories, 0, 2, seed=0).lengths.tolist() == [2, 2, 3]
+
+
+SECTION = {"beams": 4, "histories": 90, "shard": 20, "batch": 8, "threads": 1}
+
+
+def test_the_artifact_holds_what_was_asked_and_little_else(make_context):
+    context = make_context(teacher=SECTION)
+    target.stage(context)
+    path = teacher.stage(context)
+    manifest = verify(path, "teacher")
+    assert set(manifest.parents) == {"dataset", "ids", "target"}
+    assert len(list(path.glob("shard-*.safetensors"))) == 5
+    assert not context.workspace.run("teacher.partial").exists()
+    data = Teacher.load(path)
+    assert len(data.prompts) == len(data.trees) == 90
+    assert data.config.beams == 4
+    assert manifest.info["histories"] == 90
+    # 3 children of the root, of at most 4 states of level 1 and of level 2: 27 values of 2 bytes.
+    assert data.trees.log_probs.nbytes <= 90 * 27 * 2
+
+
+def test_teacher_data_that_are_up_to_date_are_left_alone(make_context):
+    context = make_context(teacher=SECTION)
+    target.stage(context)
+    path = teacher.stage(context)
+    stamp = (path / "manifest.json").stat().st_mtime_ns
+    teacher.stage(context)
+    assert (path / "manifest.json").stat().st_mtime_ns == stamp
+    teacher.stage(make_context(teacher={**SECTION, "beams": 3}))
+    assert Teacher.load(path).trees.states.shape == (90, 3, 3)
+
+
+def test_a_mixture_names_its_draft_and_outlives_it(make_context):
+    context = make_context(teacher={**SECTION, "source": "mixture"})
+    target.stage(context)
+    with pytest.raises(ArtifactError, match="draft"):
+        teacher.stage(context)
+    draft.stage(context)
+    path = teacher.stage(context)
+    manifest = verify(path, "teacher")
+    own = read_manifest(context.workspace.run("draft")).digest
+    assert manifest.parents["draft"] == own
+    draft.stage(make_context(draft={"epochs": 1}))
+    stamp = (path / "manifest.json").stat().st_mtime_ns
+    teacher.stage(context)
+    assert (path / "manifest.json").stat().st_mtime_ns == stamp
+    named = {**SECTION, "source": "mixture", "draft": str(context.workspace.run("draft"))}
+    teacher.stage(make_context(teacher=named))
+    assert read_manifest(path).parents["draft"] != own
+
+
+KILLED = """
+import os, signal, sys
+from recsys.config import Settings
+from recsys.pipeline import Context
+from training import teacher
+saved, save = [], teacher._save_shard
+def dying(*args):
+    if len(saved) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    saved.append(args)
+    save(*args)
+teacher._save_shard = dying
+teacher.stage(Context.of(Settings({"name": "toy", "teacher": %r})))
+"""
+
+
+def test_a_run_killed_by_sigkill_goes_on_behind_its_last_shard(make_context, monkeypatch):
+    context = make_context(teacher=SECTION)
+    target.stage(context)
+    straight = read_manifest(teacher.stage(context)).digest
+    again = make_context(teacher={**SECTION, "threads": 0})
+    section = {**SECTION, "threads": 0}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED % section],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    partial = context.workspace.run("teacher.partial")
+    assert len(list(partial.glob("shard-*.safetensors"))) == 3
+    searched = []
+    monkeypatch.setattr(
+        teacher, "search_trees", lambda *a, **k: searched.append(len(a[1])) or search_trees(*a, **k)
+    )
+    assert read_manifest(teacher.stage(again)).digest == straight
+    assert sum(searched) == 30, "two shards of five were left, of 20 and of 10 histories"
+
+
+@pytest.mark.parametrize("wrong", [{"beams": 0}, {"mixture": 1.5}, {"source": "nobody"}])
+def test_wrong_settings_are_refused_by_name(make_context, wrong):
+    context = make_context(teacher=wrong)
+    target.stage(make_context())
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        teacher.stage(context)

@@ -1,0 +1,405 @@
+"""Stage `teacher`: what the target thinks of the beams of training histories, written once.
+
+For a sample of training prompts the artifact holds the beam search of the target (or of a mixture
+of target and draft) level by level, and at each of its nodes the target's log-probs of the tokens
+that the trie allows there. They are normalised over the whole vocabulary, so what they leave over
+is known too. Nothing else of the vocabulary is stored, in half precision: about 4 KB a history.
+
+Work is cut into shards. Each is a function of settings and parents alone and is written whole, so a
+run that was killed goes on behind its last shard and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.numpy import load_file, save_file
+
+from recsys.artifacts import MANIFEST, read_manifest, up_to_date, write_artifact
+from recsys.constraint import ItemTrie
+from recsys.errors import ArtifactError, ConfigError
+from recsys.models.checkpoint import load_model
+from recsys.progress import say, track
+from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.vocabulary import Vocabulary
+from training.supervised import Material, settings_of
+from training.target import MODEL
+from training.tree import GrowingTree, child_tokens, descent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from recsys.constraint.transitions import DeviceTrie
+    from recsys.interactions import Histories
+    from recsys.pipeline import Context
+
+KIND = "teacher"
+SHARDS = "shard-*.safetensors"
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """Section `teacher`.
+
+    Attributes:
+        source: whose beam search is kept: the target's, or that of `(1 - mixture) q + mixture p`.
+        mixture: share of the target in the mixture (lambda of AtSpeed's eq. 3).
+        draft: folder of the draft artifact that is q; by default the run's own. Its weights are
+            read while the teacher data are made and not again.
+        beams: K.
+        histories: training prompts, drawn from all that the training events hold; 0 takes all.
+        min_context: items of a prompt, at least.
+        shard: histories of a file.
+        batch: histories that are searched together.
+        threads: of torch in each process; 0 leaves its default.
+    """
+
+    source: Literal["target", "mixture"] = "target"
+    mixture: float = 0.5
+    draft: Path | None = None
+    beams: int = 20
+    histories: int = 20_000
+    min_context: int = 1
+    shard: int = 2_000
+    batch: int = 64
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("beams", 1), ("histories", 0), ("shard", 1), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: want at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.mixture <= 1:
+            raise ConfigError(f"mixture: want 0 <= lambda <= 1, got {self.mixture}")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Which prompts: the first `lengths` items of training histories `rows`, shortest first.
+
+    Attributes:
+        rows: (n,) int32.
+        lengths: (n,) int32.
+    """
+
+    rows: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+    @classmethod
+    def sample(cls, histories: Histories, count: int, min_context: int, seed: int) -> Prompts:
+        """Draw prompts among all beginnings of all histories.
+
+        A whole history counts too: nothing follows it in training, but the target has an opinion,
+        and serving asks with whole histories.
+        """
+        own = np.maximum(histories.lengths - min_context + 1, 0)
+        rows = np.repeat(np.arange(len(histories)), own)
+        lengths = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own) + min_context
+        if count and count < len(rows):
+            chosen = np.random.default_rng(seed).choice(len(rows), count, replace=False)
+            rows, lengths = rows[chosen], lengths[chosen]
+        order = np.lexsort((rows, lengths))
+        return cls(rows[order].astype(np.int32), lengths[order].astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, places: NDArray[np.int64] | slice) -> Prompts:
+        """A subset."""
+        return Prompts(self.rows[places], self.lengths[places])
+
+    def tokens(self, histories: Histories, encoder: PromptEncoder) -> list[NDArray[np.int64]]:
+        """The prompts themselves."""
+        pairs = zip(self.rows.tolist(), self.lengths.tolist(), strict=True)
+        return [encoder.encode(histories[row][:length]) for row, length in pairs]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Beam searches, level by level, and what the target says at their nodes.
+
+    Attributes:
+        states: (n, L, K) int32 trie states of the best K prefixes of each length, ascending; -1
+            where fewer exist.
+        parents: (n, L, K) int32 place of each one's parent in the level above.
+        scores: (n, L, K) float32 sum of log-probs under whatever was searched; -inf for -1.
+        log_probs: float16, the target's log-probs of the children of the root, then of the states
+            of levels 1 .. L - 1, in order, end to end.
+        starts: (n + 1,) int64; where each tree's log-probs begin.
+    """
+
+    states: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    log_probs: NDArray[np.float16]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def children_log_probs(
+        self, places: NDArray[np.int64], trie: ItemTrie
+    ) -> list[NDArray[np.float32]]:
+        """(n, 1 or K, C) log-probs of the nodes of depth 0 .. L - 1, padded with -inf."""
+        states = self.states[places]
+        starts, stops = self.starts[places], self.starts[places + 1]
+        counts = child_counts(states, trie)
+        real = [
+            np.arange(trie.branching[depth]) < count[..., None]
+            for depth, count in enumerate(counts)
+        ]
+        flat = np.concatenate([r.reshape(len(places), -1) for r in real], axis=1)
+        values = np.full(flat.shape, -np.inf, np.float32)
+        lengths = stops - starts
+        ends = np.cumsum(lengths)
+        source = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+        values[flat] = self.log_probs[source]
+        widths = np.cumsum([r[0].size for r in real])[:-1]
+        parts = np.split(values, widths, axis=1)
+        return [part.reshape(r.shape) for part, r in zip(parts, real, strict=True)]
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Trees]) -> Trees:
+        """Trees end to end."""
+        lengths = np.concatenate([np.diff(part.starts) for part in parts])
+        return cls(
+            np.concatenate([part.states for part in parts]),
+            np.concatenate([part.parents for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.log_probs for part in parts]),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        )
+
+
+def child_counts(states: NDArray[np.int32], trie: ItemTrie) -> list[NDArray[np.int64]]:
+    """Children of the root, (n, 1), and of the states of levels 1 .. L - 1, (n, K)."""
+    counts = np.append(np.diff(trie.first_child.astype(np.int64)), 0)  # the last one is state -1's
+    root = np.full((len(states), 1), counts[0])
+    return [root, *(counts[states[:, level]] for level in range(states.shape[1] - 1))]
+
+
+@torch.inference_mode()
+def search_trees(
+    target: Any,
+    prompts: Sequence[NDArray[np.int64]],
+    trie: DeviceTrie,
+    num_beams: int,
+    *,
+    draft: Any = None,
+    mixture: float = 1.0,
+) -> Trees:
+    """Constrained beam search of the target or a mixture, with the target's opinion at its nodes.
+
+    A prefix of the mixture is worth `sum_t log((1 - m) q(y_t) + m p(y_t))` with p and q over the
+    whole vocabulary. With m = 1 the levels are those of `recsys.decoding.beam_search`.
+
+    Args:
+        target: p, a causal LM.
+        prompts: token ids, at least one each.
+        trie: the catalogue, on the target's device.
+        num_beams: K.
+        draft: q; None where only the target counts.
+        mixture: m.
+    """
+    device = trie.device
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    padded = torch.zeros((len(prompts), int(lengths.max())), dtype=torch.int64)
+    for line, prompt in zip(padded, prompts, strict=True):
+        line[: len(prompt)] = torch.from_numpy(prompt)
+    models = [target] if draft is None else [target, draft]
+    runs = [GrowingTree(model, padded.to(device), lengths) for model in models]
+    log_probs = [run.prompt() for run in runs]
+    batch, levels = len(prompts), trie.source.num_levels
+    states = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+    scores = torch.zeros((batch, 1), dtype=log_probs[0].dtype, device=device)
+    chosen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    said, real = [], []
+    for depth in range(levels):
+        below, tokens, alive = child_tokens(trie, states, depth)
+        steps = [values.gather(-1, tokens) for values in log_probs]
+        said.append(steps[0].half().flatten(1))
+        real.append(alive.flatten(1))
+        step = steps[0] if draft is None else _mix(steps[0], steps[1], mixture)
+        worth = (scores[..., None] + step).masked_fill(~alive, -torch.inf).flatten(1)
+        best = worth.sort(dim=-1, descending=True, stable=True).indices[:, :num_beams]
+        best = best.sort(dim=-1).values  # row order, as candidates come
+        scores = _pad(worth.gather(1, best), num_beams, -torch.inf)
+        dead = scores == -torch.inf
+        parents = _pad(best // below.shape[-1], num_beams, 0)
+        states = _pad(below.flatten(1).gather(1, best), num_beams, 0).masked_fill(dead, -1)
+        chosen.append((states, parents, scores))
+        if depth + 1 < levels:
+            seen = descent(torch.stack([p for _, p, _ in chosen], dim=1))[:, -num_beams:]
+            tokens = _pad(tokens.flatten(1).gather(1, best), num_beams, 0)
+            log_probs = [run.level(tokens, seen) for run in runs]
+    kept = torch.cat(real, dim=1)
+    starts = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
+    places, origins, worths = (
+        torch.stack(part, dim=1).cpu().numpy() for part in zip(*chosen, strict=True)
+    )
+    return Trees(
+        places.astype(np.int32),
+        origins.astype(np.int32),
+        worths.astype(np.float32),
+        torch.cat(said, dim=1)[kept].cpu().numpy(),
+        starts.cpu().numpy(),
+    )
+
+
+def _mix(log_p: torch.Tensor, log_q: torch.Tensor, mixture: float) -> torch.Tensor:
+    """`log((1 - m) q + m p)`."""
+    shares = torch.tensor([mixture, 1 - mixture], dtype=log_p.dtype, device=log_p.device).log()
+    return torch.logaddexp(log_p + shares[0], log_q + shares[1])
+
+
+def _pad(values: torch.Tensor, width: int, fill: float) -> torch.Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The artifact in memory.
+
+    Attributes:
+        prompts: which prompts were asked.
+        trees: what was found.
+        config: how.
+    """
+
+    prompts: Prompts
+    trees: Trees
+    config: TeacherConfig
+
+    @classmethod
+    def load(cls, path: Path) -> Teacher:
+        """Read the artifact.
+
+        Raises:
+            ArtifactError: none there, or a shard that is not whole.
+        """
+        from recsys.config import build
+
+        manifest = read_manifest(path, KIND)
+        values = {k: v for k, v in manifest.config.items() if k != "seed"}
+        try:
+            shards = [load_file(file) for file in sorted(path.glob(SHARDS))]
+            prompts = Prompts(*(np.concatenate([s[k] for s in shards]) for k in ("row", "length")))
+            trees = Trees.concatenate([_trees(shard) for shard in shards])
+        except (KeyError, OSError, ValueError) as error:
+            raise ArtifactError(
+                f"{path}: {error}; run `recsys train teacher --force` again"
+            ) from error
+        return cls(prompts, trees, build(TeacherConfig, values, where=KIND))
+
+
+def _trees(shard: dict[str, NDArray[Any]]) -> Trees:
+    return Trees(*(shard[k] for k in ("states", "parents", "scores", "log_probs", "starts")))
+
+
+def stage(context: Context) -> Path:
+    """Write the `teacher` artifact of a run: `shard-<n>.safetensors`.
+
+    Raises:
+        ConfigError: settings that do not fit each other or the data.
+        ArtifactError: data set, IDs, target or (for a mixture) draft are missing.
+    """
+    workspace, seed = context.workspace, context.settings.seed
+    config = context.settings.section(KIND, TeacherConfig)
+    path, settings = workspace.run(KIND), settings_of(config, seed)
+    target = workspace.run("target")
+    manifest = read_manifest(target, "target")
+    parents = {**Material.digests(workspace), "target": manifest.digest}
+    drafted = config.draft or workspace.run("draft")
+    if config.source == "mixture":
+        # The run's own draft is replaced by the one that these data train: its change is no reason
+        # to make them again.
+        made = (path / MANIFEST).is_file() and config.draft is None
+        known = read_manifest(path, KIND).parents.get("draft") if made else None
+        parents["draft"] = known or read_manifest(drafted, "draft").digest
+    if not context.force and up_to_date(path, KIND, settings, parents):
+        return path
+    if config.source == "mixture":
+        parents["draft"] = read_manifest(drafted, "draft").digest
+    accelerator = Accelerator()
+    partial = workspace.run(f"{KIND}.partial")
+    if accelerator.is_main_process:
+        _open_partial(partial, {**settings, "parents": parents}, anew=context.force)
+    accelerator.wait_for_everyone()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    material = Material.load(workspace)
+    vocabulary = Vocabulary.load(target)
+    prompt = PromptConfig(**manifest.config["prompt"])
+    encoder = PromptEncoder(vocabulary.encode(material.codes), vocabulary.prefix, prompt)
+    histories = material.dataset.train_histories
+    prompts = Prompts.sample(histories, config.histories, config.min_context, seed)
+    if not len(prompts):
+        raise ConfigError(f"no training history has {config.min_context} items")
+    device = accelerator.device
+    models = [load_model(target / MODEL, dtype=torch.float32, device=device)]
+    if config.source == "mixture":
+        models.append(load_model(drafted / MODEL, dtype=torch.float32, device=device))
+    trie = ItemTrie.build(encoder.item_tokens).to(device)
+    starts = range(0, len(prompts), config.shard)
+    mine = [
+        (partial / f"shard-{number:05d}.safetensors", prompts.take(slice(at, at + config.shard)))
+        for number, at in enumerate(starts)
+        if number % accelerator.num_processes == accelerator.process_index
+    ]
+    missing = [(file, part) for file, part in mine if not file.exists()]
+    if len(missing) < len(mine):
+        say(f"teacher: {len(mine) - len(missing)} of {len(mine)} shards are there already")
+    with track("teacher", sum(len(part) for _, part in missing)) as bar:
+        for file, part in missing:
+            found = []
+            for at in range(0, len(part), config.batch):
+                some = part.take(slice(at, at + config.batch))
+                tokens = some.tokens(histories, encoder)
+                found.append(
+                    search_trees(
+                        models[0], tokens, trie, config.beams,
+                        draft=models[1] if len(models) > 1 else None, mixture=config.mixture,
+                    )
+                )  # fmt: skip
+                bar.advance(len(some))
+            _save_shard(file, part, Trees.concatenate(found))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        info = {"histories": len(prompts), "shards": len(starts)}
+        with write_artifact(path, KIND, config=settings, parents=parents, info=info) as folder:
+            for file in sorted(partial.glob(SHARDS)):
+                shutil.copyfile(file, folder / file.name)
+            info["bytes"] = sum(file.stat().st_size for file in folder.iterdir())
+        shutil.rmtree(partial)
+    accelerator.wait_for_everyone()
+    return path
+
+
+def _open_partial(folder: Path, run: dict[str, Any], *, anew: bool) -> None:
+    """Keep the shards of the same run, drop those of another."""
+    run = json.loads(json.dumps(run, default=str))
+    sign = folder / "run.json"
+    known = json.loads(sign.read_text(encoding="utf-8")) if sign.is_file() else None
+    if anew or known != run:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    sign.write_text(json.dumps(run), encoding="utf-8")
+
+
+def _save_shard(file: Path, prompts: Prompts, trees: Trees) -> None:
+    """Write under another name and rename: a shard is there whole or not at all."""
+    temporary = file.with_name(f".{file.name}")
+    arrays = {"row": prompts.rows, "length": prompts.lengths, **vars(trees)}
+    save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, temporary)
+    with temporary.open("rb") as stream:
+        os.fsync(stream.fileno())
+    temporary.rename(file)

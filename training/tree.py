@@ -1,0 +1,183 @@
+"""Trees of tokens behind prompts, run by a Hugging Face model: all at once, or level by level.
+
+Training sees a whole tree in one forward (`tree_mask`, `tree_positions`); searching for it grows a
+key/value cache by one level at a time (`GrowingTree`). Both mean the same: a node sees its prompt,
+its ancestors and itself. Gradients flow here, which is why decoding's own tree is not used.
+
+Shapes: B requests, T tokens of a window, L levels, K nodes a level, N = nodes of a tree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from recsys.constraint.transitions import DeviceTrie
+
+ROOT = -1
+
+
+def causal_parts(model: Any) -> tuple[Any, Any]:
+    """Decoder and LM head of a causal LM, or of a peft model of one."""
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return causal.get_decoder(), causal.get_output_embeddings()
+
+
+def descent(parents: torch.Tensor) -> torch.Tensor:
+    """(B, N, N) bool: which nodes each node descends from, itself included.
+
+    Args:
+        parents: (B, D, K) place of each node's parent in the level above it; the first level's are
+            not looked at. Node k of level d is number d K + k.
+    """
+    batch, depth, width = parents.shape
+    nodes = depth * width
+    seen = torch.eye(nodes, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
+    for level in range(1, depth):
+        here = slice(level * width, (level + 1) * width)
+        above = (parents[:, level] + (level - 1) * width).unsqueeze(-1).expand(-1, -1, nodes)
+        seen[:, here] |= seen.gather(1, above)
+    return seen
+
+
+def tree_mask(
+    width: int, lengths: torch.Tensor, seen: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """(B, 1, T + N, T + N) additive mask: a causal window, and trees that hang from its prompt.
+
+    Args:
+        width: T, tokens of the padded window; a prompt is its beginning.
+        lengths: (B,) tokens of each prompt: what the nodes see of the window.
+        seen: (B, N, N) from `descent`.
+        dtype: of the mask.
+    """
+    batch, nodes, _ = seen.shape
+    place = torch.arange(width, device=seen.device)
+    allowed = torch.zeros(
+        (batch, width + nodes, width + nodes), dtype=torch.bool, device=seen.device
+    )
+    allowed[:, :width, :width] = place[:, None] >= place
+    allowed[:, width:, :width] = (place < lengths[:, None])[:, None, :]
+    allowed[:, width:, width:] = seen
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~allowed, -torch.inf)[:, None]
+
+
+def tree_positions(width: int, lengths: torch.Tensor, depth: int, nodes: int) -> torch.Tensor:
+    """(B, T + depth * nodes) positions: the window's own, and prompt length + depth of each node.
+
+    Args:
+        width: T.
+        lengths: (B,) tokens of each prompt.
+        depth: levels of the tree.
+        nodes: nodes of each level.
+    """
+    window = torch.arange(width, device=lengths.device).expand(len(lengths), -1)
+    level = torch.arange(depth, device=lengths.device).repeat_interleave(nodes)
+    return torch.cat([window, lengths[:, None] + level], dim=1)
+
+
+def node_logits(
+    model: Any,
+    prompts: torch.Tensor,
+    lengths: torch.Tensor,
+    tokens: torch.Tensor,
+    seen: torch.Tensor,
+) -> torch.Tensor:
+    """(B, N, V) logits of tree nodes without tree attention: each node is a row of its own.
+
+    The prompt is run once a node. It is what tree attention saves, and its reference.
+
+    Args:
+        model: a causal LM.
+        prompts: (B, T), right-padded.
+        lengths: (B,).
+        tokens: (B, N) of the nodes, ancestors before descendants.
+        seen: (B, N, N) from `descent`.
+    """
+    decoder, head = causal_parts(model)
+    batch, nodes = tokens.shape
+    deepest = int(seen.sum(-1).max())
+    # Ancestors of each node in order of depth, which is the order of their numbers.
+    order = torch.where(seen, torch.arange(nodes, device=seen.device), nodes).sort(-1).values
+    order = order[..., :deepest]
+    path = tokens[:, None].expand(-1, nodes, -1).gather(2, order.clamp(max=nodes - 1))
+    rows = torch.nn.functional.pad(prompts, (0, deepest))[:, None].repeat(1, nodes, 1)
+    place = lengths[:, None, None] + torch.arange(deepest, device=seen.device)
+    rows.scatter_(2, place.expand(-1, nodes, -1), path)
+    last = lengths[:, None] + seen.sum(-1) - 1
+    hidden = decoder(input_ids=rows.flatten(0, 1), use_cache=False).last_hidden_state
+    hidden = hidden[torch.arange(batch * nodes, device=seen.device), last.flatten()]
+    logits: torch.Tensor = head(hidden).unflatten(0, (batch, nodes))
+    return logits
+
+
+class GrowingTree:
+    """A batch of prompts on one model, grown level by level over a key/value cache."""
+
+    def __init__(self, model: Any, prompts: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Nothing is run yet.
+
+        Args:
+            model: a causal LM.
+            prompts: (B, T), right-padded.
+            lengths: (B,).
+        """
+        from transformers import DynamicCache
+
+        self._decoder, self._head = causal_parts(model)
+        self._prompts, self._lengths = prompts, lengths
+        self._cache = DynamicCache()
+        place = torch.arange(prompts.shape[1], device=prompts.device)
+        self._prompt_seen = place < lengths[:, None]
+        self._depth = 0
+
+    def prompt(self) -> torch.Tensor:
+        """(B, 1, V) log-probs behind the prompts."""
+        hidden = self._decoder(
+            input_ids=self._prompts, past_key_values=self._cache, use_cache=True
+        ).last_hidden_state
+        last = (self._lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return self._log_probs(hidden.gather(1, last))
+
+    def level(self, tokens: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """(B, K, V) log-probs behind the nodes of the next level.
+
+        Args:
+            tokens: (B, K).
+            seen: (B, K, nodes so far + K) ancestors and self, the last rows of `descent`.
+        """
+        prompt = self._prompt_seen[:, None].expand(-1, tokens.shape[1], -1)
+        allowed = torch.cat([prompt, seen], dim=-1)
+        mask = torch.zeros(allowed.shape, dtype=self._head.weight.dtype, device=tokens.device)
+        hidden = self._decoder(
+            input_ids=tokens,
+            position_ids=(self._lengths[:, None] + self._depth).expand_as(tokens),
+            attention_mask=mask.masked_fill_(~allowed, -torch.inf)[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._depth += 1
+        return self._log_probs(hidden)
+
+    def _log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._head(hidden)
+        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return torch.log_softmax(logits, dim=-1, dtype=kind)
+
+
+def child_tokens(
+    trie: DeviceTrie, states: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Children of (B, W) states, padded: their states, tokens and which are real.
+
+    Args:
+        trie: the catalogue.
+        states: (B, W) at `depth`; -1 for a beam that does not exist, which has no children.
+        depth: of the states.
+    """
+    real = states >= 0
+    children = trie.children(states.clamp(min=0), depth)
+    return children.states, trie.alphabet[children.symbols], children.alive & real[..., None]
