@@ -18,6 +18,8 @@ from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from recsys.constraint.transitions import DeviceTrie
 
 
@@ -59,21 +61,32 @@ class Drafter(Protocol):
 class ModelDrafter:
     """Constrained beam search by a smaller model; its own scores rank the nodes of every level."""
 
-    def __init__(self, model: Any, nodes: int = 256) -> None:
-        """Draft with `model` (Hugging Face, same vocabulary as the target), `nodes` a tree.
+    def __init__(
+        self, model: Any, nodes: int = 256, *, widths: Sequence[int] | None = None
+    ) -> None:
+        """Draft with `model` (Hugging Face, same vocabulary as the target).
+
+        Args:
+            model: the draft.
+            nodes: of a tree, split over its levels by `split_nodes`.
+            widths: nodes of levels 1, 2, ... instead; [N] * (L - 1) is AtSpeed's tree.
 
         Raises:
             ValueError: fewer nodes than one.
         """
-        if nodes < 1:
-            raise ValueError(f"nodes must be at least 1, got {nodes}")
-        self.model, self.nodes = TreeModel.of(model), nodes
+        if nodes < 1 or min(widths or [1]) < 1:
+            raise ValueError(f"nodes must be at least 1, got {widths or nodes}")
+        self.model, self.nodes, self.widths = TreeModel.of(model), nodes, widths
 
     def propose(
         self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
     ) -> Proposal:
         """See `Drafter`."""
+        source = step.trie.source
         widths = split_nodes(self.nodes, step.trie)
+        if self.widths is not None:
+            asked = enumerate(self.widths[: step.levels - 1], start=1)
+            widths = [min(width, source.width(depth, width)) for depth, width in asked]
         if not widths:
             return Proposal([])
         with TokenTree(self.model, prompts, sum(widths[:-1]), prompt_slots=prompt_slots) as tree:

@@ -169,6 +169,18 @@ def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
     assert min(passes[1::2]) > 1
 
 
+def test_widths_can_be_given_level_by_level(wide):
+    prompts = random_prompts(np.random.default_rng(0), 4, 12)
+    proposal = ModelDrafter(TARGET, widths=[40, 40, 40]).propose(
+        Prompts.of(prompts, TreeModel.of(TARGET)), Step(wide.to()), 10, prompt_slots=0
+    )
+    assert [level.states.shape[1] for level in proposal.levels] == [19, 40, 40]  # 19 exist
+    found = speculative_beam_search(TARGET, ModelDrafter(TARGET, widths=[5]), prompts, wide, 10)
+    assert torch.equal(found.rows, beam_search(TARGET, prompts, wide, 10).rows)
+    with pytest.raises(ValueError, match=r"nodes must be at least 1, got \[4, 0\]"):
+        ModelDrafter(TARGET, widths=[4, 0])
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"), [(256, [56, 85, 115]), (2, [1, 1, 1]), (20, [4, 6, 10])]
 )
