@@ -8,8 +8,10 @@
    many draws cannot tell from 0. A target that drafts for itself is always accepted: its figure is
    the cost of drawing every level afresh.
 2. A trained pair on real users: share of the list in common with the target's own sample of the
-   same seed, for strict verification (all, unless float32 ties) and relaxed; beside it what two
-   samples of different seeds have in common. Intervals are 95 % over users.
+   same seed, for strict verification (all, unless float32 ties) and relaxed, with as many drafted
+   nodes in the first pass (a patch pass of strict adds up to 128, a further round of relaxed drafts
+   N a level again); beside it what two samples of different seeds have in common. Intervals are
+   95 % over users.
 
 The last line is JSON.
 """
@@ -153,11 +155,13 @@ def overlap(bundle: str, dataset: str, users: int, beams: list[int]) -> list[dic
     prompts = recommender.encoder.encode_all(examples.histories.take(chosen))
     ways = {
         "the target's own, another seed": None,
-        "strict, 256 nodes": (ModelDrafter(draft, 256), 0),
-        "relaxed, target drafts, N = K": (target, 1),
-        "relaxed, N = K": (draft, 1),
-        "relaxed, N = 2 K": (draft, 2),
-        "relaxed, N = 4 K": (draft, 4),
+        "strict, 3 K nodes": ("strict", draft, 1),
+        "strict, 6 K nodes": ("strict", draft, 2),
+        "strict, 12 K nodes": ("strict", draft, 4),
+        "relaxed, target drafts, N = K": ("relaxed", target, 1),
+        "relaxed, N = K": ("relaxed", draft, 1),
+        "relaxed, N = 2 K": ("relaxed", draft, 2),
+        "relaxed, N = 4 K": ("relaxed", draft, 4),
     }
     title = "Overlap with the target's own sample (target passes)"
     table = Table("sampling", *[f"K={k}" for k in beams], title=title)
@@ -173,15 +177,17 @@ def overlap(bundle: str, dataset: str, users: int, beams: list[int]) -> list[dic
                 if way is None:
                     other = beam_search(target, group, trie, k, seeds=[s + users for s in seeds])
                 else:
+                    verification, drafter, drafts = way
+                    nodes = (trie.num_levels - 1) * drafts * k
                     other = speculative_beam_search(
                         target,
-                        way[0],
+                        ModelDrafter(drafter, nodes),
                         group,
                         trie,
                         k,
-                        "relaxed" if way[1] else "strict",
+                        verification,
                         seeds=seeds,
-                        draft_beams=way[1] * k,
+                        draft_beams=drafts * k,
                     )
                 same = (own.rows[:, :, None] == other.rows[:, None, :]).any(-1)
                 shares += same.double().mean(1).tolist()
