@@ -59,6 +59,8 @@ def stage(context: Context) -> Path:
         "levels": int(codes.shape[1]),
         "validation": parts["target"].info["validation"],
     }
+    if KIND in parts["target"].parents:
+        info["refreshes"] = parts["target"].parents[KIND]
     with write_artifact(path, KIND, parents=parents, info=info) as folder:
         shutil.copytree(target / MODEL, folder / TARGET)
         shutil.copytree(draft / MODEL, folder / DRAFT)

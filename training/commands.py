@@ -51,7 +51,10 @@ def _train() -> None:
 @ids.command("train")
 def ids_train(
     method: Annotated[
-        str | None, typer.Option(help="rq-kmeans, rq-vae, or imported (with the data set).")
+        str | None,
+        typer.Option(
+            help="rq-kmeans, rq-vae, imported (with the data set), or bundle (kept from ids.bundle)."
+        ),
     ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -92,6 +95,13 @@ def train_target(
             "semantic tokens and adapted with LoRA, instead of a model from scratch."
         ),
     ] = None,
+    refresh: Annotated[
+        Path | None,
+        typer.Option(
+            help="A bundle whose target is adapted to this run's newer interactions with LoRA; "
+            "codes and vocabulary stay. docs/lora.md has the steps."
+        ),
+    ] = None,
     epochs: Epochs = None,
     max_minutes: MaxMinutes = None,
     config: ConfigFile = None,
@@ -108,6 +118,7 @@ def train_target(
     options = {
         "preset": preset,
         "base": str(base) if base else None,
+        "refresh": str(refresh) if refresh else None,
         "epochs": epochs,
         "max_minutes": max_minutes,
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.bundle import CATALOG, Bundle
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
@@ -21,12 +24,10 @@ from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
 from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from recsys.pipeline import Context
     from recsys.semantic_ids.quantizer import Quantizer
 
-Method = Literal["rq-vae", "rq-kmeans", "imported"]
+Method = Literal["rq-vae", "rq-kmeans", "imported", "bundle"]
 
 
 @dataclass(frozen=True)
@@ -34,36 +35,49 @@ class IdsConfig:
     """Section `ids`.
 
     Attributes:
-        method: how items get their codes; `imported` takes those that came with the data set.
-        levels: codes of a semantic ID, L (not used by `imported`).
-        codebook_size: codes a level, V (not used by `imported`).
-        features: what is known of an item (not used by `imported`).
+        method: how items get their codes; `imported` takes those that came with the data set, and
+            `bundle` those of an earlier run, so that its target can be refreshed.
+        bundle: the bundle of that run (used by `bundle` alone).
+        levels: codes of a semantic ID, L (learned ones only, as for the next two).
+        codebook_size: codes a level, V.
+        features: what is known of an item.
         rqkmeans: settings of `rq-kmeans`.
         rqvae: settings of `rq-vae`.
     """
 
     method: Method = "rq-kmeans"
+    bundle: Path | None = None
     levels: int = 4
     codebook_size: int = 256
     features: FeatureConfig = field(default_factory=FeatureConfig)
     rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
     rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)
 
+    def __post_init__(self) -> None:
+        if (self.method == "bundle") != (self.bundle is not None):
+            raise ConfigError("ids.bundle: method bundle wants the PATH of one, the others none")
+
 
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
-    It holds `codes.npy` ((items, L) int32, dense order), `report.json`, `report.svg` and, unless
-    imported, `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32)
-    and `quantizer/`.
+    It holds `codes.npy` ((items, L) int32, dense order), `report.json`, `report.svg` and, where
+    learned, `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32)
+    and `quantizer/` (a bundle's codes keep its quantiser).
 
     Raises:
-        ConfigError: `imported` without codes in the data set, or sizes that do not fit it.
+        ConfigError: `imported` without codes in the data set, `bundle` without one for each of its
+            items, or sizes that do not fit it.
+        ArtifactError: the data set or the bundle is missing.
     """
     config = context.settings.section("ids", IdsConfig)
     path = context.workspace.run("ids")
     settings = {**as_dict(config), "seed": context.settings.seed}
+    settings.pop("bundle")  # it is named among the parents, wherever it lies
     parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
+    bundle = Bundle.load(config.bundle) if config.bundle is not None else None
+    if bundle is not None:
+        parents["bundle"] = bundle.manifest.digest
     if not context.force and up_to_date(path, "ids", settings, parents):
         return path
     dataset = Dataset.load(context.workspace.dataset)
@@ -72,6 +86,8 @@ def stage(context: Context) -> Path:
     with write_artifact(path, "ids", config=settings, parents=parents, info=info) as folder:
         if config.method == "imported":
             codes, report = _imported(dataset)
+        elif bundle is not None:
+            codes, report = _kept(dataset, bundle, folder)
         else:
             codes, report = _learned(dataset, config, context.settings.seed, folder)
         report = {"method": config.method, **report}
@@ -128,6 +144,26 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
             "none; use rq-kmeans or rq-vae"
         )
     return dataset.codes.astype(np.int32), health(dataset.codes)
+
+
+def _kept(
+    dataset: Dataset, bundle: Bundle, folder: Path
+) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
+    """The codes that items have in a bundle, and the quantiser that they are from."""
+    ids = dataset.item_ids
+    found = bundle.catalog.index(ids.tolist())
+    unknown = np.flatnonzero(found < 0)
+    if len(unknown):
+        raise ConfigError(
+            f"ids.bundle: {len(unknown)} items have no code in {bundle.path}, one of them "
+            f"{str(ids[unknown[0]])!r}; leave them out of the data set, or learn new IDs (with "
+            "rq-kmeans, say) and train a new target"
+        )
+    codes = bundle.catalog.codes[found]
+    quantizer = bundle.path / CATALOG / "quantizer"
+    if quantizer.is_dir():
+        shutil.copytree(quantizer, folder / "quantizer")
+    return codes, health(codes)
 
 
 def _learned(

@@ -27,6 +27,9 @@ class LoraSettings:
         dropout: of their input.
         modules: linear layers that get one.
         merge: add them into the weights at the end; otherwise they stay an adapter beside them.
+
+    Raises:
+        ConfigError: a value that cannot be.
     """
 
     rank: int = 16
@@ -36,6 +39,16 @@ class LoraSettings:
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
     merge: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"lora.rank: want at least 1, got {self.rank}")
+        if self.alpha <= 0:
+            raise ConfigError(f"lora.alpha: want more than 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"lora.dropout: want 0 <= dropout < 1, got {self.dropout}")
+        if not self.modules:
+            raise ConfigError("lora.modules: empty; name linear layers, such as q_proj and v_proj")
 
 
 def semantic_tokens(level_sizes: Sequence[int]) -> list[str]:
@@ -68,19 +81,14 @@ def load_base(
         ArtifactError: no loadable checkpoint.
     """
     import torch
-    from transformers import AddedToken, AutoTokenizer
+    from transformers import AddedToken
 
     from recsys.models.checkpoint import load_model
 
     if len(level_sizes) > len(LEVELS):
         raise ConfigError(f"{len(level_sizes)} levels; token names go up to {len(LEVELS)}")
     model = load_model(folder, dtype=torch.float32)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            os.fspath(folder), local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"base: {folder} has no readable tokenizer: {error}") from error
+    tokenizer = load_tokenizer(folder)
     first = len(tokenizer)
     names = semantic_tokens(level_sizes)
     added = tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
@@ -106,15 +114,37 @@ def load_base(
     return model, tokenizer, vocabulary
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a checkpoint folder.
+
+    Raises:
+        ConfigError: none there, or an unreadable one.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            os.fspath(folder), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"base: {folder} has no readable tokenizer: {error}") from error
+
+
 def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
     """`model` with trainable LoRA matrices and trainable rows of the semantic tokens.
 
     The rows are trained in embedding and head, tied or not; all else is frozen.
+
+    Raises:
+        ConfigError: a module that the model does not have.
     """
     from peft import LoraConfig, get_peft_model
 
     from recsys.models.checkpoint import quiet
 
+    layers = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if unknown := [module for module in settings.modules if module not in layers]:
+        raise ConfigError(f"lora.modules: the model has no layer {unknown[0]!r}")
     rows = [
         row
         for offset, size in zip(vocabulary.level_offsets, vocabulary.level_sizes, strict=True)
@@ -133,5 +163,5 @@ def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
     try:
         with quiet():
             return get_peft_model(model, config)
-    except ValueError as error:
-        raise ConfigError(f"lora: {error}") from error
+    except ValueError as error:  # a layer that is not linear
+        raise ConfigError(f"lora.modules: {error}") from error

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recsys.artifacts import up_to_date
+from recsys.errors import ConfigError
 from recsys.models.checkpoint import architecture, build, save_model
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
 from training.initialise import initialise_from_centroids
 from training.pretrained import LoraSettings, add_lora, load_base
+from training.refresh import load_deployed, open_bundle
 from training.supervised import (
     Material,
     SupervisedConfig,
@@ -23,6 +25,7 @@ from training.supervised import (
     settings_of,
     train_supervised,
 )
+from training.validation import Validation
 
 if TYPE_CHECKING:
     from recsys.pipeline import Context
@@ -35,18 +38,26 @@ class TargetConfig(SupervisedConfig):
     """Section `target`.
 
     Attributes:
-        init_from_centroids: start token embeddings from the quantiser's centroids.
+        init_from_centroids: start new token embeddings from the quantiser's centroids.
         prompt: how much of a history the model sees, here and wherever the target is used.
         base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
         instruction: text in front of a history, for a pretrained model.
-        lora: how a pretrained model is adapted.
+        refresh: a bundle whose target is adapted to the run's data, instead of a new model; codes,
+            vocabulary and prompt stay the bundle's.
+        lora: how a pretrained or deployed model is adapted.
     """
 
     init_from_centroids: bool = True
     prompt: PromptConfig = field(default_factory=PromptConfig)
     base: Path | None = None
     instruction: str = "Items of one customer, oldest first:"
+    refresh: Path | None = None
     lora: LoraSettings = field(default_factory=LoraSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base is not None and self.refresh is not None:
+            raise ConfigError("base and refresh: a target starts from one of them; leave one out")
 
 
 def stage(context: Context) -> Path:
@@ -54,35 +65,51 @@ def stage(context: Context) -> Path:
 
     Raises:
         ConfigError: settings that do not fit each other or the data.
-        ArtifactError: data set, IDs or the pretrained checkpoint are missing.
+        ArtifactError: data set, IDs, the pretrained checkpoint or the bundle are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
     config = context.settings.section("target", TargetConfig)
-    path, settings = workspace.run("target"), settings_of(config, seed)
-    parents = Material.digests(workspace)
+    path, parents = workspace.run("target"), Material.digests(workspace)
+    deployed = None
+    if config.refresh is not None:
+        deployed = open_bundle(config.refresh, workspace)
+        config = replace(config, prompt=deployed.prompt)
+        parents["bundle"] = deployed.manifest.digest
+    settings = settings_of(config, seed)
+    settings.pop("refresh")  # the bundle is named among the parents, wherever it lies
     if not context.force and up_to_date(path, "target", settings, parents):
         return path
     checkpoints = open_checkpoints(context, "target", settings, parents)
     material = Material.load(workspace)
     torch.manual_seed(seed)
+    model: Any
     tokenizer = None
-    if config.base is None:
-        vocabulary = Vocabulary.from_levels(material.level_sizes)
-        model: Any = build(architecture(config.preset, config.architecture), vocabulary)
-    else:
+    if deployed is not None:
+        vocabulary = deployed.vocabulary
+        model, tokenizer = load_deployed(deployed, material)
+    elif config.base is not None:
         model, tokenizer, vocabulary = load_base(
             config.base, material.level_sizes, config.instruction
         )
-    if config.init_from_centroids and material.centroids is not None:
+    else:
+        vocabulary = Vocabulary.from_levels(material.level_sizes)
+        model = build(architecture(config.preset, config.architecture), vocabulary)
+    if deployed is None and config.init_from_centroids and material.centroids is not None:
         initialise_from_centroids(model, vocabulary, material.centroids)
-    if config.base is not None:
-        model = add_lora(model, vocabulary, config.lora)
     encoder = PromptEncoder(vocabulary.encode(material.codes), vocabulary.prefix, config.prompt)
+    before: dict[str, float] = {}
+    if deployed is not None:
+        ask = Validation.of(model, encoder, material.dataset, config.eval_users, config.eval_beams)
+        before = ask() if len(ask.examples) else {}
+    if deployed is not None or config.base is not None:
+        model = add_lora(model, vocabulary, config.lora)
     progress = train_supervised(
         model, material.dataset, encoder, config, checkpoints,
         name="target", pad=vocabulary.pad, seed=seed,
     )  # fmt: skip
     info = describe(progress, config, model)
+    if before:
+        info["validation_before"] = before
     with finish(path, "target", settings, parents, info, checkpoints) as folder:
         save_model(model, folder / MODEL, merge=config.lora.merge)
         if tokenizer is not None:

@@ -1,8 +1,10 @@
 """Checkpoints: LLaMA models by size, and Hugging Face folders read and written.
 
 Weights are safetensors, never pickle, and code that comes with a checkpoint is never run. A folder
-may hold `adapter/`, a peft adapter on top of the weights beside it. This module knows sizes and
-files; how a model is trained or asked is not its business.
+may hold `adapter/`, a LoRA adapter of the weights beside it, which is added into them as they are
+read: apart it would cost two more matrix products a layer, and a copy of the embedding, in every
+pass. Nothing outside the folder is looked up. This module knows sizes and files; how a model is
+trained or asked is not its business.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from recsys.vocabulary import Vocabulary
 
 ADAPTER = "adapter"
+BESIDE = ".."  # what an adapter calls the weights that it belongs to, so that the folder can move
 
 
 @dataclass(frozen=True)
@@ -123,43 +126,63 @@ def build(
 def load_model(
     folder: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Any:
-    """Read a checkpoint folder: a causal LM, or a peft model if it holds `adapter/`.
+    """Read a checkpoint folder as a causal LM; `adapter/`, if it holds one, is added in.
 
     Args:
         folder: a Hugging Face checkpoint directory with safetensors weights.
-        dtype: of the weights; None keeps the stored one.
+        dtype: of the weights; None keeps the stored one. An adapter is added in before.
         device: where they go.
 
     Raises:
-        ArtifactError: not a checkpoint, weights that are not safetensors, or an architecture that
-            transformers does not have built in.
+        ArtifactError: not a checkpoint, weights that are not safetensors, an architecture that
+            transformers does not have built in, or an adapter of weights that lie elsewhere.
     """
     from transformers import AutoModelForCausalLM
 
     folder = Path(folder)
     _require(folder, "config.json", "*.safetensors")
+    adapter = folder / ADAPTER
+    adapted = adapter.is_dir()
     try:
         with quiet():
             model: Any = AutoModelForCausalLM.from_pretrained(
                 os.fspath(folder),
-                dtype=dtype or "auto",
+                dtype=(None if adapted else dtype) or "auto",
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
             )
-    except (OSError, ValueError, KeyError) as error:
+            if adapted:
+                model = _add_in(model, adapter)
+    except ArtifactError:
+        raise
+    except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
         raise ArtifactError(f"{folder}: not a loadable checkpoint: {error}") from error
-    adapter = folder / ADAPTER
-    if adapter.is_dir():
-        from peft import PeftModel
-
-        _require(adapter, "adapter_config.json", "adapter_model.safetensors")
-        with quiet():
-            model = PeftModel.from_pretrained(
-                model, os.fspath(adapter), autocast_adapter_dtype=False
-            )
-        model = model.to(dtype) if dtype is not None else model
+    if adapted and dtype is not None:
+        for parameter in model.parameters():  # buffers, the rotary frequencies, keep their own
+            parameter.data = parameter.data.to(dtype)
     return model.to(device).eval()
+
+
+def _add_in(model: Any, folder: Path) -> Any:
+    """`model` with the adapter in `folder` added into its weights, in their own type.
+
+    Raises:
+        ArtifactError: not a LoRA adapter in safetensors, or one of weights that lie elsewhere.
+    """
+    from peft import PeftModel
+
+    config = _require(folder, "adapter_config.json", "adapter_model.safetensors")
+    if config.get("peft_type") != "LORA":
+        raise ArtifactError(f"{folder}: {config.get('peft_type')!r} adapters are not supported")
+    base = config.get("base_model_name_or_path")
+    if base != BESIDE:
+        raise ArtifactError(
+            f"{folder}: the adapter belongs to {base!r}, and only weights in the folder above it "
+            f"are used; put them there and set base_model_name_or_path to {BESIDE!r}"
+        )
+    model = PeftModel.from_pretrained(model, os.fspath(folder), autocast_adapter_dtype=False)
+    return model.merge_and_unload()
 
 
 def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True) -> None:
@@ -178,7 +201,7 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
         else:
             adapter = folder / ADAPTER
             for config in model.peft_config.values():
-                config.base_model_name_or_path = ".."  # relative, so that the folder can move
+                config.base_model_name_or_path = BESIDE
             model.save_pretrained(os.fspath(adapter), save_embedding_layers=False)
             (adapter / "README.md").unlink(missing_ok=True)  # a card template about nothing
             model = model.unload()
@@ -206,13 +229,14 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _require(folder: Path, config: str, weights: str) -> None:
-    """Raise ArtifactError unless `folder` has a readable config and weights in safetensors."""
+def _require(folder: Path, config: str, weights: str) -> dict[str, Any]:
+    """The config of `folder`; ArtifactError if it is unreadable or no safetensors are with it."""
     try:
-        json.loads((folder / config).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = dict(json.loads((folder / config).read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise ArtifactError(f"{folder} is not a checkpoint: {config}: {error}") from error
     if not any(folder.glob(weights)):
         raise ArtifactError(
             f"{folder}: no {weights}; only safetensors weights are loaded, convert them first"
         )
+    return values

@@ -106,6 +106,37 @@ def test_an_adapter_gives_the_same_logits_merged_and_beside(tmp_path, merge):
     assert load_model(tmp_path, dtype=torch.float64)(TOKENS).logits.dtype == torch.float64
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_an_adapter_is_added_in_before_the_weights_change_their_type(tmp_path, dtype):
+    save_model(with_adapter(small(tied=True)), tmp_path / "apart", merge=False)
+    save_model(with_adapter(small(tied=True)), tmp_path / "merged")
+    apart, merged = (load_model(tmp_path / kind, dtype=dtype) for kind in ("apart", "merged"))
+    assert apart.state_dict().keys() == merged.state_dict().keys()
+    for name, value in merged.state_dict().items():
+        assert torch.equal(apart.state_dict()[name], value), name
+    assert apart.get_input_embeddings().weight is apart.get_output_embeddings().weight
+    for (name, a), (_, b) in zip(apart.named_buffers(), merged.named_buffers(), strict=True):
+        assert a.dtype == b.dtype, name
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("base_model_name_or_path", "../../elsewhere", "belongs to '../../elsewhere'"),
+        ("base_model_name_or_path", "someone/a-model", "belongs to 'someone/a-model'"),
+        ("base_model_name_or_path", None, "belongs to None"),
+        ("peft_type", "XLORA", "'XLORA' adapters"),
+        ("r", 3, "size mismatch"),
+    ],
+)
+def test_an_adapter_of_other_weights_is_refused(tmp_path, key, value, says):
+    save_model(with_adapter(small()), tmp_path, merge=False)
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ArtifactError, match=says):
+        load_model(tmp_path)
+
+
 def test_an_adapter_folder_can_move(tmp_path):
     save_model(with_adapter(small()), tmp_path / "a", merge=False)
     (tmp_path / "a").rename(tmp_path / "b")

@@ -19,15 +19,15 @@ from recsys.splits import leave_one_out
 ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
 
 
-def chain_dataset(users=USERS, length=9, seed=0):
-    """Users walk from item to item; nine steps of ten go to the next number."""
+def chain_dataset(users=USERS, length=9, seed=0, step=1):
+    """Users walk from item to item; nine steps of ten go `step` numbers on."""
     rng = np.random.default_rng(seed)
     events = []
     for user in range(users):
         item = int(rng.integers(ITEMS))
         for _ in range(length):
             events.append((f"u{user}", f"i{item}"))
-            item = (item + 1) % ITEMS if rng.random() < 0.9 else int(rng.integers(ITEMS))
+            item = (item + step) % ITEMS if rng.random() < 0.9 else int(rng.integers(ITEMS))
     ids = np.array([f"i{k}" for k in range(ITEMS)])
     who, what = zip(*events, strict=True)
     interactions = Interactions.of(list(who), list(what), item_ids=ids)

@@ -1,0 +1,193 @@
+"""A deployed target is adapted to newer interactions: same codes, same vocabulary, named parent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recsys import Recommender
+from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
+from recsys.bundle import Bundle
+from recsys.catalog import Catalog
+from recsys.errors import ArtifactError, ConfigError
+from recsys.models.checkpoint import load_model
+from recsys.vocabulary import Vocabulary
+from training import bundle, draft, ids, target
+from training.refresh import check_codes
+from training.supervised import Material
+
+DEPLOYED = {"epochs": 20, "evaluate_every": 20, "learning_rate": 1e-2, "eval_users": 40}
+REFRESH = {
+    "epochs": 20, "evaluate_every": 20, "learning_rate": 1e-2, "eval_users": 40,
+    "lora": {"rank": 4, "dropout": 0.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def deployed(make_context):
+    """A bundle of a target from scratch: users go to the next number."""
+    context = make_context(target={**DEPLOYED, "prompt": {"max_items": 6, "block": 2}})
+    target.stage(context)
+    draft.stage(context)
+    return bundle.stage(context)
+
+
+@pytest.fixture
+def newer(make_context, deployed, shop, tmp_path):
+    """A run on data in which they go two numbers on, with the codes of the bundle."""
+    workspace = Workspace(tmp_path, "newer")
+    shop.write_parents(workspace, dataset=shop.chain_dataset(seed=5, step=2))
+
+    def make(*, lora=None, path=deployed, **values):
+        section = {**REFRESH, "refresh": str(path), "lora": {**REFRESH["lora"], **(lora or {})}}
+        context = make_context(
+            name="newer", ids={"method": "bundle", "bundle": str(path)}, target=section, **values
+        )
+        ids.stage(context)
+        return context
+
+    return make
+
+
+def test_a_refresh_learns_what_is_new_as_an_adapter_of_the_deployed_weights(newer, deployed):
+    path = target.stage(newer(lora={"merge": False}))
+    manifest = verify(path, "target")
+    assert manifest.parents["bundle"] == read_manifest(deployed, "bundle").digest
+    assert set(manifest.parents) == {"dataset", "ids", "bundle"}
+    before, after = manifest.info["validation_before"], manifest.info["validation"]
+    assert before["ndcg@10"] < 0.4 < 0.6 < after["ndcg@10"], "chance is .17"
+    assert (path / "model" / "adapter" / "adapter_model.safetensors").is_file()
+    served = load_file(deployed / "target" / "model.safetensors")
+    kept = load_file(path / "model" / "model.safetensors")
+    assert served.keys() == kept.keys()
+    assert all(torch.equal(kept[name], value) for name, value in served.items())
+    assert Vocabulary.load(path) == Vocabulary.load(deployed)
+    assert manifest.config["prompt"] == {"max_items": 6, "block": 2}, "the bundle's"
+    assert str(deployed) not in (path / "manifest.json").read_text()
+
+
+def test_a_refreshed_target_is_drafted_for_bundled_and_refreshed_again(
+    newer, deployed, make_context
+):
+    context = newer(lora={"merge": False})
+    target.stage(context)
+    draft.stage(context)
+    second = bundle.stage(context)
+    assert verify(second, "bundle").info["refreshes"] == read_manifest(deployed).digest
+    old, new = Recommender.load(deployed), Recommender.load(second)
+    assert (second / "catalog" / "quantizer").is_dir()
+    assert np.array_equal(new.catalog.codes, old.catalog.codes)
+    ways = [[r.item_id for r in rec.recommend([["i3", "i5", "i7"]], k=1)[0]] for rec in (old, new)]
+    assert ways[1] == ["i9"] != ways[0]
+    # What is served now, adapter added in, is what the next refresh stands on.
+    third = make_context(
+        name="third", ids={"method": "bundle", "bundle": str(second)},
+        target={**REFRESH, "epochs": 1, "refresh": str(second),
+                "lora": {"rank": 2, "merge": False}},
+    )  # fmt: skip
+    copy = Workspace(third.workspace.home, "third")
+    with write_artifact(copy.dataset, "dataset") as folder:
+        Material.load(context.workspace).dataset.save(folder)
+    ids.stage(third)
+    again = target.stage(third)
+    kept = load_file(again / "model" / "model.safetensors")
+    for name, value in load_model(second / "target").state_dict().items():
+        assert torch.equal(kept[name], value), name
+
+
+def test_a_merged_refresh_answers_as_one_kept_apart(newer):
+    tokens = torch.tensor([[1, 2, 5, 8, 3, 6, 9]])
+    logits = []
+    for merge in (False, True):
+        path = target.stage(newer(lora={"merge": merge}))
+        assert (path / "model" / "adapter").is_dir() is not merge
+        with torch.inference_mode():
+            logits.append(load_model(path / "model")(tokens).logits)
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
+
+
+def test_a_refresh_that_is_up_to_date_is_left_alone_wherever_the_bundle_lies(newer, deployed):
+    path = target.stage(newer())
+    stamp = (path / "manifest.json").stat().st_mtime_ns
+    moved = deployed.rename(deployed.with_name("moved"))
+    target.stage(newer(path=moved))
+    assert (path / "manifest.json").stat().st_mtime_ns == stamp
+
+
+def test_the_codes_of_a_bundle_are_kept_by_item_id(newer, deployed):
+    context = newer()
+    path = context.workspace.run("ids")
+    manifest = verify(path, "ids")
+    assert manifest.parents["bundle"] == read_manifest(deployed).digest
+    codes, catalog = np.load(path / "codes.npy"), Bundle.load(deployed).catalog
+    items = Material.load(context.workspace).dataset.item_ids
+    assert np.array_equal(codes, catalog.codes[catalog.index(items.tolist())])
+    assert json.loads((path / "report.json").read_text())["method"] == "bundle"
+
+
+def test_an_item_without_a_code_in_the_bundle_is_named(newer, deployed):
+    bundled = Bundle.load(deployed)
+    rows = np.arange(3, len(bundled.catalog))
+    with write_artifact(deployed.with_name("smaller"), "bundle") as folder:
+        for part in ("vocabulary.json", "prompts.json"):
+            (folder / part).write_bytes((deployed / part).read_bytes())
+        (folder / "catalog").mkdir()
+        part = Catalog(bundled.catalog.items.take(rows), bundled.catalog.codes[rows])
+        part.save(folder / "catalog")
+    with pytest.raises(ConfigError, match=r"3 items have no code in .*, one of them 'i\d+'"):
+        newer(path=deployed.with_name("smaller"))
+
+
+def test_ids_want_bundle_and_method_together(make_context):
+    for section in ({"method": "bundle"}, {"method": "rq-kmeans", "bundle": "x"}):
+        with pytest.raises(ConfigError, match=r"ids\.bundle"):
+            ids.stage(make_context(ids=section))
+
+
+def test_items_may_come_and_go_while_codes_stay(newer, deployed):
+    material, served = Material.load(newer().workspace), Bundle.load(deployed)
+    check_codes(served, material)
+    fewer = np.arange(5, len(served.catalog))
+    smaller = Catalog(served.catalog.items.take(fewer), served.catalog.codes[fewer])
+    check_codes(replace(served, catalog=smaller), material)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("swap", r"2 of 27 items have other codes than in .*: \(0, 0, 0\) there, \(0, 0, 1\) here"),
+        ("deep", "has other levels"),
+        ("wide", "has other levels.*outside"),
+        ("strange", "no item of the data set"),
+    ],
+)
+def test_other_codes_are_refused_with_an_example(newer, deployed, change, says):
+    material, served = Material.load(newer().workspace), Bundle.load(deployed)
+    codes = material.codes.copy()
+    if change == "swap":
+        codes[[0, 1]] = codes[[1, 0]]
+    elif change == "deep":
+        codes = np.concatenate([codes, codes[:, :1]], axis=1)
+    elif change == "wide":
+        codes[4, 1] = 3
+    else:
+        table = served.catalog.items
+        table = table.set_column(0, "item_id", [[f"x{i}" for i in range(table.num_rows)]])
+        served = replace(served, catalog=Catalog(table, served.catalog.codes))
+    with pytest.raises(ConfigError, match=says):
+        check_codes(served, replace(material, codes=codes))
+
+
+def test_a_run_cannot_refresh_its_own_bundle_nor_a_mere_target(make_context, deployed):
+    with pytest.raises(ConfigError, match="another --name"):
+        target.stage(make_context(target={"refresh": str(deployed)}))
+    context = make_context()
+    with pytest.raises(ArtifactError, match="is a target, expected a bundle"):
+        target.stage(make_context(target={"refresh": str(context.workspace.run("target"))}))
+    with pytest.raises(ConfigError, match="base and refresh"):
+        target.stage(make_context(target={"refresh": str(deployed), "base": "x"}))
