@@ -303,7 +303,7 @@ class TreeAlignment(nn.Module):
         settings = self._settings
         levels = states.shape[1] - (settings.objective in _DRAFTED)
         nodes = states[:, : levels - 1]
-        tokens = self._trie.alphabet[self._trie.symbol[nodes.clamp(min=0)]].flatten(1)
+        tokens = self._trie.tokens_of(nodes.clamp(min=0)).flatten(1)
         seen = descent(parents[:, : levels - 1])
         enabled = self._dtype != torch.float32
         with torch.autocast(window.device.type, self._dtype, enabled=enabled):

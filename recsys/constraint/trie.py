@@ -4,7 +4,7 @@ Rows are the distinct sequences in lexicographic order. States are numbered brea
 
 - states of one depth are contiguous and in row order: a smaller state is a lower row;
 - the children of a state are contiguous: `first_child[s] .. first_child[s + 1]`;
-- a state covers the rows `row_start[s] .. row_stop[s]`.
+- a state covers the rows `row_start[s] .. row_stop[s]`, and leaves are the rows themselves.
 
         root 0            depth 0     rows [0, 3)
         /    \
@@ -12,49 +12,60 @@ Rows are the distinct sequences in lexicographic order. States are numbered brea
      /  \      \
    3: 3  7: 4   1: 5      depth 2     rows [0, 1)  [1, 2)  [2, 3)
 
-A state is one integer, so forking a beam or rewinding it costs nothing. Torch is not needed here;
-`to` makes the tensors that decoding reads (`recsys.constraint.transitions`).
+A state is one integer, so forking a beam or rewinding it costs nothing. What can be had from other
+arrays is not stored: ten million items take less than 40 bytes each. Torch is not needed here; `to`
+makes the tensors that decoding reads (`recsys.constraint.transitions`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsys.errors import ArtifactError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from numpy.typing import ArrayLike, NDArray
 
     from recsys.constraint.transitions import DeviceTrie
 
+_SHAPE = "trie.json"
+_TABLE = 1 << 24  # tokens below it are looked up in a table, larger ones are sorted
+
 
 @dataclass(frozen=True, eq=False)
 class ItemTrie:
-    """A frozen trie over item token sequences; R rows, S states, L levels.
+    """A frozen trie over item token sequences; R rows, S states, I of them inner, L levels.
 
     Attributes:
-        rows: (R, L) int32 distinct token sequences, lexicographically sorted.
+        rows: (R, L) int16, or int32 for larger tokens: distinct sequences, sorted.
         row_items: (items,) int32 items grouped by row, ascending inside a row.
-        row_item_start: (R + 1,) int64; where each row's items begin in `row_items`.
+        row_item_start: (R + 1,) int32; where each row's items begin in `row_items`.
         item_row: (items,) int32 row of each item.
-        token: (S,) int32 token that leads into each state; -1 for the root.
-        first_child: (S + 1,) int32.
-        row_start: (S,) int32.
-        row_stop: (S,) int32.
+        alphabet: (A,) int64 tokens that occur, ascending.
+        symbol: (S,) int16, or int32 for larger alphabets: place in `alphabet` of the token that
+            leads into each state. Nothing leads into the root; its entry is 0.
+        first_child: (I + 1,) int32; inner states come before the leaves.
+        inner_start: (I,) int32 first row of each inner state.
         depth_start: (L + 2,) first state of each depth.
         branching: (L,) most children of any state, by depth of the parent.
     """
 
-    rows: NDArray[np.int32]
+    rows: NDArray[np.signedinteger]
     row_items: NDArray[np.int32]
-    row_item_start: NDArray[np.int64]
+    row_item_start: NDArray[np.int32]
     item_row: NDArray[np.int32]
-    token: NDArray[np.int32]
+    alphabet: NDArray[np.int64]
+    symbol: NDArray[np.signedinteger]
     first_child: NDArray[np.int32]
-    row_start: NDArray[np.int32]
-    row_stop: NDArray[np.int32]
+    inner_start: NDArray[np.int32]
     depth_start: tuple[int, ...]
     branching: tuple[int, ...]
     _devices: dict[str, DeviceTrie] = field(default_factory=dict, repr=False)
@@ -64,37 +75,36 @@ class ItemTrie:
         """Build from one token sequence an item.
 
         Args:
-            tokens: (items, L) non-negative integers in any order; rows may repeat (collisions).
+            tokens: (items, L) integers from 0 to 2^31 - 1 in any order; rows may repeat
+                (collisions).
 
         Raises:
-            ValueError: empty, not 2-D, not integers, or a negative token.
+            ValueError: empty, not 2-D, not integers, or a token out of range.
         """
         tokens = np.asarray(tokens)
         if tokens.ndim != 2 or 0 in tokens.shape:
             raise ValueError(f"tokens must be (items, L) with items, L >= 1, got {tokens.shape}")
         if not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-        if tokens.min() < 0:
-            item, level = np.argwhere(tokens < 0)[0]
+        if tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max:
+            item, level = np.argwhere((tokens < 0) | (tokens > np.iinfo(np.int32).max))[0]
             raise ValueError(f"item {item} has token {tokens[item, level]} at level {level + 1}")
-        tokens = tokens.astype(np.int32, copy=False)
-        order = _lexicographic_order(tokens)
-        ordered = tokens[order]
-        # new[i, d]: the prefix of length d + 1 of sorted sequence i differs from its predecessor's.
-        new = np.ones(ordered.shape, np.bool_)
-        np.logical_or.accumulate(ordered[1:] != ordered[:-1], axis=1, out=new[1:])
-        rows = np.ascontiguousarray(ordered[new[:, -1]])
-        starts = np.flatnonzero(new[:, -1])
-        row_item_start = np.append(starts, len(order)).astype(np.int64)
+        order, columns = _sorted(tokens)
+        # new[d]: the prefix of length d + 1 of sorted sequence i differs from its predecessor's.
+        new: list[NDArray[np.bool_]] = []
+        for depth, column in enumerate(columns):
+            differs = np.ones(len(column), np.bool_)
+            np.not_equal(column[1:], column[:-1], out=differs[1:])
+            new.append(differs if depth == 0 else differs | new[-1])
         item_row = np.empty(len(order), np.int32)
-        item_row[order] = np.cumsum(new[:, -1]) - 1
-        return cls(
-            rows,
-            order.astype(np.int32),
-            row_item_start,
-            item_row,
-            *_number_states(rows, new[new[:, -1]]),
-        )
+        item_row[order] = np.cumsum(new[-1], dtype=np.int32) - 1
+        starts = np.flatnonzero(new[-1]).astype(np.int32)
+        row_item_start = np.append(starts, np.int32(len(order)))
+        if len(starts) < len(order):
+            columns = [column[starts] for column in columns]
+            new = [flags[starts] for flags in new]
+        rows = np.stack(columns, axis=1)
+        return cls(rows, order, row_item_start, item_row, *_number_states(columns, new))
 
     @property
     def num_rows(self) -> int:
@@ -114,12 +124,35 @@ class ItemTrie:
     @property
     def num_states(self) -> int:
         """S, the root and the leaves included."""
-        return len(self.token)
+        return len(self.symbol)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+        """Bytes of all stored arrays."""
+        return sum(array.nbytes for array in self._arrays().values())
+
+    @cached_property
+    def token(self) -> NDArray[np.int32]:
+        """(S,) token that leads into each state; -1 for the root."""
+        token: NDArray[np.int32] = self.alphabet.astype(np.int32)[self.symbol]
+        token[0] = -1
+        return token
+
+    @cached_property
+    def row_start(self) -> NDArray[np.int32]:
+        """(S,) first row of each state."""
+        return np.concatenate([self.inner_start, np.arange(self.num_rows, dtype=np.int32)])
+
+    @cached_property
+    def row_stop(self) -> NDArray[np.int32]:
+        """(S,) row behind the last one of each state."""
+        stop = np.append(self.row_start[1:], np.int32(self.num_rows))
+        stop[np.asarray(self.depth_start[1:]) - 1] = self.num_rows
+        return stop
+
+    def starts_at(self, depth: int) -> NDArray[np.int32]:
+        """First row of each state at `depth`, 0 .. L - 1, in order."""
+        return self.inner_start[self.depth_start[depth] : self.depth_start[depth + 1]]
 
     def width(self, depth: int, beams: int) -> int:
         """Most beams that a `beams`-wide search can keep at `depth`; known up front."""
@@ -167,6 +200,37 @@ class ItemTrie:
             "levels": levels,
         }
 
+    def save(self, folder: Path) -> None:
+        """Write one .npy file an array, and `trie.json`, into `folder`; made if it is missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in self._arrays().items():
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        shape = {"depth_start": self.depth_start, "branching": self.branching}
+        (folder / _SHAPE).write_text(json.dumps(shape) + "\n", encoding="utf-8")
+
+    @classmethod
+    def open(cls, folder: Path) -> ItemTrie:
+        """What `save` wrote, memory-mapped: pages are read when they are first looked at.
+
+        Raises:
+            ArtifactError: a file is missing, damaged, or of a size that contradicts the others.
+        """
+        try:
+            shape = json.loads((folder / _SHAPE).read_text(encoding="utf-8"))
+            depth_start, branching = tuple(shape["depth_start"]), tuple(shape["branching"])
+            # copy on write: the tensors made of them want writable memory, and never write
+            arrays = {
+                name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False).view(
+                    np.ndarray
+                )
+                for name in _ARRAYS
+            }
+            trie = cls(**arrays, depth_start=depth_start, branching=branching)
+            trie._check()
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise ArtifactError(f"{folder}: not a saved trie ({error}); build it again") from error
+        return trie
+
     def to(self, device: str | torch.device = "cpu") -> DeviceTrie:
         """The trie as tensors on `device`; made once a device and kept."""
         from recsys.constraint.transitions import DeviceTrie
@@ -176,51 +240,110 @@ class ItemTrie:
             self._devices[key] = DeviceTrie.of(self, key)
         return self._devices[key]
 
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {name: getattr(self, name) for name in _ARRAYS}
 
-def _lexicographic_order(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Stable order of the rows; one integer sort where the levels fit into 63 bits."""
-    bits = [int(column.max()).bit_length() or 1 for column in tokens.T]
-    if sum(bits) > 63:
-        return np.lexsort(tokens.T[::-1])
+    def _check(self) -> None:
+        rows, levels = self.rows.shape
+        inner, states = self.depth_start[levels], self.depth_start[levels + 1]
+        wanted = {
+            "rows": (rows, levels),
+            "row_items": (self.num_items,),
+            "row_item_start": (rows + 1,),
+            "item_row": (self.num_items,),
+            "alphabet": (len(self.alphabet),),
+            "symbol": (states,),
+            "first_child": (inner + 1,),
+            "inner_start": (inner,),
+        }
+        for name, array in self._arrays().items():
+            if array.shape != wanted[name] or array.dtype.kind != "i":
+                raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
+        if len(self.branching) != levels or len(self.depth_start) != levels + 2:
+            raise ValueError(f"depths do not fit {levels} levels")
+        if states - inner != rows:
+            raise ValueError(f"{states - inner} leaves for {rows} rows")
+
+
+_ARRAYS = tuple(f.name for f in fields(ItemTrie) if str(f.type).startswith("NDArray"))
+
+
+def _smallest(most: int) -> type[np.int16 | np.int32]:
+    """The integer type that holds 0 .. most."""
+    return np.int16 if most <= np.iinfo(np.int16).max else np.int32
+
+
+def _sorted(tokens: NDArray[Any]) -> tuple[NDArray[np.int32], list[NDArray[Any]]]:
+    """Order of the sequences, equal ones in their own order, and the levels in that order.
+
+    Where they fit, sequence and place are packed into one integer, and the integers are sorted: no
+    indirection, and no gathers afterwards.
+    """
+    least, most = tokens.min(axis=0).tolist(), tokens.max(axis=0).tolist()
+    dtype = _smallest(max(most))
+    bits = [int(b - a).bit_length() for a, b in zip(least, most, strict=True)]
+    place = (len(tokens) - 1).bit_length()
+    if sum(bits) + place > 63:
+        order = np.lexsort(tokens.T[::-1])
+        return order.astype(np.int32), [column[order].astype(dtype) for column in tokens.T]
     key = np.zeros(len(tokens), np.int64)
-    for column, width in zip(tokens.T, bits, strict=True):
-        key = (key << width) | column
-    return np.argsort(key, kind="stable")
+    for column, a, width in zip(tokens.T, least, bits, strict=True):
+        key <<= width
+        key |= column - a
+    key <<= place
+    key |= np.arange(len(tokens))
+    key.sort()
+    columns: list[NDArray[Any]] = []
+    shift = place + sum(bits)
+    for a, width in zip(least, bits, strict=True):
+        shift -= width
+        columns.append((((key >> shift) & ((1 << width) - 1)) + a).astype(dtype))
+    return (key & ((1 << place) - 1)).astype(np.int32), columns
 
 
 def _number_states(
-    rows: NDArray[np.int32], new: NDArray[np.bool_]
+    columns: list[NDArray[Any]], new: list[NDArray[np.bool_]]
 ) -> tuple[
-    NDArray[np.int32],
-    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.signedinteger],
     NDArray[np.int32],
     NDArray[np.int32],
     tuple[int, ...],
     tuple[int, ...],
 ]:
-    """States of sorted distinct rows; `new[r, d]` marks a new prefix of length d + 1."""
-    num_rows, num_levels = rows.shape
-    row_starts = [np.zeros(1, np.int64)] + [np.flatnonzero(new[:, d]) for d in range(num_levels)]
-    counts = [len(starts) for starts in row_starts]
-    depth_start = np.concatenate([[0], np.cumsum(counts)])
-    token = np.full(depth_start[-1], -1, np.int32)
-    first_child = np.full(depth_start[-1] + 1, depth_start[-1], np.int32)
-    row_stop = np.full(depth_start[-1], num_rows, np.int32)
+    """States of sorted distinct rows; `new[d][r]` marks a new prefix of length d + 1."""
+    num_levels = len(columns)
+    starts = [np.zeros(1, np.int32)]
+    starts += [np.flatnonzero(flags).astype(np.int32) for flags in new]
+    depth_start = np.concatenate([[0], np.cumsum([len(s) for s in starts])])
+    inner = depth_start[num_levels]
+    first_child = np.full(inner + 1, depth_start[-1], np.int32)
     branching = []
-    for depth, starts in enumerate(row_starts):
-        here = slice(depth_start[depth], depth_start[depth + 1])
-        row_stop[here][:-1] = starts[1:]
-        if depth > 0:
-            token[here] = rows[starts, depth - 1]
-        if depth < num_levels:
-            below = np.searchsorted(row_starts[depth + 1], starts)
-            first_child[here] = depth_start[depth + 1] + below
-            branching.append(int(np.diff(np.append(below, counts[depth + 1])).max()))
+    for depth in range(num_levels):
+        # how many states of the next depth begin before each state's first row
+        before = np.cumsum(new[depth], dtype=np.int32)[starts[depth]] - 1
+        first_child[depth_start[depth] : depth_start[depth + 1]] = before + depth_start[depth + 1]
+        branching.append(int(np.diff(before, append=len(starts[depth + 1])).max()))
+    token = np.concatenate(
+        [columns[0][:1], *(c[s] for c, s in zip(columns, starts[1:], strict=True))]
+    )
+    most = int(max(column.max() for column in columns))
+    if most < _TABLE:
+        used = np.zeros(most + 1, np.bool_)
+        used[token] = True
+        alphabet = np.flatnonzero(used)
+        place = np.zeros(most + 1, _smallest(len(alphabet) - 1))
+        place[alphabet] = np.arange(len(alphabet))
+        symbol = place[token]
+    else:
+        alphabet, found = np.unique(token, return_inverse=True)
+        symbol = found.astype(_smallest(len(alphabet) - 1))
+    symbol[0] = 0
     return (
-        token,
+        alphabet.astype(np.int64),
+        symbol,
         first_child,
-        np.concatenate(row_starts).astype(np.int32),
-        row_stop,
+        np.concatenate(starts[:-1]),
         tuple(int(d) for d in depth_start),
         tuple(branching),
     )

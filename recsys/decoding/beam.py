@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
 
 
@@ -35,6 +36,7 @@ def beam_search(
     num_beams: int = 20,
     *,
     exclude: Sequence[ArrayLike] | None = None,
+    masks: Sequence[RowMask | None] | None = None,
     normalize: Normalize = "vocabulary",
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -50,6 +52,7 @@ def beam_search(
         trie: the catalogue.
         num_beams: K, at least 1; may exceed the catalogue.
         exclude: trie rows that each request must not get (`ItemTrie.excluded_rows`).
+        masks: what each request may get; None for everything.
         normalize: `vocabulary` (default) or `allowed`, see `Step`.
         seeds: one a request: sample K sequences without replacement from the model's distribution
             over what is allowed (`recsys.decoding.sampling`), in the order drawn. None searches.
@@ -67,7 +70,15 @@ def beam_search(
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
     step = prepare(
-        model, len(ready), trie, num_beams, exclude, normalize, seeds=seeds, temperature=temperature
+        model,
+        len(ready),
+        trie,
+        num_beams,
+        exclude,
+        normalize,
+        masks=masks,
+        seeds=seeds,
+        temperature=temperature,
     )
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
@@ -98,13 +109,14 @@ def prepare(
     exclude: Sequence[ArrayLike] | None,
     normalize: Normalize,
     *,
+    masks: Sequence[RowMask | None] | None = None,
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> Step:
     """What is the same in every step, checked, on the model's device."""
     if num_beams < 1:
         raise ValueError(f"num_beams must be at least 1, got {num_beams}")
-    for name, values in (("exclude", exclude), ("seeds", seeds)):
+    for name, values in (("exclude", exclude), ("masks", masks), ("seeds", seeds)):
         if values is not None and len(values) != requests:
             raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")
     if not temperature > 0:
@@ -113,11 +125,12 @@ def prepare(
     trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
     return Step(
         trie,
-        None if exclude is None else trie.pad_excluded([np.asarray(e) for e in exclude]),
+        None if exclude is None else trie.pad_excluded([np.asarray(e) for e in exclude], masks),
         normalize,
         None
         if seeds is None
         else Noise(torch.tensor(list(seeds), dtype=torch.int64, device=device), temperature),
+        None if masks is None else trie.allow(masks),
     )
 
 
@@ -143,11 +156,11 @@ def finish(frontier: Frontier, step: Step, num_beams: int, stats: list[DecodeSta
     frontier = frontier.padded(num_beams)
     order = best_first(frontier)
     scores = frontier.scores.gather(1, order)
-    rows = step.trie.row_start[frontier.states.gather(1, order)]
+    rows = step.trie.rows_of(frontier.states.gather(1, order))
     # No descendant of a pruned prefix can score more than it: log-probabilities are at most 0.
     complete = (scores[:, -1:] > frontier.rest) | (frontier.rest == -torch.inf)
     return Beams(
-        step.trie.rows[rows],
+        step.trie.rows[rows].long(),
         frontier.log_probs.gather(1, order),
         rows.masked_fill(scores == -torch.inf, -1),
         stats,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
     from recsys.decoding.output import Beams, DecodeStats
 
@@ -37,6 +38,7 @@ def complete(
     trie: ItemTrie | DeviceTrie,
     *,
     exclude: Sequence[ArrayLike] | None = None,
+    masks: Sequence[RowMask | None] | None = None,
     normalize: Normalize = "vocabulary",
     prompt_slots: int = 0,
     pass_nodes: int = 128,
@@ -50,6 +52,7 @@ def complete(
         prompts: as given there.
         trie: as given there.
         exclude: as given there.
+        masks: as given there.
         normalize: as given there.
         prompt_slots: as given there.
         pass_nodes: prefixes looked into at a time.
@@ -73,7 +76,8 @@ def complete(
     model, places = TreeModel.of(target), todo.tolist()
     ready = Prompts.of(prompts, model).take(places)
     some = None if exclude is None else [exclude[i] for i in places]
-    step = prepare(model, len(ready), trie, num_beams, some, normalize)
+    theirs = None if masks is None else [masks[i] for i in places]
+    step = prepare(model, len(ready), trie, num_beams, some, normalize, masks=theirs)
     rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
     known = CandidateDrafter(rows, num_beams * (levels - 1))
     proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)

@@ -64,7 +64,8 @@ class CandidateDrafter:
         for depth in range(1, step.levels):
             first, last = source.depth_start[depth : depth + 2]
             starts = step.trie.row_start[first:last]
-            state = first + torch.searchsorted(starts, row.clamp(min=0), right=True) - 1
+            held = torch.searchsorted(starts, row.clamp(min=0).to(starts.dtype), right=True)
+            state = first + held - 1
             # By state, and by rank among equals, of which the first stays.
             order = (state * row.shape[1] + rank).argsort(dim=1)
             state = state.gather(1, order)
@@ -75,7 +76,7 @@ class CandidateDrafter:
             # Equal prefixes lie together: the parent is the first place of the parent's state.
             above = levels[-1].states if levels else torch.zeros_like(state)
             parent = torch.searchsorted(above, _parents(state, step), right=False)
-            token = step.trie.alphabet[step.trie.symbol[state]]
+            token = step.trie.tokens_of(state)
             levels.append(Frontier.proposed(state, score, token, parent))
         return Proposal(levels)
 
@@ -146,12 +147,12 @@ def _merge(found: list[Frontier], above: torch.Tensor, width: int, step: Step) -
     return Frontier.proposed(
         states,
         score.gather(1, best),
-        step.trie.alphabet[step.trie.symbol[states]],
+        step.trie.tokens_of(states),
         ordered.indices.gather(1, at).gather(1, best),
     )
 
 
 def _parents(states: torch.Tensor, step: Step) -> torch.Tensor:
     """Parent of each state (any but the root): the last whose children begin at or before it."""
-    inner = step.trie.first_child[: step.trie.source.depth_start[step.levels]]
-    return torch.searchsorted(inner, states, right=True) - 1
+    inner = step.trie.first_child[:-1]
+    return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.mask import RowMask
     from recsys.decoding.draft import Drafter
     from recsys.decoding.expand import Normalize
     from recsys.decoding.output import Beams
@@ -102,6 +103,7 @@ class Engine:
         *,
         mode: Mode = "planned",
         exclude: Sequence[ArrayLike] | None = None,
+        masks: Sequence[RowMask | None] | None = None,
         normalize: Normalize = "vocabulary",
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
@@ -115,6 +117,7 @@ class Engine:
             num_beams: K.
             mode: `planned` chooses; the others insist. `draft` needs a draft model.
             exclude: trie rows that each request must not get.
+            masks: what each request may get; None for everything.
             normalize: `vocabulary` or `allowed`.
             seeds: one a request, to sample instead of searching.
             temperature: divides the logits, when sampling.
@@ -135,6 +138,7 @@ class Engine:
             plan = Plan("exhaustive")
         options: dict[str, Any] = {
             "exclude": exclude,
+            "masks": masks,
             "normalize": normalize,
             "prompt_slots": self.prompt_slots,
         }

@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from recsys.constraint.transitions import Children, DeviceTrie
+    from recsys.constraint.transitions import Allowed, Children, DeviceTrie, Excluded
     from recsys.decoding.sampling import Noise
 
 Normalize = Literal["vocabulary", "allowed"]
@@ -125,16 +125,18 @@ class Step:
 
     Attributes:
         trie: the constraint.
-        excluded: (B, E) rows that may not be reached (`DeviceTrie.pad_excluded`), or None.
+        excluded: what may not be reached (`DeviceTrie.pad_excluded`), or None.
         normalize: log-probabilities over the whole vocabulary, or over the allowed tokens alone.
         noise: turns the search for the most probable sequences into sampling; then
             log-probabilities are at its temperature, and over the allowed tokens.
+        allowed: what may be reached (`DeviceTrie.allow`), or None for everything.
     """
 
     trie: DeviceTrie
-    excluded: torch.Tensor | None = None
+    excluded: Excluded | None = None
     normalize: Normalize = "vocabulary"
     noise: Noise | None = None
+    allowed: Allowed | None = None
 
     @property
     def levels(self) -> int:
@@ -145,13 +147,14 @@ class Step:
         """The same for some requests of the batch."""
         return replace(
             self,
-            excluded=None if self.excluded is None else self.excluded[requests],
+            excluded=None if self.excluded is None else self.excluded.take(requests),
             noise=None if self.noise is None else self.noise.take(requests),
+            allowed=None if self.allowed is None else self.allowed.take(requests),
         )
 
     def children(self, states: torch.Tensor, depth: int) -> Children:
         """Children of (B, W) states at `depth`."""
-        return self.trie.children(states, depth, self.excluded)
+        return self.trie.children(states, depth, self.excluded, self.allowed)
 
     def expand(self, frontier: Frontier, logits: TokenLogits, depth: int, width: int) -> Frontier:
         """The `width` best children of a frontier.

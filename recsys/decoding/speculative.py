@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import Children, DeviceTrie
     from recsys.decoding.draft import Proposal
 
@@ -48,6 +49,7 @@ def speculative_beam_search(
     verification: Verification = "strict",
     *,
     exclude: Sequence[ArrayLike] | None = None,
+    masks: Sequence[RowMask | None] | None = None,
     normalize: Normalize = "vocabulary",
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -68,6 +70,7 @@ def speculative_beam_search(
         verification: `strict`, which loses nothing, or `relaxed`, which samples approximately from
             the target's distribution (`recsys.decoding.relaxed`); it needs seeds and a draft model.
         exclude: trie rows that each request must not get.
+        masks: what each request may get; None for everything.
         normalize: `vocabulary` (default) or `allowed`.
         seeds: one a request, to sample as `beam_search` does; the same sample.
         temperature: divides the logits, when sampling.
@@ -90,7 +93,15 @@ def speculative_beam_search(
     model = TreeModel.of(target)
     ready = Prompts.of(prompts, model)
     step = prepare(
-        model, len(ready), trie, num_beams, exclude, normalize, seeds=seeds, temperature=temperature
+        model,
+        len(ready),
+        trie,
+        num_beams,
+        exclude,
+        normalize,
+        masks=masks,
+        seeds=seeds,
+        temperature=temperature,
     )
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
@@ -195,7 +206,7 @@ class _Verification:
         pick = pick._replace(scores=pick.scores - torch.inf).padded(budget)
         for depth in range(self._first_level, min(self._last_level, step.levels - 2) + 1):
             children = step.children(self.frontier.states, depth)
-            worth = self._worth(place, missing, children).flatten(1)
+            worth = self._worth(place, missing, children, depth).flatten(1)
             best, _ = stable_top(worth, min(budget, worth.shape[1]))
             found = Frontier.proposed(
                 children.states.flatten(1).gather(1, best),
@@ -218,7 +229,7 @@ class _Verification:
             )
 
     def _worth(
-        self, place: torch.Tensor, missing: torch.Tensor, children: Children
+        self, place: torch.Tensor, missing: torch.Tensor, children: Children, depth: int
     ) -> torch.Tensor:
         """(b, K, C) how much each child of the frontier is wanted; -inf if it cannot be needed."""
         step = self.table.step
@@ -229,8 +240,8 @@ class _Verification:
         limit = known.flatten(1).topk(min(self.num_beams, known[0].numel())).values[:, -1:]
         known = known.masked_fill(known < limit.unsqueeze(-1), -torch.inf)
         # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
-        size = (step.trie.row_stop - step.trie.row_start).to(exact.dtype).log()
-        share = size[children.states] - size[self.frontier.states].unsqueeze(-1)
+        above = step.trie.sizes(self.frontier.states, depth).unsqueeze(-1)
+        share = (step.trie.sizes(children.states, depth + 1) / above).to(exact.dtype).log()
         guess = (self.frontier.scores.unsqueeze(-1) + share).masked_fill(
             ~children.alive, -torch.inf
         )

@@ -65,7 +65,7 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     nodes = table.score()
     beams = _beams(table, num_beams)
     states, parents, depth = (x[done] for x in (table.states, table.parents, table.depth))
-    tokens = table.step.trie.alphabet[table.step.trie.symbol[states.clamp(min=0)]]
+    tokens = table.step.trie.tokens_of(states.clamp(min=0))
     scores = nodes.scores[done].double()
     drafted = [level.scores[table.request[done]].double() for level in levels]
     draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]

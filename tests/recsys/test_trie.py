@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.mask import RowMask, dead_states
+from recsys.errors import ArtifactError
 
 catalogues = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(0, 6)
@@ -23,14 +29,14 @@ catalogues = hnp.arrays(
 DRAWN = np.array([[9, 1], [5, 7], [5, 3], [5, 7]])
 
 
-def reachable(trie: ItemTrie, excluded: torch.Tensor | None = None) -> set[tuple[int, ...]]:
+def reachable(trie: ItemTrie, excluded=None, allowed=None) -> set[tuple[int, ...]]:
     """Every sequence that walking the tensors from the root can produce."""
     device = trie.to()
     found = {(0, ())}
     for depth in range(trie.num_levels):
         step = set()
         for state, path in found:
-            children = device.children(torch.tensor([[state]]), depth, excluded)
+            children = device.children(torch.tensor([[state]]), depth, excluded, allowed)
             alive = children.alive[0, 0]
             states, tokens = children.states[0, 0][alive], children.symbols[0, 0][alive]
             tokens = device.alphabet[tokens]
@@ -43,7 +49,7 @@ def test_the_drawn_trie_has_the_drawn_numbers():
     trie = ItemTrie.build(DRAWN)
     assert trie.rows.tolist() == [[5, 3], [5, 7], [9, 1]]
     assert trie.token.tolist() == [-1, 5, 9, 3, 7, 1]
-    assert trie.first_child.tolist() == [1, 3, 5, 6, 6, 6, 6]
+    assert trie.first_child.tolist() == [1, 3, 5, 6]
     assert trie.row_start.tolist() == [0, 0, 2, 0, 1, 2]
     assert trie.row_stop.tolist() == [3, 2, 3, 1, 2, 3]
     assert trie.depth_start == (0, 1, 3, 6)
@@ -122,3 +128,88 @@ def test_levels_too_wide_for_one_integer_key_sort_the_same():
 def test_bad_input_is_named(tokens, says):
     with pytest.raises(ValueError, match=says):
         ItemTrie.build(tokens)
+
+
+@given(catalogues)
+def test_a_saved_trie_opens_as_it_was(tokens):
+    trie = ItemTrie.build(tokens)
+    with TemporaryDirectory() as folder:
+        trie.save(Path(folder) / "trie")
+        again = ItemTrie.open(Path(folder) / "trie")
+        for field in dataclasses.fields(ItemTrie):
+            if not field.name.startswith("_"):
+                assert np.array_equal(getattr(again, field.name), getattr(trie, field.name))
+        assert reachable(again) == {tuple(row) for row in tokens.tolist()}
+
+
+def test_a_damaged_trie_says_so(tmp_path):
+    with pytest.raises(ArtifactError, match=r"not a saved trie .*build it again"):
+        ItemTrie.open(tmp_path)
+    ItemTrie.build(DRAWN).save(tmp_path)
+    np.save(tmp_path / "first_child.npy", np.array([1, 3], np.int32))
+    with pytest.raises(ArtifactError, match=r"first_child is int32 of shape \(2,\)"):
+        ItemTrie.open(tmp_path)
+    np.save(tmp_path / "first_child.npy", np.array([{}], object))
+    with pytest.raises(ArtifactError, match="not a saved trie"):
+        ItemTrie.open(tmp_path)
+
+
+@pytest.mark.parametrize(("levels", "codes"), [(4, 256), (3, 2048)])
+def test_an_item_takes_at_most_forty_bytes(levels, codes):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, codes, (50_000, levels)) + np.arange(levels) * codes
+    assert ItemTrie.build(tokens).nbytes / 50_000 <= 40
+
+
+def test_tokens_beyond_any_table_are_found_too():
+    tokens = np.array([[2**31 - 1, 5], [2**30, 2**31 - 2], [2**30, 7]])
+    trie = ItemTrie.build(tokens)
+    assert trie.token.tolist() == [-1, 2**30, 2**31 - 1, 7, 2**31 - 2, 5]
+    assert trie.rows.tolist() == sorted(tokens.tolist())
+    with pytest.raises(ValueError, match="item 1 has token 2147483648 at level 2"):
+        ItemTrie.build([[1, 2], [3, 2**31]])
+
+
+masks = st.sampled_from([0.0, 0.02, 0.2, 0.5, 0.9, 1.0, None])
+
+
+@given(catalogues, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
+@settings(max_examples=2000, deadline=None)
+def test_reachable_sequences_are_the_catalogue_with_the_mask_less_the_exclusions(
+    tokens, requests, data
+):
+    trie = ItemTrie.build(tokens)
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+    kinds = {
+        share: None if share is None else rng.random(len(tokens)) < share for share, _ in requests
+    }
+    made = {
+        share: None if items is None else RowMask.of(trie, items[trie.row_items])
+        for share, items in kinds.items()
+    }
+    wanted = [made[share] for share, _ in requests]
+    rows = [rng.permutation(trie.num_rows)[: round(e * trie.num_rows)] for _, e in requests]
+    device = trie.to()
+    excluded, allowed = device.pad_excluded(rows, wanted), device.allow(wanted)
+    for place, (share, _) in enumerate(requests):
+        items = np.ones(len(tokens), bool) if share is None else kinds[share]
+        if share is not None:
+            assert made[share].eligible == items.sum()
+        items = items & ~np.isin(trie.item_row, rows[place])
+        here = torch.tensor([place])
+        found = reachable(
+            trie, excluded.take(here), None if allowed is None else allowed.take(here)
+        )
+        assert found == {tuple(row) for row in tokens[items].tolist()}
+
+
+def test_a_branch_dies_with_its_last_allowed_row_by_hand():
+    trie = ItemTrie.build(DRAWN)  # rows 53, 57 (two items), 91
+    one = RowMask.of(trie, np.array([True, False, False, True]))  # of items 2, 1, 3, 0
+    assert one.before.tolist() == [0, 1, 1, 2]
+    assert one.alive.tolist() == [True, True, True, True, False, True]
+    assert one.eligible == 2
+    dead = dead_states(trie, [np.array([0, 0]), np.array([1]), np.array([0, 1])], [one, one, None])
+    assert dead[0].tolist() == [[1], [6], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
+    assert dead[1].tolist() == [[3, 6], [6, 6], [3, 4]]
+    assert trie.to().allow([None, None]) is None
