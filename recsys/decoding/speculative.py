@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
-    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import Children, DeviceTrie
     from recsys.decoding.draft import Proposal
 
@@ -49,7 +48,6 @@ def speculative_beam_search(
     verification: Verification = "strict",
     *,
     exclude: Sequence[ArrayLike] | None = None,
-    masks: Sequence[RowMask | None] | None = None,
     normalize: Normalize = "vocabulary",
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -70,7 +68,6 @@ def speculative_beam_search(
         verification: `strict`, which loses nothing, or `relaxed`, which samples approximately from
             the target's distribution (`recsys.decoding.relaxed`); it needs seeds and a draft model.
         exclude: trie rows that each request must not get.
-        masks: what each request may get; None for everything.
         normalize: `vocabulary` (default) or `allowed`.
         seeds: one a request, to sample as `beam_search` does; the same sample.
         temperature: divides the logits, when sampling.
@@ -99,7 +96,6 @@ def speculative_beam_search(
         num_beams,
         exclude,
         normalize,
-        masks=masks,
         seeds=seeds,
         temperature=temperature,
     )
@@ -122,10 +118,10 @@ def speculative_beam_search(
         while True:
             search.table.run()
             search.verify()
-            answers.take(search)
-            if not len(search.level):
+            waiting = answers.take(search)
+            if waiting is None:
                 return answers.beams(step)
-            search.patch(patch_nodes)
+            search.patch(*waiting, patch_nodes)
 
 
 class _Verification:
@@ -143,43 +139,49 @@ class _Verification:
         root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
         self.level = self.accepted = torch.zeros_like(table.request)
-        self._first_level = self._last_level = 0
+        self.place, self.missing = self._find()
+        self._levels = range(table.step.levels)  # that frontiers can be at
 
     def verify(self) -> None:
         """Advance every search while all beams of its frontier have been run."""
-        for depth in range(self._first_level, self.table.step.levels):
-            place, found = self._find()
-            here = (self.level == depth) & found.all(1)
+        for depth in range(self._levels.start, self.table.step.levels):
+            place, missing = self._find()
+            here = (self.level == depth) & ~missing.any(1)
             following = self.table.step.expand(
                 self.frontier, self.table.logits.at(place), depth, self.num_beams
             )
             following = following._replace(parents=place.gather(1, following.parents))
             self.frontier = following.where(here, self.frontier)
             self.level = self.level + here
+        self.place, self.missing = self._find()
         if len(self.table.runs) == 1:
             self.accepted = self.level - 1
 
     def _find(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Place in the table of each beam, and whether it has one; dead beams need none."""
+        """Place in the table of each beam, and whether it has none; dead beams need none."""
         place, found = self.table.find(self.frontier.states)
-        return place, found | (self.frontier.scores == -torch.inf)
+        return place, ~found & (self.frontier.scores > -torch.inf)
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Drop the searches that are done; (b,) places of the others."""
         self.table.keep(going_on)
         self.level, self.accepted = self.level[going_on], self.accepted[going_on]
+        self.place, self.missing = self.place[going_on], self.missing[going_on]
         self.frontier = self.frontier.take(going_on)
 
-    def patch(self, budget: int) -> None:
+    def patch(self, levels: range, width: int, budget: int) -> None:
         """Add the beams that are missing, and the nodes that the next frontier can need.
 
         Below a beam that has been run these are its best children, which are known; below a missing
         one all children, best guesses first. With room for all of them the pass settles two levels.
+
+        Args:
+            levels: that frontiers are at.
+            width: most beams that a request misses.
+            budget: most nodes below them.
         """
-        place, found = self._find()
-        missing = ~found
-        bounds = torch.stack([self.level.min(), self.level.max(), missing.sum(1).max()])
-        self._first_level, self._last_level, width = bounds.tolist()
+        self._levels = levels
+        place, missing = self.place, self.missing
         chosen, _ = stable_top(missing.float(), width)
         real = missing.gather(1, chosen)
         first = self.table.add(
@@ -204,9 +206,9 @@ class _Verification:
         table, step = self.table, self.table.step
         pick = Frontier.root(len(self.level), self.frontier.scores.dtype, self.level.device)
         pick = pick._replace(scores=pick.scores - torch.inf).padded(budget)
-        for depth in range(self._first_level, min(self._last_level, step.levels - 2) + 1):
+        for depth in self._levels[: step.levels - 1 - self._levels.start]:
             children = step.children(self.frontier.states, depth)
-            worth = self._worth(place, missing, children, depth).flatten(1)
+            worth = self._worth(place, missing, children).flatten(1)
             best, _ = stable_top(worth, min(budget, worth.shape[1]))
             found = Frontier.proposed(
                 children.states.flatten(1).gather(1, best),
@@ -217,7 +219,8 @@ class _Verification:
             pick = found.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run
-        width = int(real.sum(1).max())
+        # On a CPU every token costs; elsewhere the host would wait to know how many there are.
+        width = int(real.sum(1).max()) if real.device.type == "cpu" else real.shape[1]
         if width:
             chosen, _ = stable_top(real.float(), width)
             table.add(
@@ -229,7 +232,7 @@ class _Verification:
             )
 
     def _worth(
-        self, place: torch.Tensor, missing: torch.Tensor, children: Children, depth: int
+        self, place: torch.Tensor, missing: torch.Tensor, children: Children
     ) -> torch.Tensor:
         """(b, K, C) how much each child of the frontier is wanted; -inf if it cannot be needed."""
         step = self.table.step
@@ -240,8 +243,11 @@ class _Verification:
         limit = known.flatten(1).topk(min(self.num_beams, known[0].numel())).values[:, -1:]
         known = known.masked_fill(known < limit.unsqueeze(-1), -torch.inf)
         # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
-        above = step.trie.sizes(self.frontier.states, depth).unsqueeze(-1)
-        share = (step.trie.sizes(children.states, depth + 1) / above).to(exact.dtype).log()
+        trie = step.trie
+        below = trie.row_stop[children.states] - trie.row_start[children.states]
+        states = self.frontier.states
+        above = (trie.row_stop[states] - trie.row_start[states]).unsqueeze(-1)
+        share = (below / above).to(exact.dtype).log()
         guess = (self.frontier.scores.unsqueeze(-1) + share).masked_fill(
             ~children.alive, -torch.inf
         )
@@ -257,23 +263,30 @@ class _Answers:
         self._stats: dict[int, DecodeStats] = {}
         self._traces: dict[int, Trace] = {}
 
-    def take(self, search: _Verification) -> None:
-        """Take what is done out of `search`; here the host waits for the device, once a pass."""
+    def take(self, search: _Verification) -> tuple[range, int] | None:
+        """Take what is done out of `search`; here the host waits for the device, once a pass.
+
+        Returns:
+            Levels of the searches still going on and the most beams that one of them misses; None
+            if all are done.
+        """
         table, tree = search.table, search.table.tree
-        # one copy to the host decides everything that depends on who is done
-        told = torch.stack([table.request, search.level, search.accepted, tree.lengths], 1).tolist()
-        done = [i for i, (_, level, *_) in enumerate(told) if level == table.step.levels]
-        if not done:
-            return
-        places = torch.tensor(done, device=search.level.device)
-        requests = table.request[places]
-        for mine, theirs in zip(self.frontier, search.frontier, strict=True):
-            mine[requests] = theirs[places]
-        if self._traced:
-            found = trace(table, places, self.num_beams, self._proposal.levels)
-            self._traces |= {told[i][0]: t for i, t in zip(done, found, strict=True)}
+        missing = search.missing.sum(1)
+        told = [table.request, search.level, search.accepted, tree.lengths, missing]
+        lines = torch.stack(told, 1).tolist()
+        done = [i for i, (_, level, *_) in enumerate(lines) if level == table.step.levels]
+        going_on = [i for i, (_, level, *_) in enumerate(lines) if level < table.step.levels]
+        device = search.level.device
+        if done:
+            places = torch.tensor(done, device=device)
+            requests = table.request[places]
+            for mine, theirs in zip(self.frontier, search.frontier, strict=True):
+                mine[requests] = theirs[places]
+            if self._traced:
+                found = trace(table, places, self.num_beams, self._proposal.levels)
+                self._traces |= {lines[i][0]: t for i, t in zip(done, found, strict=True)}
         for i in done:
-            request, _, accepted, length = told[i]
+            request, _, accepted, length, _ = lines[i]
             cached = int(tree.cached[request])
             self._stats[request] = DecodeStats(
                 target_passes=tree.passes,
@@ -285,8 +298,12 @@ class _Answers:
                 draft_passes=self._proposal.passes,
                 cached_tokens=cached,
             )
-        going_on = [i for i in range(len(told)) if i not in set(done)]
-        search.keep(torch.tensor(going_on, dtype=torch.int64, device=search.level.device))
+        if not going_on:
+            return None
+        if done:
+            search.keep(torch.tensor(going_on, device=device))
+        levels = [lines[i][1] for i in going_on]
+        return range(min(levels), max(levels) + 1), max(lines[i][4] for i in going_on)
 
     def beams(self, step: Step) -> Beams:
         """All answers."""

@@ -68,7 +68,9 @@ class Table:
         """
         first = self.places
         states = states.masked_fill(~real, PADDING)
-        depth = torch.as_tensor(depth, device=states.device).expand_as(states)
+        if isinstance(depth, int):
+            depth = torch.full_like(states, depth)
+        depth = depth.expand_as(states)
         self.states = torch.cat([self.states, states], dim=1)
         self.parents = torch.cat([self.parents, parents], dim=1)
         self.depth = torch.cat([self.depth, depth], dim=1)
