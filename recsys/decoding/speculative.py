@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import Children, DeviceTrie
     from recsys.decoding.draft import Proposal
 
@@ -48,6 +49,7 @@ def speculative_beam_search(
     verification: Verification = "strict",
     *,
     exclude: Sequence[ArrayLike] | None = None,
+    masks: Sequence[RowMask | None] | None = None,
     normalize: Normalize = "vocabulary",
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -68,6 +70,7 @@ def speculative_beam_search(
         verification: `strict`, which loses nothing, or `relaxed`, which samples approximately from
             the target's distribution (`recsys.decoding.relaxed`); it needs seeds and a draft model.
         exclude: trie rows that each request must not get.
+        masks: what each request may get; None for everything.
         normalize: `vocabulary` (default) or `allowed`.
         seeds: one a request, to sample as `beam_search` does; the same sample.
         temperature: divides the logits, when sampling.
@@ -96,6 +99,7 @@ def speculative_beam_search(
         num_beams,
         exclude,
         normalize,
+        masks=masks,
         seeds=seeds,
         temperature=temperature,
     )
@@ -208,7 +212,7 @@ class _Verification:
         pick = pick._replace(scores=pick.scores - torch.inf).padded(budget)
         for depth in self._levels[: step.levels - 1 - self._levels.start]:
             children = step.children(self.frontier.states, depth)
-            worth = self._worth(place, missing, children).flatten(1)
+            worth = self._worth(place, missing, children, depth).flatten(1)
             best, _ = stable_top(worth, min(budget, worth.shape[1]))
             found = Frontier.proposed(
                 children.states.flatten(1).gather(1, best),
@@ -232,7 +236,7 @@ class _Verification:
             )
 
     def _worth(
-        self, place: torch.Tensor, missing: torch.Tensor, children: Children
+        self, place: torch.Tensor, missing: torch.Tensor, children: Children, depth: int
     ) -> torch.Tensor:
         """(b, K, C) how much each child of the frontier is wanted; -inf if it cannot be needed."""
         step = self.table.step
@@ -243,11 +247,8 @@ class _Verification:
         limit = known.flatten(1).topk(min(self.num_beams, known[0].numel())).values[:, -1:]
         known = known.masked_fill(known < limit.unsqueeze(-1), -torch.inf)
         # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
-        trie = step.trie
-        below = trie.row_stop[children.states] - trie.row_start[children.states]
-        states = self.frontier.states
-        above = (trie.row_stop[states] - trie.row_start[states]).unsqueeze(-1)
-        share = (below / above).to(exact.dtype).log()
+        above = step.trie.sizes(self.frontier.states, depth).unsqueeze(-1)
+        share = (step.trie.sizes(children.states, depth + 1) / above).to(exact.dtype).log()
         guess = (self.frontier.scores.unsqueeze(-1) + share).masked_fill(
             ~children.alive, -torch.inf
         )
