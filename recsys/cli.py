@@ -19,22 +19,23 @@ from recsys.errors import RecsysError
 if TYPE_CHECKING:
     from typer._click.core import Command, Context  # typer carries its own click
 
-GROUP = "recsys.commands"
 ORDER = (
-    "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "recommend", "serve",
-    "doctor",
+    "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "recommend", "benchmark",
+    "serve", "doctor",
 )  # fmt: skip
 
 
-class _EntryPointGroup(TyperGroup):
+class _Commands(TyperGroup):
     """A group whose commands are entry points: a typer app, or a function."""
 
+    group = "recsys.commands"
+
     def list_commands(self, ctx: Context) -> list[str]:
-        names = {e.name for e in entry_points(group=GROUP)}
+        names = {e.name for e in entry_points(group=self.group)}
         return [n for n in ORDER if n in names] + sorted(names - set(ORDER))
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        found = entry_points(group=GROUP, name=cmd_name)
+        found = entry_points(group=self.group, name=cmd_name)
         if not found:
             return None
         loaded = next(iter(found)).load()
@@ -47,8 +48,12 @@ class _EntryPointGroup(TyperGroup):
         return command
 
 
+class _Benchmarks(_Commands):
+    group = "recsys.benchmarks"
+
+
 app = typer.Typer(
-    cls=_EntryPointGroup,
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -69,6 +74,14 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True),
 ) -> None:
     pass
+
+
+benchmark = typer.Typer(cls=_Benchmarks, no_args_is_help=True, add_completion=False)
+
+
+@benchmark.callback()
+def _benchmark() -> None:
+    """Measure speed on this machine, next to what others do, answers compared first."""
 
 
 def main() -> None:

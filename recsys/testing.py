@@ -12,7 +12,7 @@ import torch
 import transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,6 +76,32 @@ def tiny_model(
     return model.to(dtype).eval()
 
 
+def byte_level_tokenizer(
+    texts: Iterable[str], size: int = 400
+) -> transformers.PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, trained on `texts`, with `<s>` as token 0 and `</s>` as 1.
+
+    Args:
+        texts: what it learns its merges from.
+        size: tokens, the 256 bytes included.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>"
+    )
+
+
 def random_catalogue(
     rng: np.random.Generator, items: int, levels: int, vocabulary: int = 64
 ) -> NDArray[np.int64]:
@@ -126,24 +152,39 @@ def reference_beam_search(
     return beams
 
 
+def allowed_tokens(catalogue: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
+    """Prefix -> tokens that may follow, ascending: a constraint's quickest form in plain Python."""
+    children: dict[tuple[int, ...], set[int]] = {}
+    for row in catalogue.tolist():
+        for depth, token in enumerate(row):
+            children.setdefault(tuple(row[:depth]), set()).add(token)
+    return {prefix: sorted(tokens) for prefix, tokens in children.items()}
+
+
 def huggingface_beam_search(
     model: transformers.PreTrainedModel,
     prompts: Sequence[NDArray[np.int64]],
-    catalogue: NDArray[np.int64],
+    catalogue: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
     num_beams: int,
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """`generate(num_beams=K, prefix_allowed_tokens_fn=...)`, one list a request, best first.
 
     Scores are sums of log-probabilities over the whole vocabulary. Rows that generate fills up
     with, where K exceeds the catalogue, are dropped.
+
+    Args:
+        model: a decoder-only causal LM.
+        prompts: token ids of each request.
+        catalogue: (items, L) token rows, or what `allowed_tokens` makes of them; that takes longer
+            than a search, so whoever reads a clock does it ahead.
+        num_beams: K.
     """
-    children: dict[tuple[int, ...], set[int]] = {}
-    for row in catalogue.tolist():
-        for depth, token in enumerate(row):
-            children.setdefault(tuple(row[:depth]), set()).add(token)
-    allowed = {prefix: sorted(tokens) for prefix, tokens in children.items()}
+    allowed = catalogue if isinstance(catalogue, dict) else allowed_tokens(catalogue)
     longest = max(len(p) for p in prompts)
-    levels = catalogue.shape[1]
+    row: tuple[int, ...] = ()
+    while row in allowed:
+        row = (*row, allowed[row][0])
+    levels = len(row)
     tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     for i, prompt in enumerate(prompts):
@@ -199,5 +240,8 @@ def same_ranking(
             return False
         if a != b and abs(a_score - b_score) > tie:
             return False
+    scores = dict(second)
+    if any(abs(score - scores[s]) > tolerance for s, score in first if s in scores):
+        return False
     inner = {s for s, score in first if score > first[-1][1] + tie} if first else set()
-    return inner <= {s for s, _ in second}
+    return inner <= scores.keys()

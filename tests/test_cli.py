@@ -25,6 +25,7 @@ TREE = {
     "bundle": (),
     "evaluate": (),
     "recommend": (),
+    "benchmark": ("decode",),
     "serve": (),
     "doctor": (),
 }

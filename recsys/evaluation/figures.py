@@ -59,7 +59,7 @@ def by_k(document: dict[str, Any]) -> str:
                 _line(axes, i, ranker, rows)
             _by_k_axes(axes, document["protocol"]["ks"], f"{NAMES[metric]}@K")
 
-    return _svg(draw, "by-k", "Line chart: Recall and NDCG of each recommender by list length K.")
+    return svg(draw, "by-k", "Line chart: Recall and NDCG of each recommender by list length K.")
 
 
 def by_segment(document: dict[str, Any], by: str) -> str:
@@ -89,7 +89,7 @@ def by_segment(document: dict[str, Any], by: str) -> str:
         axes.set_ylim(0, None)
         axes.set_title(f"Recall@{k}", loc="left")
 
-    return _svg(draw, by, f"Bar chart: Recall@{k} of each recommender by {what}.")
+    return svg(draw, by, f"Bar chart: Recall@{k} of each recommender by {what}.")
 
 
 def coverage(document: dict[str, Any]) -> str:
@@ -103,7 +103,7 @@ def coverage(document: dict[str, Any]) -> str:
         _by_k_axes(axes, document["protocol"]["ks"], "share of the catalogue")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
-    return _svg(draw, "coverage", "Line chart: catalogue coverage of each recommender by K.")
+    return svg(draw, "coverage", "Line chart: catalogue coverage of each recommender by K.")
 
 
 def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:
@@ -141,7 +141,7 @@ def _reach(rows: Rows) -> list[list[float]]:
     ]
 
 
-def _svg(draw: Callable[[Figure], None], key: str, label: str) -> str:
+def svg(draw: Callable[[Figure], None], key: str, label: str) -> str:
     """Draw into an SVG element that can stand in a page beside others."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")

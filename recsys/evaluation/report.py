@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recsys.evaluation.protocol import Result
 
 SCHEMA = 1
-TEMPLATE = "report.html.jinja"
+TEMPLATE, STYLE = "report.html.jinja", "page.css"
 SHOWN_HISTORY = 8  # events of an example user
 NAMES = figures.NAMES
 
@@ -176,9 +176,11 @@ def render(document: dict[str, Any]) -> str:
         "target_popularity": figures.by_segment(document, "target_popularity"),
         "history_length": figures.by_segment(document, "history_length"),
     }
-    template = files("recsys.evaluation").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    folder = files("recsys.evaluation")
+    template = folder.joinpath(TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(
         report=document,
+        style=Markup(folder.joinpath(STYLE).read_text(encoding="utf-8")),  # noqa: S704 - our own
         headline=headline(document),
         names=NAMES,
         kinds=_kinds(document),

@@ -1,0 +1,305 @@
+"""The decoding benchmark counts what it says, and times nothing but beam search's answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+
+from recsys.artifacts import write_artifact
+from recsys.benchmark import decode, sizes, workload
+from recsys.benchmark.decode import Agreement, Options, OwnTree, measure
+from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET
+from recsys.catalog import Catalog
+from recsys.dataset import Dataset
+from recsys.decoding import beam_search, speculative_beam_search
+from recsys.errors import ConfigError, RecsysError
+from recsys.interactions import Interactions
+from recsys.models.checkpoint import Architecture, save_model
+from recsys.models.tree_forward import TreeModel
+from recsys.splits import TEST, TRAIN
+from recsys.testing import allowed_tokens, huggingface_beam_search, tiny_model
+from recsys.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary.from_levels([16] * 4)
+COMMON = {"users": 6, "device": "cpu", "dtype": torch.float32, "seed": 0}
+SMALL = Architecture(64, 64, 1, 2)
+
+
+def small_workload(dtype=torch.float32, draft=True):
+    common = COMMON | {"dtype": dtype}
+    model = workload.random_model(SMALL, VOCABULARY, device="cpu", dtype=dtype, seed=5)
+    return workload.of_sizes(
+        SMALL, VOCABULARY, items=400, history=5, draft=model if draft else None, **common
+    )
+
+
+OPTIONS = Options(
+    beams=(3,),
+    batches=(2, 8),
+    nodes=(20,),
+    modes=("exhaustive", "draft", "planned", "bound"),
+    repeats=1,
+    hf_batches=(8,),
+    hf_repeats=1,
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return measure(small_workload(), OPTIONS)
+
+
+def row(result, **wanted):
+    found = [r for r in result.rows if all(r[k] == v for k, v in wanted.items())]
+    assert len(found) == 1, wanted
+    return found[0]
+
+
+def test_every_cell_has_every_mode_and_hugging_face_where_asked(result):
+    modes = ["beam", "exhaustive", "draft-20", "planned", "bound", "bound-20"]
+    assert len(result.rows) == 2 * (6 + 7)
+    for reuse in ("cold", "warm"):
+        assert [r["mode"] for r in result.rows if (r["reuse"], r["batch"]) == (reuse, 2)] == modes
+        row(result, reuse=reuse, batch=8, mode="huggingface")
+
+
+def test_small_batches_get_more_rounds(result):
+    assert row(result, reuse="cold", batch=2, mode="beam")["rounds"] == 4
+    assert row(result, reuse="cold", batch=8, mode="beam")["rounds"] == 1
+
+
+def test_passes_and_tokens_are_those_of_the_search(result):
+    beams = row(result, reuse="cold", batch=8, mode="beam")
+    assert (beams["passes"], beams["target_tokens"]) == (4, 21 + 3 * 3)
+    bound = row(result, reuse="cold", batch=8, mode="bound")
+    assert (bound["passes"], bound["accepted_levels"], bound["draft_passes"]) == (1, 3, 0)
+    assert bound["target_tokens"] == beams["target_tokens"], "the same nodes in one pass"
+    beside = row(result, reuse="cold", batch=8, mode="bound-20")
+    assert (beside["passes"], beside["draft_passes"], beside["drafted_nodes"]) == (1, 3, 20)
+    assert row(result, reuse="cold", batch=8, mode="exhaustive")["passes"] == 2
+
+
+def test_warm_prompts_are_run_from_the_item_that_is_new(result):
+    # 4 items were known: 1 + 16 tokens, of which 16 lie in whole blocks
+    cold, warm = (row(result, reuse=r, batch=8, mode="beam") for r in ("cold", "warm"))
+    assert cold["target_tokens"] - warm["target_tokens"] == 16
+    assert cold["kv_bytes"] == warm["kv_bytes"]
+
+
+def test_memory_is_held_against_one_beam_and_against_what_generate_keeps(result):
+    slots = {m: row(result, reuse="cold", batch=8, mode=m)["kv_bytes"] for m in ("beam", "bound")}
+    per_slot = 2 * 1 * 64 * 4
+    assert slots == {"beam": per_slot * 30, "bound": per_slot * 30}
+    assert row(result, reuse="cold", batch=8, mode="beam")["kv_to_greedy"] == 30 / 24 + 0.0
+    theirs = row(result, reuse="cold", batch=8, mode="huggingface")
+    assert theirs["kv_bytes"] == per_slot * 3 * 24
+
+
+def test_generate_keeps_what_is_counted_for_it(monkeypatch):
+    data = small_workload()
+    model, kept = data.target, []
+    plain = model.generate
+
+    def generate(*args, **options):
+        output = plain(*args, **options)
+        kept.append(
+            sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
+        )
+        return output
+
+    monkeypatch.setattr(model, "generate", generate)
+    huggingface_beam_search(model, data.prompts[:2], allowed_tokens(data.item_tokens), 3)
+    assert kept == [2 * 3 * (21 + 3) * 2 * 64 * 4]
+
+
+def test_answers_agree_and_ratios_have_two_sides(result):
+    for r in result.rows:
+        assert r["agreement"]["requests"] == 1
+        assert (r["ws_huggingface"] is None) == (r["batch"] == 2)
+    assert row(result, reuse="cold", batch=8, mode="beam")["ws_beam"]["p50"] == 1
+
+
+def test_the_planner_says_how_long_it_measured_and_what_it_chose(result):
+    assert [(w["reuse"], w["beams"]) for w in result.warm_ups] == [("cold", 3), ("warm", 3)]
+    planned = row(result, reuse="warm", batch=2, mode="planned")
+    assert sum(planned["plans"].values()) == planned["rounds"]
+
+
+def test_an_answer_that_is_not_beam_searchs_stops_everything(monkeypatch):
+    def lies(target, drafter, prompts, trie, beams, **options):
+        found = speculative_beam_search(target, drafter, prompts, trie, beams, **options)
+        return replace(found, rows=found.rows.flip(1), tokens=found.tokens.flip(1))
+
+    monkeypatch.setattr(decode, "speculative_beam_search", lies)
+    options = replace(OPTIONS, modes=("exhaustive",), reuse=("cold",), hf_repeats=0)
+    with pytest.raises(RecsysError, match="exhaustive at K = 3, B = 2, cold"):
+        measure(small_workload(), options)
+
+
+def test_in_bfloat16_agreement_is_told_instead():
+    options = replace(OPTIONS, batches=(8,), modes=("bound",), reuse=("cold",))
+    found = measure(small_workload(torch.bfloat16, draft=False), options)
+    assert [r["mode"] for r in found.rows] == ["beam", "huggingface", "bound"]
+    assert all(0 < r["agreement"]["items"] <= 1 for r in found.rows)
+
+
+def test_agreement_counts_lists_items_and_the_largest_gap():
+    expected = [[((1,), -1.0), ((2,), -2.0)], [((3,), -1.0), ((4,), -2.0)]]
+    found = [[((1,), -1.0), ((2,), -2.00001)], [((3,), -1.25), ((5,), -2.0)]]
+    agreement = Agreement.of(found, expected, tolerance=1e-4, tie=1e-5)
+    assert (agreement.requests, agreement.items, agreement.gap) == (0.5, 0.75, 0.25)
+    other = Agreement(1.0, 1.0, 0.5)
+    assert Agreement.joined([agreement, other]) == Agreement(0.75, 0.875, 0.5)
+
+
+def test_the_targets_own_tree_takes_one_pass_in_a_batch_of_any_k():
+    data = small_workload()
+    for beams in (1, 7, 40):
+        tree = OwnTree.of(data.target, data.prompts, data.trie, beams)
+        found = speculative_beam_search(data.target, tree, data.prompts, data.trie, beams)
+        assert {s.target_passes for s in found.stats} == {1}
+        assert_array_equal(
+            found.rows, beam_search(data.target, data.prompts, data.trie, beams).rows
+        )
+
+
+# Workloads
+
+
+def test_random_codes_are_distinct_and_few_of_them_are_common():
+    codes = workload.skewed_codes(np.random.default_rng(0), 5_000, (256,) * 4)
+    assert codes.shape == (5_000, 4)
+    assert len(np.unique(codes, axis=0)) == 5_000
+    counts = np.sort(np.bincount(codes[:, 0], minlength=256))[::-1]
+    assert counts[:64].sum() > 0.4 * 5_000, "an even draw gives a quarter"
+    assert codes.min() >= 0
+    assert codes.max() < 256
+
+
+def test_a_catalogue_has_room():
+    with pytest.raises(ConfigError, match="--items 9: want 1 to 8"):
+        workload.skewed_codes(np.random.default_rng(0), 9, (4, 4))
+    assert len(workload.skewed_codes(np.random.default_rng(0), 8, (4, 4))) == 8
+
+
+def test_a_random_model_is_where_and_as_asked_and_repeats():
+    models = [
+        workload.random_model(SMALL, VOCABULARY, device="cpu", dtype=torch.bfloat16, seed=s)
+        for s in (1, 1, 2)
+    ]
+    heads = [m.get_output_embeddings().weight for m in models]
+    assert heads[0].dtype == torch.bfloat16
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_named_shapes_have_the_parameters_of_their_names():
+    for name, millions in {"68M": 68, "1.1B": 1100, "7B": 6738}.items():
+        shape = workload.SHAPES[name]
+        width = shape.hidden_size // shape.heads * (shape.kv_heads or shape.heads)
+        layer = 2 * shape.hidden_size * (shape.hidden_size + width)
+        layer += 3 * shape.hidden_size * shape.intermediate_size
+        total = shape.layers * layer + 2 * 32_000 * shape.hidden_size
+        assert total / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(ConfigError, match="--shape 'huge' is not one of tiny, small, base, 68M"):
+        workload.of_shape("huge", items=10, history=2, **COMMON)
+
+
+def test_rounds_ask_all_users_in_turn():
+    data = small_workload()
+    assert [data.group(r, 4) for r in range(3)] == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
+    for now, earlier in zip(data.prompts, data.earlier, strict=True):
+        assert_array_equal(now[: len(earlier)], earlier)
+        assert len(now) - len(earlier) == 4
+
+
+ITEMS = 12
+IDS = [f"i{n:02d}" for n in range(ITEMS)]
+TABLE = pa.table({"item_id": IDS, "title": IDS, "text": [""] * ITEMS})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A bundle with a draft, and its data set of two users, of whom one can be asked."""
+    folder = tmp_path_factory.mktemp("home")
+    vocabulary = Vocabulary.from_levels((4, 3))
+    codes = np.stack(np.unravel_index(np.arange(ITEMS), (4, 3)), axis=1).astype(np.int32)
+    with write_artifact(folder / "bundles" / "shop", KIND) as inside:
+        for part in (TARGET, DRAFT):
+            save_model(tiny_model(vocabulary=vocabulary.size), inside / part)
+        (inside / CATALOG).mkdir()
+        Catalog(TABLE, codes).save(inside / CATALOG)
+        vocabulary.save(inside)
+        (inside / PROMPTS).write_text(json.dumps({"max_items": 4, "block": 1}))
+    user = ["a"] * 4 + ["b"] * 2
+    item = [IDS[n] for n in (0, 1, 2, 3, 4, 5)]
+    events = Interactions.of(user, item, [1, 2, 3, 4, 1, 2], item_ids=IDS)
+    split = np.asarray([TRAIN, TRAIN, TRAIN, TEST, TRAIN, TEST], np.uint8)
+    with write_artifact(folder / "datasets" / "shop", "dataset") as inside:
+        Dataset(events, split, TABLE).save(inside)
+    return folder
+
+
+def test_a_bundle_is_asked_by_the_test_users_of_its_data_set(home):
+    data = workload.of_bundle(home / "bundles/shop", home / "datasets/shop", **COMMON)
+    assert data.facts["prompts"] == "test users"
+    # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
+    assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
+    assert [p.tolist() for p in data.earlier] == [[1, 2, 6, 2, 7]]
+    assert TreeModel.of(data.draft).vocabulary_size == 16
+
+
+def test_without_its_data_set_histories_are_random(home, capsys):
+    data = workload.of_bundle(home / "bundles/shop", home / "datasets/none", **COMMON)
+    assert data.facts["prompts"] == "random histories"
+    assert len(data.prompts) == 6
+    assert "not this bundle's data set" in capsys.readouterr().err
+
+
+# Sizes
+
+
+def test_a_sweep_has_all_sizes_precisions_and_modes():
+    ticks = []
+    rows = sizes.sweep(
+        sizes=((64, 1), (64, 2)),
+        precisions=("float32",),
+        beams=3,
+        reuse=("cold",),
+        items=500,
+        history=2,
+        repeats=1,
+        seconds=600,
+        device="cpu",
+        seed=0,
+        advance=lambda: ticks.append(1),
+    )
+    modes = ["beam", "exhaustive", "bound", f"bound-{sizes.NODES}"]
+    assert [(r["layers"], r["mode"]) for r in rows] == [(n, m) for n in (1, 2) for m in modes]
+    assert rows[0]["parameters"] < rows[-1]["parameters"]
+    assert len(ticks) == 2
+
+
+def entry(parameters, ratio, mode="bound"):
+    about = {"dtype": "float32", "reuse": "cold", "mode": mode}
+    return about | {"parameters": parameters, "ws_beam": {"p50": ratio}}
+
+
+def test_speculation_pays_from_a_size_on_only_if_it_does_at_all_larger_ones():
+    rows = [entry(n, r) for n, r in [(1, 1.2), (2, 0.9), (3, 1.1), (4, 1.3)]]
+    rows += [entry(n, 0.5, "exhaustive") for n in (1, 2)] + [entry(1, 1.0, "beam")]
+    about = {"dtype": "float32", "reuse": "cold"}
+    assert sizes.pays_from(rows) == [
+        {**about, "mode": "bound", "parameters": 3},
+        {**about, "mode": "exhaustive", "parameters": None},
+    ]
