@@ -53,7 +53,7 @@ def ids_train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="rq-kmeans, rq-vae, imported (with the data set), or bundle (kept from ids.bundle)."
+            help="rq-kmeans, rq-vae, imported (with the data set), or bundle (ids.bundle's)."
         ),
     ] = None,
     config: ConfigFile = None,

@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
@@ -84,3 +87,43 @@ def make_context(tmp_path, monkeypatch):
 def shop():
     """What the toy shop is made of."""
     return SimpleNamespace(ITEMS=ITEMS, chain_dataset=chain_dataset, write_parents=write_parents)
+
+
+TEXT = ["the customer has bought these items before", "what will the customer buy next?"]
+
+
+def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
+    """A small LLaMA checkpoint with a byte-level BPE tokenizer."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>", *extra],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(TEXT, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>" if bos else None, eos_token="</s>"
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=rows or len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return len(tokenizer)
+
+
+@pytest.fixture
+def write_base():
+    """Writes a small pretrained checkpoint into a folder and returns its number of tokens."""
+    return write_checkpoint

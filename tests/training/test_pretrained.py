@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
-from recsys.models.checkpoint import load_model
+from recsys.models.checkpoint import load_model, quiet
 from recsys.vocabulary import Vocabulary
 from training.pretrained import LoraSettings, add_lora, load_base, semantic_tokens
 from training.target import stage
-
-TEXT = ["the customer has bought these items before", "what will the customer buy next?"]
-
-
-def write_base(folder, *, tied=False, bos=True, rows=None, extra=()):
-    """A small LLaMA checkpoint with a byte-level BPE tokenizer."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>", *extra],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(TEXT, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>" if bos else None, eos_token="</s>"
-    )
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=rows or len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-        initializer_range=0.1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return len(tokenizer)
 
 
 def test_semantic_tokens_are_named_by_level_and_code():
@@ -54,7 +28,7 @@ def test_semantic_tokens_are_named_by_level_and_code():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_new_tokens_are_a_contiguous_range_and_old_rows_stay(tmp_path, tied):
+def test_new_tokens_are_a_contiguous_range_and_old_rows_stay(tmp_path, tied, write_base):
     words = write_base(tmp_path, tied=tied)
     before = load_model(tmp_path).get_input_embeddings().weight
     model, tokenizer, vocabulary = load_base(tmp_path, [3, 4], "the customer")
@@ -67,39 +41,39 @@ def test_new_tokens_are_a_contiguous_range_and_old_rows_stay(tmp_path, tied):
     assert tokenizer.decode(vocabulary.prefix[1:]) == "the customer"
 
 
-def test_an_embedding_with_spare_rows_keeps_ids_where_the_tokenizer_puts_them(tmp_path):
+def test_an_embedding_with_spare_rows_keeps_ids_where_the_tokenizer_puts_them(tmp_path, write_base):
     words = write_base(tmp_path, rows=400)
     model, _, vocabulary = load_base(tmp_path, [3], "x")
     assert vocabulary.level_offsets == (words,)
     assert model.get_input_embeddings().num_embeddings == 400
 
 
-def test_reading_a_base_twice_gives_the_same_new_rows(tmp_path):
+def test_reading_a_base_twice_gives_the_same_new_rows(tmp_path, write_base):
     write_base(tmp_path)
     a, b = (load_base(tmp_path, [3], "x")[0].get_input_embeddings().weight for _ in range(2))
     assert torch.equal(a, b)
 
 
-def test_padding_falls_back_on_the_end_token(tmp_path):
+def test_padding_falls_back_on_the_end_token(tmp_path, write_base):
     write_base(tmp_path)
     _, tokenizer, vocabulary = load_base(tmp_path, [3], "x")
     assert vocabulary.pad == tokenizer.eos_token_id
 
 
-def test_a_tokenizer_that_knows_semantic_tokens_is_refused(tmp_path):
+def test_a_tokenizer_that_knows_semantic_tokens_is_refused(tmp_path, write_base):
     write_base(tmp_path, extra=["<a_0>"])
     with pytest.raises(ConfigError, match="<a_0>"):
         load_base(tmp_path, [3], "x")
 
 
-def test_a_prompt_must_begin_with_something(tmp_path):
+def test_a_prompt_must_begin_with_something(tmp_path, write_base):
     write_base(tmp_path, bos=False)
     assert load_base(tmp_path, [3], "the")[2].prefix
     with pytest.raises(ConfigError, match="instruction"):
         load_base(tmp_path, [3], "")
 
 
-def test_a_base_without_a_tokenizer_or_weights_is_refused(tmp_path):
+def test_a_base_without_a_tokenizer_or_weights_is_refused(tmp_path, write_base):
     write_base(tmp_path)
     for file in tmp_path.glob("token*"):
         file.unlink()
@@ -109,7 +83,7 @@ def test_a_base_without_a_tokenizer_or_weights_is_refused(tmp_path):
         load_base(tmp_path / "nowhere", [3], "x")
 
 
-def test_an_unknown_lora_module_is_refused(tmp_path):
+def test_an_unknown_lora_module_is_refused(tmp_path, write_base):
     write_base(tmp_path)
     model, _, vocabulary = load_base(tmp_path, [3], "x")
     with pytest.raises(ConfigError, match="lora"):
@@ -117,7 +91,9 @@ def test_an_unknown_lora_module_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_one_step_moves_the_new_rows_of_embedding_and_head_and_no_old_ones(tmp_path, tied):
+def test_one_step_moves_the_new_rows_of_embedding_and_head_and_no_old_ones(
+    tmp_path, tied, write_base
+):
     words = write_base(tmp_path, tied=tied)
     model, _, vocabulary = load_base(tmp_path, [3, 4], "x")
     old = {
@@ -140,18 +116,27 @@ def test_one_step_moves_the_new_rows_of_embedding_and_head_and_no_old_ones(tmp_p
         assert not moved[:words].any(), name
 
 
+def lora_context(make_context, base, **target):
+    lora = {"rank": 4, **target.pop("lora", {})}
+    section = {"base": str(base), "epochs": 2, "learning_rate": 1e-2, "lora": lora}
+    return make_context(target={**section, **target})
+
+
 def train(make_context, base, **target):
-    return stage(
-        make_context(
-            target={"base": str(base), "epochs": 2, "lora": {"rank": 4, **target.pop("lora", {})},
-                    "learning_rate": 1e-2, **target}
-        )
-    )  # fmt: skip
+    return stage(lora_context(make_context, base, **target))
+
+
+def weights_of(path):
+    """Checksums of all weights, adapter's included."""
+    files = read_manifest(path).files
+    return {name: files[name] for name in files if name.endswith(".safetensors")}
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("merge", [True, False])
-def test_a_trained_base_is_one_checkpoint_with_its_tokenizer(make_context, tmp_path, tied, merge):
+def test_a_trained_base_is_one_checkpoint_with_its_tokenizer(
+    make_context, tmp_path, tied, merge, write_base
+):
     words = write_base(tmp_path / "base", tied=tied)
     path = train(make_context, tmp_path / "base", lora={"merge": merge})
     verify(path, "target")
@@ -169,28 +154,47 @@ def test_a_trained_base_is_one_checkpoint_with_its_tokenizer(make_context, tmp_p
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_merged_and_adapter_answer_alike_and_both_moved_the_new_rows(make_context, tmp_path, tied):
+def test_after_training_new_rows_of_both_ends_have_moved_and_old_ones_have_not(
+    make_context, tmp_path, tied, write_base
+):
     words = write_base(tmp_path / "base", tied=tied)
-    logits, rows = {}, {}
-    tokens = torch.tensor([[0, words, words + 3, words + 6, words + 1]])
-    for merge in (True, False):
-        path = train(make_context, tmp_path / "base", lora={"merge": merge},
-                     init_from_centroids=False)  # fmt: skip
-        model = load_model(path / "model", dtype=torch.float64)
-        with torch.no_grad():
-            logits[merge] = model(tokens).logits
-        rows[merge] = model.get_output_embeddings().weight[words : words + 9].detach()
-        rows[merge, "in"] = model.get_input_embeddings().weight[words : words + 9].detach()
-    torch.testing.assert_close(logits[True], logits[False], rtol=0, atol=1e-5)
     fresh = load_base(tmp_path / "base", [3, 3, 3], "x")[0]
-    start_in = fresh.get_input_embeddings().weight[words : words + 9]
-    start_out = fresh.get_output_embeddings().weight[words : words + 9]
-    for merge in (True, False):
-        assert ((rows[merge] - start_out).abs().amax(1) > 1e-3).all()
-        assert ((rows[merge, "in"] - start_in).abs().amax(1) > 1e-3).all()
+    path = train(make_context, tmp_path / "base", init_from_centroids=False)
+    trained = load_model(path / "model")
+    ends = {
+        "embedding": (trained.get_input_embeddings(), fresh.get_input_embeddings()),
+        "head": (trained.get_output_embeddings(), fresh.get_output_embeddings()),
+    }
+    for name, (end, start) in ends.items():
+        assert (end.weight - start.weight)[words : words + 9].abs().amax(1).min() > 1e-3, name
+        assert torch.equal(end.weight[:words], start.weight[:words]), name
+    assert (ends["embedding"][0].weight is ends["head"][0].weight) is tied
 
 
-def test_an_adapter_leaves_the_base_weights_as_they_were(make_context, tmp_path):
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_kept_apart_answers_as_the_merged_weights(
+    make_context, tmp_path, tied, write_base
+):
+    words = write_base(tmp_path / "base", tied=tied)
+    tokens = torch.tensor([[0, words, words + 3, words + 6, words + 1]])
+    merged = load_model(train(make_context, tmp_path / "base") / "model")
+    apart = train(make_context, tmp_path / "base", lora={"merge": False}) / "model"
+    added_in = load_model(apart)
+    # As any program would read a peft adapter, without this one's help.
+    active = AutoModelForCausalLM.from_pretrained(apart, local_files_only=True)
+    untrained = active(tokens).logits
+    with quiet():
+        active = PeftModel.from_pretrained(active, apart / "adapter").eval()
+    with torch.inference_mode():
+        expected = merged(tokens).logits
+        torch.testing.assert_close(active(tokens).logits, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(added_in(tokens).logits, expected, rtol=0, atol=1e-5)
+    assert (untrained - expected).abs().max() > 0.1
+    suffixes = {file.suffix for file in apart.rglob("*") if file.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".jinja"}
+
+
+def test_an_adapter_leaves_the_base_weights_as_they_were(make_context, tmp_path, write_base):
     words = write_base(tmp_path / "base")
     path = train(make_context, tmp_path / "base", lora={"merge": False})
     before = load_file(tmp_path / "base" / "model.safetensors")
@@ -198,3 +202,74 @@ def test_an_adapter_leaves_the_base_weights_as_they_were(make_context, tmp_path)
     for name, value in before.items():
         kept = after[name][:words] if value.shape[0] == words else after[name]
         assert torch.equal(kept, value), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rank": 0}, r"lora\.rank"),
+        ({"alpha": 0.0}, r"lora\.alpha"),
+        ({"dropout": 1.0}, r"lora\.dropout"),
+        ({"modules": []}, r"lora\.modules"),
+        ({"modules": ["q_proj", "k_porj"]}, "'k_porj'"),
+        ({"modules": ["input_layernorm"]}, r"lora\.modules"),
+        ({"ranks": 3}, "did you mean 'rank'"),
+    ],
+)
+def test_wrong_settings_of_lora_are_refused_by_name(
+    make_context, tmp_path, write_base, wrong, says
+):
+    write_base(tmp_path / "base")
+    section = {"rank": 4, **wrong}
+    with pytest.raises(ConfigError, match=says):
+        train(make_context, tmp_path / "base", lora=section)
+
+
+def test_rank_alpha_dropout_and_modules_reach_the_adapter(make_context, tmp_path, write_base):
+    write_base(tmp_path / "base")
+    section = {"rank": 3, "alpha": 7, "dropout": 0.25, "modules": ["v_proj"], "merge": False}
+    folder = train(make_context, tmp_path / "base", lora=section) / "model" / "adapter"
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (3, 7, 0.25)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    matrices = {name: value for name, value in tensors.items() if "lora_" in name}
+    assert len(matrices) == 4, "A and B of two layers"
+    assert all("v_proj" in name and 3 in value.shape for name, value in matrices.items())
+
+
+RESUMED = {"lora": {"dropout": 0.2}, "checkpoint_minutes": 0.0, "evaluate_every": 1}
+KILLED = """
+import os, signal, torch
+from recsys.config import Settings
+from recsys.pipeline import Context
+from training import target
+steps, real = [], torch.optim.AdamW.step
+def dying(self, *args, **kwargs):
+    if len(steps) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    steps.append(1)
+    return real(self, *args, **kwargs)
+torch.optim.AdamW.step = dying
+target.stage(Context.of(Settings(%r)))
+"""
+
+
+@pytest.mark.parametrize(("tied", "merge"), [(True, False), (False, True)])
+def test_a_run_killed_by_sigkill_ends_with_the_same_bits(
+    make_context, tmp_path, write_base, tied, merge
+):
+    write_base(tmp_path / "base", tied=tied)
+    context = lora_context(make_context, tmp_path / "base", **RESUMED)
+    context.settings.values["target"]["lora"]["merge"] = merge
+    straight = weights_of(stage(context))
+    context.workspace.run("target").rename(context.workspace.run("elsewhere"))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED % context.settings.values],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    found = context.workspace.run("target.checkpoint").glob("step-*")
+    assert [p.name for p in found] == ["step-7"]
+    assert weights_of(stage(context)) == straight
+    assert len(straight) == (1 if merge else 2)
