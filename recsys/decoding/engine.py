@@ -18,8 +18,10 @@ from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.draft import ExhaustiveDrafter, ModelDrafter
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner
-from recsys.decoding.speculative import speculative_beam_search
+from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.models.cache import whole_blocks
+from recsys.models.graphs import PassGraphs
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 
@@ -38,6 +40,7 @@ Mode = Literal["planned", "beam", "exhaustive", "draft"]
 _MEASURED_TOKENS = (4, 64, 256)
 _MOST_TOKENS = 2048
 _REPEATS = 3
+_NODES = (64, 128, 256, 400)  # sizes of draft trees to plan with
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Engine:
         prefix_bytes: int = 0,
         version: str = "",
         prompt_slots: int = 0,
+        graphs: bool | None = None,
     ) -> None:
         """Set up; nothing is run.
 
@@ -89,12 +93,15 @@ class Engine:
                 draft; 0 keeps none.
             version: of the models; prompts kept under another one are never used.
             prompt_slots: prompt slots at least, see `beam_search`.
+            graphs: capture passes as graphs in `warm_up` (`recsys.models.graphs`); None does so on
+                CUDA alone.
         """
         self.trie = trie
         self.planner: Planner | None = None
         self.target = _with_prefixes(target, prefix_bytes, version)
         self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
+        self._graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def decode(
         self,
@@ -170,11 +177,35 @@ class Engine:
         if not len(prompts):
             raise ValueError("prompts: want at least one to measure with")
         self.decode(prompts[:1], num_beams, mode="beam")  # allocations, libraries
+        if self._graphs:
+            longest = max(self.prompt_slots, *(len(np.asarray(p)) for p in prompts))
+            self._fix_buffers(max(batches), longest, num_beams)
+        self.planner = self._tried(prompts, num_beams, batches)
+        if self._graphs:  # what was asked for and had no graph gets one, and is measured again
+            for model in self._models:
+                if model.graphs is not None:
+                    model.graphs.warm_up(list(model.graphs.missed))
+            self.planner = self._tried(prompts, num_beams, batches)
+
+    def _fix_buffers(self, batch: int, prompt: int, num_beams: int) -> None:
+        """Storage at a fixed address for graphs, as large as the largest plan needs."""
+        nodes = max(_NODES[-1], self.trie.branching[0])
+        nodes += (self.trie.num_levels - 1) * (num_beams + PATCH_NODES)
+        slots = whole_blocks(prompt) + whole_blocks(nodes)
+        for model in self._models:
+            if model.graphs is None:
+                PassGraphs(model, batch=batch, slots=slots)
+
+    def _tried(
+        self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]
+    ) -> Planner:
+        """A planner that has seen this machine and every plan."""
         planner = Planner(
             self._measure(self.target, batches),
             None if self.draft is None else self._measure(self.draft, batches),
             levels=self.trie.num_levels,
             first_level=self.trie.branching[0],
+            nodes=_NODES,
         )
         for batch in batches:
             group = [prompts[i % len(prompts)] for i in range(batch)]
@@ -188,12 +219,16 @@ class Engine:
                     beams = self._follow(plan, ready, num_beams, prompt_slots=self.prompt_slots)
                     seconds = time.perf_counter() - start
                     planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
-        self.planner = planner
+        return planner
+
+    @property
+    def _models(self) -> list[TreeModel]:
+        return [self.target] if self.draft is None else [self.target, self.draft]
 
     def forget(self) -> None:
         """Drop all kept prompts."""
-        for model in (self.target, self.draft):
-            if model is not None and model.prefixes is not None:
+        for model in self._models:
+            if model.prefixes is not None:
                 model.prefixes.clear()
 
     def _follow(

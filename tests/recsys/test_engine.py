@@ -84,6 +84,19 @@ def test_kept_prompts_change_no_bit_and_only_new_tokens_are_run():
     assert keeping.decode([history], 10).beams.stats[0].cached_tokens == 0
 
 
+def test_passes_in_fixed_buffers_give_the_same_answers():
+    """What graphs do on CUDA, with the computation run again in place of a replay."""
+    each = Engine(TARGET, TRIE, draft=DRAFT, prefix_bytes=60_000, graphs=True)
+    each.warm_up(PROMPTS[:4], 5, batches=(1, 4))
+    for mode in ("beam", "exhaustive", "draft", "planned"):
+        for size in (1, 3, 4, 6):
+            found = each.decode(PROMPTS[:size], 5, mode=mode)
+            same(found.beams, beam_search(TARGET, PROMPTS[:size], TRIE, 5))
+    assert each.target.graphs.statistics().replays > 20
+    assert each.target.graphs.statistics().refused == {"size": 4}  # six requests do not fit
+    assert each.target.pool.lent == each.draft.pool.lent == 0
+
+
 def test_prompts_of_another_version_are_not_used():
     store = Engine(TARGET, TRIE, prefix_bytes=1 << 20, version="a")
     store.decode(PROMPTS[:1])
