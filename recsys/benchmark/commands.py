@@ -58,9 +58,10 @@ def decode(
     hf_repeats: Annotated[
         int, typer.Option(min=0, help="Rounds of Hugging Face; 0 leaves it out.")
     ] = 3,
-    bound: Annotated[
-        bool, typer.Option("--bound", help="Also time a draft that is always right.")
-    ] = False,
+    modes: Annotated[
+        str,
+        typer.Option(help="Of exhaustive, draft, planned and bound, which drafts without error."),
+    ] = "exhaustive,draft,planned",
     sweep_sizes: Annotated[
         bool,
         typer.Option(
@@ -89,7 +90,7 @@ def decode(
     from rich.console import Console
 
     from recsys.benchmark import report
-    from recsys.benchmark.decode import Options, measure
+    from recsys.benchmark.decode import MODES, Options, measure
     from recsys.benchmark.environment import environment
     from recsys.benchmark.sizes import PRECISIONS, SIZES, sweep
     from recsys.benchmark.workload import of_bundle, of_shape
@@ -107,6 +108,9 @@ def decode(
             raise ConfigError(f"--dtype {precision!r} is not float32, bfloat16 or float64")
     if len(precisions) > 1 and not sweep_sizes:
         raise ConfigError(f"--dtype {dtype!r}: more than one only with --sweep-sizes")
+    asked = _words("--modes", modes)
+    if unknown := set(asked) - set(MODES):
+        raise ConfigError(f"--modes {sorted(unknown)[0]!r} is not one of {', '.join(MODES)}")
     kinds: dict[str, tuple[Reuse, ...]] = {
         "cold": ("cold",),
         "warm": ("warm",),
@@ -146,7 +150,7 @@ def decode(
             batches=_numbers("--batches", batches or ("1,2" if quick else "1,2,4,8,32")),
             nodes=_numbers("--nodes", nodes),
             reuse=kinds[reuse],
-            modes=("exhaustive", "draft", "planned", *(("bound",) if bound else ())),
+            modes=tuple(asked),
             repeats=repeats,
             hf_batches=_numbers("--hf-batches", hf_batches or ("1" if quick else "1,8")),
             hf_repeats=min(repeats, hf_repeats),

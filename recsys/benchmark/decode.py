@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from recsys.benchmark.timing import Side, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
 from recsys.decoding import Engine, ModelDrafter, Proposal, beam_search, speculative_beam_search
 from recsys.decoding.beam import grow, prepare
 from recsys.decoding.tree import Prompts, TokenTree
@@ -206,22 +206,26 @@ class _Cell:
 
         few = {HUGGING_FACE: self.hf_rounds}
         sides = {name: side(name, few.get(name)) for name in ways}
-        seconds = interleaved(sides, self.rounds, seed=self.options.seed)
+        times = interleaved(sides, self.rounds, seed=self.options.seed)
         costs = {n: self._own_cost(a) for n, a in answers.items() if n != HUGGING_FACE}
         if HUGGING_FACE in ways:
             costs[HUGGING_FACE] = self._hugging_face_cost(costs[BEAM]["bytes_per_slot"])
         slots, per_slot = self._greedy_slots(), costs[BEAM]["bytes_per_slot"]
         rows = []
-        for name, taken in seconds.items():
+        base, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
+        for name, taken in times.items():
             row = {
                 "reuse": self.reuse,
                 "beams": self.beams,
                 "batch": self.batch,
                 "mode": name,
-                "rounds": len(taken),
-                "ms": spread([1e3 * s for s in taken]),
-                "ws_beam": ratio(seconds[BEAM], taken),
-                "ws_huggingface": ratio(seconds.get(HUGGING_FACE, []), taken),
+                "rounds": len(taken.wall),
+                "ms": spread([1e3 * s for s in taken.wall]),
+                "cpu_ms": spread([1e3 * s for s in taken.cpu]),
+                "ws_beam": ratio(base.wall, taken.wall),
+                "ws_beam_cpu": ratio(base.cpu, taken.cpu),
+                "ws_huggingface": ratio(theirs.wall, taken.wall),
+                "ws_huggingface_cpu": ratio(theirs.cpu, taken.cpu),
                 **{k: v for k, v in costs[name].items() if k != "bytes_per_slot"},
                 "kv_to_greedy": round(costs[name]["kv_bytes"] / (slots * per_slot), 2),
                 "agreement": agreement[name],

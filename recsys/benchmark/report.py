@@ -65,9 +65,10 @@ def _summary(rows: list[Row]) -> Document:
         return {}
     worst = min(planned, key=lambda row: row["ws_beam"]["p50"])
     where = ("reuse", "beams", "batch")
+    ws = ("ws_beam", "ws_beam_cpu")
     gains = [row for row in planned if row["ws_huggingface"]]
     return {
-        "planned_at_worst": {k: worst[k] for k in (*where, "ws_beam", "plans")},
+        "planned_at_worst": {k: worst[k] for k in (*where, *ws, "plans")},
         "planned_to_huggingface": [
             {**{k: row[k] for k in where}, "ws": row["ws_huggingface"]["p50"]} for row in gains
         ],
@@ -90,11 +91,10 @@ def headline(document: Document) -> list[str]:
     if not summary:
         return agreement
     worst = summary["planned_at_worst"]
-    percent = 100 * (1 / worst["ws_beam"]["p50"] - 1)
-    word = "above" if percent > 0 else "below"
+    cpu = "" if document["gpu"] else f", {_above(worst['ws_beam_cpu'])} in processor time"
     sentences = [
-        f"Planned decoding at its worst takes {abs(percent):.1f} % {word} own beams "
-        f"({_where(worst)}, median of the ratios within rounds)."
+        f"Planned decoding at its worst takes {_above(worst['ws_beam'])} own beams "
+        f"({_where(worst)}, median of the ratios within rounds{cpu})."
     ]
     gains = summary["planned_to_huggingface"]
     if gains:
@@ -104,6 +104,11 @@ def headline(document: Document) -> list[str]:
             f"({_where(most)}) times as fast."
         )
     return sentences + agreement
+
+
+def _above(ws: dict[str, float]) -> str:
+    percent = 100 * (1 / ws["p50"] - 1)
+    return f"{abs(percent):.1f} % {'above' if percent > 0 else 'below'}"
 
 
 def _where(entry: Row) -> str:
@@ -172,8 +177,9 @@ def _name(row: Row) -> str:
 
 def _plan(row: Row) -> str:
     """Of planned decoding: which plan was taken most, and how often."""
-    plans = row.get("plans") or {}
-    return "".join(f"{plan} {count}/{row['rounds']}" for plan, count in list(plans.items())[:1])
+    for plan, count in (row.get("plans") or {}).items():
+        return f"{plan}" if count == row["rounds"] else f"{plan} {count / row['rounds']:.0%}"
+    return ""
 
 
 def tables(document: Document) -> list[Table]:
@@ -190,7 +196,7 @@ def tables(document: Document) -> list[Table]:
             size = _millions(row["parameters"]) if "parameters" in row else str(row["batch"])
             again = i and rows[i - 1]["mode"] != rows[-1]["mode"]
             last = i + 1 == len(rows) or rows[i + 1]["mode"] == BEAM
-            mode = f"{_name(row)}\n  {_plan(row)}" if _plan(row) else _name(row)
+            mode = f"{_name(row)}\n {_plan(row)}" if _plan(row) else _name(row)
             table.add_row("" if again else size, mode, *_cells(row), end_section=last)
         shown.append(table)
     shown[-1].caption = MEANINGS

@@ -7,7 +7,7 @@ what changes from round to round (the requests, the neighbours' load) touches le
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +31,22 @@ class Side:
     rounds: int | None = None
 
 
-def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dict[str, list[float]]:
-    """Seconds of each side in each round that it took part in.
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one side, round by round.
+
+    Attributes:
+        wall: that passed.
+        cpu: that this process computed, in all threads; neighbours hardly touch it, but a device's
+            time is not in it.
+    """
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dict[str, Times]:
+    """Times of each side in each round that it took part in.
 
     Args:
         sides: by name.
@@ -40,7 +54,7 @@ def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dic
         seed: of the order within each round.
     """
     rng = np.random.default_rng(seed)
-    names, seconds = list(sides), {name: list[float]() for name in sides}
+    names, times = list(sides), {name: Times() for name in sides}
     for number in range(rounds):
         for place in rng.permutation(len(names)):
             side = sides[names[place]]
@@ -48,10 +62,11 @@ def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dic
                 continue
             if side.prepare is not None:
                 side.prepare(number)
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             side.run(number)
-            seconds[names[place]].append(time.perf_counter() - start)
-    return seconds
+            times[names[place]].cpu.append(time.process_time() - cpu)
+            times[names[place]].wall.append(time.perf_counter() - start)
+    return times
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:

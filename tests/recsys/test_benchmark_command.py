@@ -24,7 +24,7 @@ def invoke(*arguments):
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "decode"
-    result = invoke("--quick", "--bound", "--out", str(out))
+    result = invoke("--quick", "--modes", "draft,planned,bound", "--out", str(out))
     assert result.exit_code == 0, result.output
     return result.stdout, out
 
@@ -92,6 +92,7 @@ def test_drawings_are_files_of_their_own(which, request):
         (("--batches", "0"), "--batches '0': want whole numbers above 0"),
         (("--nodes", ","), "--nodes ',': want a list"),
         (("--reuse", "hot"), "--reuse 'hot' is not cold, warm or both"),
+        (("--modes", "draft,fast"), "--modes 'fast' is not one of exhaustive, draft, planned"),
         (("--dtype", "int8"), "--dtype 'int8' is not float32, bfloat16 or float64"),
         (("--dtype", "float32,bfloat16"), "more than one only with --sweep-sizes"),
         (("--shape", "huge"), "--shape 'huge' is not one of tiny"),
@@ -110,6 +111,7 @@ def planned(batch, ws, hugging_face=None):
         "beams": 20,
         "batch": batch,
         "ws_beam": {"p50": ws},
+        "ws_beam_cpu": {"p50": 1.0},
         "ws_huggingface": hugging_face and {"p50": hugging_face},
         "plans": {"beam": 3},
         "agreement": {"requests": 1.0, "items": 1.0, "gap": 0.0},
@@ -118,10 +120,10 @@ def planned(batch, ws, hugging_face=None):
 
 def test_the_headline_is_the_worst_of_planning_and_the_range_against_hugging_face():
     rows = [planned(1, 1.25, 11.0), planned(2, 0.8), planned(8, 1.0, 20.0)]
-    document = {"kind": "decode", "rows": rows, "summary": report._summary(rows)}
+    document = {"kind": "decode", "gpu": None, "rows": rows, "summary": report._summary(rows)}
     assert report.headline(document) == [
         "Planned decoding at its worst takes 25.0 % above own beams (K = 20, B = 2, cold, "
-        "median of the ratios within rounds).",
+        "median of the ratios within rounds, 0.0 % below in processor time).",
         "Against Hugging Face it is 11.0 (K = 20, B = 1, cold) to 20.0 (K = 20, B = 8, cold) "
         "times as fast.",
     ]

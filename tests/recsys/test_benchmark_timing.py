@@ -13,8 +13,9 @@ def test_every_side_runs_once_a_round_and_is_prepared_just_before():
         name: Side(lambda r, n=name: log.append((n, r)), lambda r, n=name: log.append((n, -r)))
         for name in "abc"
     }
-    seconds = interleaved(sides, 20)
-    assert {name: len(taken) for name, taken in seconds.items()} == {"a": 20, "b": 20, "c": 20}
+    times = interleaved(sides, 20)
+    for taken in times.values():
+        assert len(taken.wall) == len(taken.cpu) == 20
     pairs = list(zip(log[::2], log[1::2], strict=True))
     assert all(before == (name, -number) for before, (name, number) in pairs)
     for number in range(20):
@@ -38,7 +39,7 @@ def test_preparation_is_not_timed(monkeypatch):
         now[0] += seconds
 
     side = Side(lambda _: wait(2.0), lambda _: wait(100.0))
-    assert interleaved({"only": side}, 3) == {"only": [2.0, 2.0, 2.0]}
+    assert interleaved({"only": side}, 3)["only"].wall == [2.0, 2.0, 2.0]
 
 
 def test_a_spread_is_median_quartiles_and_the_99th_percentile():
