@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from recsys.constraint.transitions import DeviceTrie
-    from recsys.interactions import Histories
     from recsys.prompts import PromptEncoder
     from training.teacher import Prompts, Trees
 
@@ -118,9 +117,8 @@ class TreeBatches:
     """All batches of all epochs over teacher data; their order follows from (seed, epoch).
 
     Attributes:
-        prompts: which beginnings of which histories.
-        trees: the teacher's, in the same order.
-        histories: training histories.
+        prompts: what the teacher was asked.
+        trees: its answers, in the same order.
         encoder: history -> prompt.
         trie: the catalogue, as the teacher had it.
         pad: fills rows.
@@ -131,7 +129,6 @@ class TreeBatches:
 
     prompts: Prompts
     trees: Trees
-    histories: Histories
     encoder: PromptEncoder
     trie: Any
     pad: int
@@ -152,7 +149,7 @@ class TreeBatches:
         """Histories of each batch: alike in length, random among equals, in random order."""
         rng = np.random.default_rng([self.seed, epoch])
         config, levels = self.encoder.config, self.encoder.item_tokens.shape[1]
-        lengths = self.prompts.lengths.astype(np.int64)
+        lengths = self.prompts.histories.lengths
         items = lengths - config.start(lengths)
         order = np.lexsort((rng.random(len(items)), items))
         _, depth, width = self.trees.states.shape
@@ -171,17 +168,15 @@ class TreeBatches:
         """The batch of the histories at `places`."""
         levels, prefix = self.encoder.item_tokens.shape[1], len(self.encoder.prefix)
         asked = self.prompts.take(places)
-        prompts = asked.tokens(self.histories, self.encoder)
+        prompts = self.encoder.encode_all(asked.histories)
         lengths = np.asarray([len(p) for p in prompts], np.int64)
         window = np.full((len(places), lengths.max() + levels), self.pad, np.int64)
         loss = np.zeros(window.shape, np.bool_)
-        pairs = zip(asked.rows.tolist(), asked.lengths.tolist(), strict=True)
-        for line, (row, length) in enumerate(pairs):
-            stop = len(prompts[line])
-            window[line, :stop] = prompts[line]
-            history = self.histories[row]
-            if length < len(history):
-                window[line, stop : stop + levels] = self.encoder.item_tokens[history[length]]
+        for line, (prompt, item) in enumerate(zip(prompts, asked.following.tolist(), strict=True)):
+            stop = len(prompt)
+            window[line, :stop] = prompt
+            if item >= 0:
+                window[line, stop : stop + levels] = self.encoder.item_tokens[item]
                 stop += levels
             loss[line, prefix + levels * self.min_context : stop] = True
         trees = self.trees

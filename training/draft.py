@@ -229,8 +229,8 @@ def train_draft(
             )
         trie = ItemTrie.build(encoder.item_tokens)
         batches = TreeBatches(
-            data.prompts, data.trees, dataset.train_histories, encoder, trie,
-            pad, config.batch_tokens, config.min_context, seed,
+            data.prompts, data.trees, encoder, trie, pad,
+            config.batch_tokens, config.min_context, seed,
         )  # fmt: skip
         module = TreeAlignment(
             model, trie.to(model.device), config.alignment,

@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 from recsys.artifacts import MANIFEST, read_manifest, up_to_date, write_artifact
 from recsys.constraint import ItemTrie
 from recsys.errors import ArtifactError, ConfigError
+from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
 from recsys.progress import say, track
 from recsys.prompts import PromptConfig, PromptEncoder
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from recsys.constraint.transitions import DeviceTrie
-    from recsys.interactions import Histories
     from recsys.pipeline import Context
 
 KIND = "teacher"
@@ -59,6 +59,8 @@ class TeacherConfig:
         beams: K.
         histories: training prompts, drawn from all that the training events hold; 0 takes all.
         min_context: items of a prompt, at least.
+        item_dropout: share of items left out of the prompts: a target knows its training histories
+            by heart, and is asked about others.
         shard: histories of a file.
         batch: histories that are searched together.
         threads: of torch in each process; 0 leaves its default.
@@ -70,6 +72,7 @@ class TeacherConfig:
     beams: int = 20
     histories: int = 20_000
     min_context: int = 1
+    item_dropout: float = 0.0
     shard: int = 2_000
     batch: int = 64
     threads: int = 0
@@ -80,47 +83,78 @@ class TeacherConfig:
                 raise ConfigError(f"{name}: want at least {least}, got {getattr(self, name)}")
         if not 0 <= self.mixture <= 1:
             raise ConfigError(f"mixture: want 0 <= lambda <= 1, got {self.mixture}")
+        if not 0 <= self.item_dropout < 1:
+            raise ConfigError(f"item_dropout: want 0 <= share < 1, got {self.item_dropout}")
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Which prompts: the first `lengths` items of training histories `rows`, shortest first.
+    """What the teacher is asked: beginnings of training histories, shortest first.
 
     Attributes:
-        rows: (n,) int32.
-        lengths: (n,) int32.
+        histories: n sequences of items.
+        following: (n,) int32 item that came next in training; -1 where the history ends.
     """
 
-    rows: NDArray[np.int32]
-    lengths: NDArray[np.int32]
+    histories: Histories
+    following: NDArray[np.int32]
 
     @classmethod
-    def sample(cls, histories: Histories, count: int, min_context: int, seed: int) -> Prompts:
+    def sample(
+        cls,
+        histories: Histories,
+        count: int,
+        min_context: int,
+        seed: int,
+        *,
+        item_dropout: float = 0.0,
+        held_out: NDArray[np.int32] | None = None,
+    ) -> Prompts:
         """Draw prompts among all beginnings of all histories.
 
         A whole history counts too: nothing follows it in training, but the target has an opinion,
         and serving asks with whole histories.
+
+        Args:
+            histories: training events.
+            count: prompts; 0 takes all.
+            min_context: items of a prompt, at least.
+            seed: of the draw.
+            item_dropout: share of items left out of the drawn prompts; the last one stays.
+            held_out: histories that are not taken whole, because drafts are measured on them.
         """
-        own = np.maximum(histories.lengths - min_context + 1, 0)
+        rng = np.random.default_rng(seed)
+        longest = histories.lengths.copy()
+        if held_out is not None:
+            longest[held_out] -= 1
+        own = np.maximum(longest - min_context + 1, 0)
         rows = np.repeat(np.arange(len(histories)), own)
         lengths = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own) + min_context
         if count and count < len(rows):
-            chosen = np.random.default_rng(seed).choice(len(rows), count, replace=False)
+            chosen = rng.choice(len(rows), count, replace=False)
             rows, lengths = rows[chosen], lengths[chosen]
-        order = np.lexsort((rows, lengths))
-        return cls(rows[order].astype(np.int32), lengths[order].astype(np.int32))
+        after = histories.offsets[rows] + lengths
+        following = np.append(histories.items, -1)[after]
+        following = np.where(lengths < histories.lengths[rows], following, -1)
+        ends = np.cumsum(lengths)
+        place = np.arange(ends[-1] if len(ends) else 0)
+        items = histories.items[
+            place + np.repeat(histories.offsets[rows] - ends + lengths, lengths)
+        ]
+        prompts = Histories(np.append(0, ends), items)
+        if item_dropout:
+            keep = rng.random(len(items)) >= item_dropout
+            keep[ends - 1] = True
+            prompts = prompts.where(keep)
+        order = np.lexsort((np.arange(len(prompts)), prompts.lengths))
+        return cls(prompts.take(order), following[order].astype(np.int32))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.following)
 
-    def take(self, places: NDArray[np.int64] | slice) -> Prompts:
+    def take(self, places: NDArray[np.int64]) -> Prompts:
         """A subset."""
-        return Prompts(self.rows[places], self.lengths[places])
-
-    def tokens(self, histories: Histories, encoder: PromptEncoder) -> list[NDArray[np.int64]]:
-        """The prompts themselves."""
-        pairs = zip(self.rows.tolist(), self.lengths.tolist(), strict=True)
-        return [encoder.encode(histories[row][:length]) for row, length in pairs]
+        return Prompts(self.histories.take(places), self.following[places])
 
 
 @dataclass(frozen=True)
@@ -292,7 +326,14 @@ class Teacher:
         values = {k: v for k, v in manifest.config.items() if k != "seed"}
         try:
             shards = [load_file(file) for file in sorted(path.glob(SHARDS))]
-            prompts = Prompts(*(np.concatenate([s[k] for s in shards]) for k in ("row", "length")))
+            prompts = Prompts(
+                Histories.of(
+                    items
+                    for shard in shards
+                    for items in Histories(shard["offsets"], shard["items"])
+                ),
+                np.concatenate([shard["following"] for shard in shards]),
+            )
             trees = Trees.concatenate([_trees(shard) for shard in shards])
         except (KeyError, OSError, ValueError) as error:
             raise ArtifactError(
@@ -340,8 +381,11 @@ def stage(context: Context) -> Path:
     vocabulary = Vocabulary.load(target)
     prompt = PromptConfig(**manifest.config["prompt"])
     encoder = PromptEncoder(vocabulary.encode(material.codes), vocabulary.prefix, prompt)
-    histories = material.dataset.train_histories
-    prompts = Prompts.sample(histories, config.histories, config.min_context, seed)
+    asked = [material.dataset.examples(split).users for split in ("valid", "test")]
+    prompts = Prompts.sample(
+        material.dataset.train_histories, config.histories, config.min_context, seed,
+        item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(asked)),
+    )  # fmt: skip
     if not len(prompts):
         raise ConfigError(f"no training history has {config.min_context} items")
     device = accelerator.device
@@ -351,7 +395,10 @@ def stage(context: Context) -> Path:
     trie = ItemTrie.build(encoder.item_tokens).to(device)
     starts = range(0, len(prompts), config.shard)
     mine = [
-        (partial / f"shard-{number:05d}.safetensors", prompts.take(slice(at, at + config.shard)))
+        (
+            partial / f"shard-{number:05d}.safetensors",
+            prompts.take(np.arange(at, min(at + config.shard, len(prompts)))),
+        )
         for number, at in enumerate(starts)
         if number % accelerator.num_processes == accelerator.process_index
     ]
@@ -362,8 +409,8 @@ def stage(context: Context) -> Path:
         for file, part in missing:
             found = []
             for at in range(0, len(part), config.batch):
-                some = part.take(slice(at, at + config.batch))
-                tokens = some.tokens(histories, encoder)
+                some = part.take(np.arange(at, min(at + config.batch, len(part))))
+                tokens = encoder.encode_all(some.histories)
                 found.append(
                     search_trees(
                         models[0], tokens, trie, config.beams,
@@ -398,7 +445,13 @@ def _open_partial(folder: Path, run: dict[str, Any], *, anew: bool) -> None:
 def _save_shard(file: Path, prompts: Prompts, trees: Trees) -> None:
     """Write under another name and rename: a shard is there whole or not at all."""
     temporary = file.with_name(f".{file.name}")
-    arrays = {"row": prompts.rows, "length": prompts.lengths, **vars(trees)}
+    histories = prompts.histories
+    arrays = {
+        "offsets": histories.offsets,
+        "items": histories.items,
+        "following": prompts.following,
+        **vars(trees),
+    }
     save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, temporary)
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())

@@ -63,9 +63,8 @@ def make_histories(count=12):
 def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
     prompts = Prompts.sample(histories, 0, 1, seed=0)
-    tokens = prompts.tokens(histories, ENCODER)
-    trees = search_trees(model, tokens, TRIE.to("cpu"), BEAMS)
-    return TreeBatches(prompts, trees, histories, ENCODER, TRIE, 0, max_tokens, **options)
+    trees = search_trees(model, ENCODER.encode_all(prompts.histories), TRIE.to("cpu"), BEAMS)
+    return TreeBatches(prompts, trees, ENCODER, TRIE, 0, max_tokens, **options)
 
 
 def tensors(batch, dtype=torch.float32):
@@ -76,15 +75,14 @@ def tensors(batch, dtype=torch.float32):
 def test_a_batch_holds_prompt_next_item_and_tree():
     histories = Histories.of([[3, 1, 2, 0, 5, 6], [4]])
     data = make_batches(make_model(), histories)
-    place = [i for i, p in enumerate(data.prompts.lengths) if p == 5]
+    place = [i for i, p in enumerate(data.prompts.histories.lengths) if p == 5]
     batch = data.batch(np.array([*place, 0]))
     # Five items outgrow the window of four: two are dropped, a block.
     expected = np.concatenate([[1], TOKENS[[2, 0, 5]].reshape(-1), TOKENS[6]])
     assert batch.window[0].tolist() == expected.tolist()
     assert batch.lengths.tolist() == [10, 4]
     assert batch.asked[0].tolist() == [False] * 4 + [True] * 9, "the first item is not asked"
-    history = histories[int(data.prompts.rows[0])]
-    assert batch.window[1, :4].tolist() == [1, *TOKENS[history[0]]]
+    assert batch.window[1, :4].tolist() == [1, *TOKENS[data.prompts.histories[0][0]]]
     assert batch.states.shape == (2, 3, BEAMS)
     assert [p.shape[1] for p in batch.log_probs] == [1, BEAMS, BEAMS]
 

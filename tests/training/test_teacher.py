@@ -194,16 +194,35 @@ def test_trees_end_to_end_are_read_back_one_by_one():
     np.testing.assert_array_equal(whole.states, parts.states)
 
 
+def pairs_of(prompts):
+    return [
+        (history.tolist(), item)
+        for history, item in zip(prompts.histories, prompts.following.tolist(), strict=True)
+    ]
+
+
 def test_prompts_are_beginnings_of_histories_the_whole_one_among_them():
-    histories = Histories.of([[3, 1, 2], [5], [], [7, 7]])
-    every = Prompts.sample(histories, 0, 1, seed=0)
-    pairs = list(zip(every.rows.tolist(), every.lengths.tolist(), strict=True))
-    assert pairs == [(0, 1), (1, 1), (3, 1), (0, 2), (3, 2), (0, 3)]
-    some = Prompts.sample(histories, 4, 1, seed=0)
-    drawn = list(zip(some.rows.tolist(), some.lengths.tolist(), strict=True))
-    assert len(drawn) == 4
-    assert set(drawn) < set(pairs)
-    assert Prompts.sample(histories, 0, 2, seed=0).lengths.tolist() == [2, 2, 3]
+    histories = Histories.of([[3, 1, 2], [5], [], [7, 8]])
+    every = pairs_of(Prompts.sample(histories, 0, 1, seed=0))
+    assert every == [
+        ([3], 1), ([5], -1), ([7], 8), ([3, 1], 2), ([7, 8], -1), ([3, 1, 2], -1)
+    ]  # fmt: skip
+    some = pairs_of(Prompts.sample(histories, 4, 1, seed=0))
+    assert len(some) == 4
+    assert all(pair in every for pair in some)
+    longer = pairs_of(Prompts.sample(histories, 0, 2, seed=0))
+    assert longer == [([3, 1], 2), ([7, 8], -1), ([3, 1, 2], -1)]
+    seen = pairs_of(Prompts.sample(histories, 0, 1, seed=0, held_out=np.array([0, 1])))
+    assert seen == [([3], 1), ([7], 8), ([3, 1], 2), ([7, 8], -1)]
+
+
+def test_dropped_items_leave_the_last_one_and_what_follows():
+    histories = Histories.of([list(range(50))])
+    prompts = Prompts.sample(histories, 0, 1, seed=0, item_dropout=0.5)
+    for history, item in pairs_of(prompts):
+        assert history == sorted(set(history))
+        assert item in (history[-1] + 1, -1)
+    assert prompts.histories.lengths.sum() == pytest.approx(50 * 51 / 4, rel=0.1)
 
 
 SECTION = {"beams": 4, "histories": 90, "shard": 20, "batch": 8, "threads": 1}
@@ -219,6 +238,7 @@ def test_the_artifact_holds_what_was_asked_and_little_else(make_context):
     assert not context.workspace.run("teacher.partial").exists()
     data = Teacher.load(path)
     assert len(data.prompts) == len(data.trees) == 90
+    assert data.prompts.histories.lengths.tolist() == sorted(data.prompts.histories.lengths)
     assert data.config.beams == 4
     assert manifest.info["histories"] == 90
     # 3 children of the root, of at most 4 states of level 1 and of level 2: 27 values of 2 bytes.
