@@ -17,3 +17,7 @@ class DataError(RecsysError, ValueError):
 
 class ArtifactError(RecsysError, ValueError):
     """A directory that should be an artifact is missing, incomplete or altered."""
+
+
+class FilterError(RecsysError, ValueError):
+    """A filter over item attributes is malformed; the text names the clause and the way out."""

@@ -1,12 +1,12 @@
 """Row masks: which part of a trie a request may reach, by what it may get and what it must not.
 
 With the number of allowed rows before each row, a state is alive iff its range holds one; a few
-excluded rows are counted against that, without touching the sums (DESIGN 4.2). NumPy only.
+excluded rows are counted against that, without touching the sums (DESIGN 4.2). NumPy, but for `to`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from recsys.constraint.trie import ItemTrie
@@ -33,6 +34,7 @@ class RowMask:
     items: NDArray[np.bool_]
     before: NDArray[np.int32]
     alive: NDArray[np.bool_]
+    _devices: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
@@ -49,6 +51,15 @@ class RowMask:
             alive[last - 1] = before[-1] != counts[-1]
         alive[trie.depth_start[-2] :] = rows
         return cls(items, before, alive)
+
+    def to(self, device: str | torch.device) -> torch.Tensor:
+        """`alive` on `device`; copied once a device and kept."""
+        import torch
+
+        key = str(device)
+        if key not in self._devices:
+            self._devices[key] = torch.from_numpy(self.alive).to(device)
+        return self._devices[key]
 
     @cached_property
     def eligible(self) -> int:

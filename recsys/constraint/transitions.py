@@ -184,7 +184,7 @@ class DeviceTrie:
         alive = [
             torch.ones(self.source.num_states, dtype=torch.bool, device=self.device)
             if mask is None
-            else torch.from_numpy(mask.alive).to(self.device)
+            else mask.to(self.device)
             for mask in distinct.values()
         ]
         return Allowed(

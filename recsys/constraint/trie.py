@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
+    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
 
 _SHAPE = "trie.json"
@@ -166,15 +167,34 @@ class ItemTrie:
         """Items that share row `row`, ascending."""
         return self.row_items[self.row_item_start[row] : self.row_item_start[row + 1]]
 
-    def excluded_rows(self, items: ArrayLike) -> NDArray[np.int32]:
+    def excluded_rows(self, items: ArrayLike, mask: RowMask | None = None) -> NDArray[np.int32]:
         """Rows all of whose items are among `items`, ascending, each once.
 
         A leaf that still has an allowed item stays alive, whatever else it holds.
+
+        Args:
+            items: dense items.
+            mask: what is allowed; items that are not count as if they were listed.
         """
         distinct = np.unique(np.asarray(items, np.int64))
-        rows, counts = np.unique(self.item_row[distinct], return_counts=True)
-        sizes = self.row_item_start[rows + 1] - self.row_item_start[rows]
-        return np.asarray(rows[counts == sizes], np.int32)
+        rows = np.unique(self.item_row[distinct])
+        owner, places = self.places_of(rows)
+        left = np.isin(self.row_items[places], distinct, invert=True)
+        if mask is not None:
+            left &= mask.items[places]
+        return np.asarray(rows[np.bincount(owner[left], minlength=len(rows)) == 0], np.int32)
+
+    def places_of(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """All items of some rows, as places in `row_items`, row by row.
+
+        Returns:
+            Which of the rows each belongs to, and the places.
+        """
+        start = self.row_item_start[rows].astype(np.intp)
+        sizes = self.row_item_start[rows + 1] - start
+        owner = np.repeat(np.arange(len(rows)), sizes)
+        ends = np.cumsum(sizes)
+        return owner, start[owner] + np.arange(len(owner)) - (ends - sizes)[owner]
 
     def statistics(self) -> dict[str, Any]:
         """Shape of the trie per depth: states, mean and largest branching, single-child share."""

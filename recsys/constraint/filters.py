@@ -1,0 +1,336 @@
+"""Filters: JSON expressions over item attributes, parsed, evaluated to row masks, and kept.
+
+    {"must": [{"key": "brand", "any": ["Acme", "Bolt"]}, {"key": "price", "range": {"lt": 20}}],
+     "must_not": [{"key": "categories", "match": "Nails"}],
+     "should": [{"key": "stock", "exists": true}, {"must": [...]}]}
+
+A group holds where all of its `must` do, one of its `should` (if it has any), and none of its
+`must_not`; groups nest. A clause holds where the attribute equals `match`, is one of `any`, lies
+within `range` (`gt`, `gte`, `lt`, `lte`), or is known (`exists`); of a list, where any element
+does. An item that lacks the attribute fails all of these but `"exists": false`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.constraint.mask import RowMask
+from recsys.errors import FilterError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from recsys.constraint.attributes import Attributes, Column, Kind, Scalar
+    from recsys.constraint.trie import ItemTrie
+
+MOST_DEPTH = 16
+MOST_PARTS = 10_000
+MOST_CHARACTERS = 1000
+_GROUPS = ("must", "should", "must_not")
+_TESTS = ("match", "any", "range", "exists")
+_BOUNDS = ("gt", "gte", "lt", "lte")
+
+
+@dataclass(frozen=True)
+class _Clause:
+    """What one attribute must be; `at` is its place in the expression, for messages."""
+
+    key: str
+    test: str
+    values: tuple[Any, ...]
+    at: str
+
+    def canonical(self) -> list[Any]:
+        return [self.key, self.test, self.values]
+
+    def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
+        try:
+            column = attributes.column(self.key)
+        except FilterError as error:
+            raise FilterError(f"{self.at}.key: {error}") from None
+        if self.test == "exists":
+            return column.exists() if self.values[0] else ~column.exists()
+        if self.test == "range":
+            self._check(column, "number", "range compares numbers")
+            return column.within(self.values)
+        for value in self.values:
+            kind = _kind(value)
+            self._check(column, kind, f"{_show(value)} is a {kind}")
+        return column.one_of(self.values)
+
+    def _check(self, column: Column, kind: Kind, because: str) -> None:
+        if column.kind != kind:
+            raise FilterError(
+                f"{self.at}.{self.test}: {because}, but attribute {self.key!r} is a {column.kind}"
+            )
+
+
+@dataclass(frozen=True)
+class _Group:
+    must: tuple[_Clause | _Group, ...]
+    should: tuple[_Clause | _Group, ...]
+    must_not: tuple[_Clause | _Group, ...]
+
+    def canonical(self) -> dict[str, list[str]]:
+        """Order and repetition do not matter."""
+        parts = {name: getattr(self, name) for name in _GROUPS}
+        return {
+            name: sorted({_text(part.canonical()) for part in part_s})
+            for name, part_s in parts.items()
+            if part_s
+        }
+
+    def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
+        found = np.ones(len(attributes.order), np.bool_)
+        for part in self.must:
+            found &= part.evaluate(attributes)
+        for part in self.must_not:
+            found &= ~part.evaluate(attributes)
+        if self.should:
+            some = self.should[0].evaluate(attributes)
+            for part in self.should[1:]:
+                some = some | part.evaluate(attributes)
+            found &= some
+        return found
+
+
+@dataclass(frozen=True)
+class ItemFilter:
+    """A parsed expression.
+
+    Attributes:
+        key: equal for expressions that mean the same but for order and repetition.
+    """
+
+    key: str
+    _root: _Group
+
+    @classmethod
+    def parse(cls, expression: Mapping[str, Any]) -> ItemFilter:
+        """Parse a JSON expression; which attributes there are is not looked at.
+
+        Raises:
+            FilterError: malformed, too deep or too long; the text names the place.
+        """
+        root = _Parser().group(expression, "filter", 1)
+        return cls(_text(root.canonical()), root)
+
+    def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
+        """(items,) bool in the attributes' order.
+
+        Raises:
+            FilterError: an attribute that items do not have, or of another type.
+        """
+        return self._root.evaluate(attributes)
+
+
+class _Parser:
+    """Counts parts while it parses, so that no input makes it work for long."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+
+    def group(self, value: Any, at: str, depth: int) -> _Group:
+        if not isinstance(value, Mapping):
+            raise FilterError(f"{at}: want an object with {_or(_GROUPS)}, got {_show(value)}")
+        if depth > MOST_DEPTH:
+            raise FilterError(f"{at}: nested deeper than {MOST_DEPTH} groups; flatten it")
+        _check_keys(value, _GROUPS, at)
+        return _Group(*(self._parts_of(value, name, at, depth) for name in _GROUPS))
+
+    def _parts_of(
+        self, group: Mapping[str, Any], name: str, at: str, depth: int
+    ) -> tuple[_Clause | _Group, ...]:
+        at = f"{at}.{name}"
+        values = group.get(name, ())
+        if isinstance(values, Mapping):
+            values = [values]
+        if not isinstance(values, list | tuple):
+            raise FilterError(f"{at}: want a list of clauses, got {_show(values)}")
+        self._count(len(values), at)
+        return tuple(self._part(v, f"{at}[{i}]", depth) for i, v in enumerate(values))
+
+    def _part(self, value: Any, at: str, depth: int) -> _Clause | _Group:
+        if not isinstance(value, Mapping) or "key" not in value:
+            return self.group(value, at, depth + 1)
+        key = value["key"]
+        if not isinstance(key, str):
+            raise FilterError(f"{at}.key: want an attribute's name, got {_show(key)}")
+        _check_keys(value, ("key", *_TESTS), at)
+        tests = [name for name in _TESTS if name in value]
+        if len(tests) != 1:
+            raise FilterError(f"{at}: want exactly one of {_or(_TESTS)}, got {len(tests)}")
+        test, at_test = tests[0], f"{at}.{tests[0]}"
+        return _Clause(key, *self._test(test, value[test], at_test), at)
+
+    def _test(self, test: str, value: Any, at: str) -> tuple[str, tuple[Any, ...]]:
+        if test == "match":
+            return "any", (_scalar(value, at),)
+        if test == "exists":
+            if not isinstance(value, bool):
+                raise FilterError(f"{at}: want true or false, got {_show(value)}")
+            return test, (value,)
+        if test == "range":
+            if not isinstance(value, Mapping) or not value:
+                raise FilterError(f"{at}: want an object with {_or(_BOUNDS)}, got {_show(value)}")
+            _check_keys(value, _BOUNDS, at)
+            return test, tuple(
+                (name, _number(value[name], f"{at}.{name}")) for name in _BOUNDS if name in value
+            )
+        if not isinstance(value, list | tuple):
+            raise FilterError(f"{at}: want a list of values, got {_show(value)}")
+        self._count(len(value), at)
+        values = {_text(v): v for v in (_scalar(v, f"{at}[{i}]") for i, v in enumerate(value))}
+        return test, tuple(values[text] for text in sorted(values))
+
+    def _count(self, more: int, at: str) -> None:
+        self._parts += more
+        if self._parts > MOST_PARTS:
+            raise FilterError(
+                f"{at}: the filter has more than {MOST_PARTS} clauses and values; make an "
+                "attribute of what they have in common"
+            )
+
+
+@dataclass(frozen=True)
+class FilterStats:
+    """Counters of a `FilterCache`.
+
+    Attributes:
+        hits: masks that were there.
+        misses: masks that had to be made.
+        evictions: masks dropped for room.
+        entries: masks kept now.
+        bytes: that they take.
+        seconds: spent making masks.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    entries: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class FilterCache:
+    """Row masks of the filters used last; may be shared between threads.
+
+    Attributes:
+        trie: the catalogue.
+        attributes: of its items, in the order of `trie.row_items`.
+    """
+
+    def __init__(self, trie: ItemTrie, attributes: Attributes, max_bytes: int = 1 << 28) -> None:
+        """Keep masks of up to `max_bytes` in all.
+
+        Raises:
+            ValueError: `max_bytes` is negative.
+        """
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
+        self.trie, self.attributes = trie, attributes
+        self._max_bytes = max_bytes
+        self._masks: OrderedDict[str, RowMask] = OrderedDict()
+        self._lock = threading.Lock()
+        self._hits = self._misses = self._evictions = self._bytes = 0
+        self._seconds = 0.0
+
+    @property
+    def stats(self) -> FilterStats:
+        """What has happened so far."""
+        with self._lock:
+            counters = self._hits, self._misses, self._evictions
+            return FilterStats(*counters, len(self._masks), self._bytes, self._seconds)
+
+    def mask(self, wanted: ItemFilter | Mapping[str, Any]) -> RowMask:
+        """The items that a filter allows; made on first use, outside of any lock.
+
+        Raises:
+            FilterError: a malformed filter, or one that does not fit the attributes.
+        """
+        if not isinstance(wanted, ItemFilter):
+            wanted = ItemFilter.parse(wanted)
+        with self._lock:
+            found = self._masks.get(wanted.key)
+            if found is not None:
+                self._masks.move_to_end(wanted.key)
+                self._hits += 1
+                return found
+        start = time.perf_counter()
+        made = RowMask.of(self.trie, wanted.evaluate(self.attributes))
+        seconds = time.perf_counter() - start
+        with self._lock:
+            self._misses += 1
+            self._seconds += seconds
+            # another thread may have been faster; then all share its mask
+            found = self._masks.setdefault(wanted.key, made)
+            self._masks.move_to_end(wanted.key)
+            if found is made:
+                self._bytes += made.nbytes
+            while self._bytes > self._max_bytes:
+                _, dropped = self._masks.popitem(last=False)
+                self._bytes -= dropped.nbytes
+                self._evictions += 1
+            return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _kind(value: Scalar) -> Kind:
+    if isinstance(value, bool):
+        return "truth value"
+    return "text" if isinstance(value, str) else "number"
+
+
+def _scalar(value: Any, at: str) -> Scalar:
+    """A value to compare with, checked; 2.0 becomes 2."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        if len(value) > MOST_CHARACTERS:
+            raise FilterError(f"{at}: longer than {MOST_CHARACTERS} characters")
+        return value
+    return _number(value, at, "text, a number, true or false")
+
+
+def _number(value: Any, at: str, want: str = "a number") -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FilterError(f"{at}: want {want}, got {_show(value)}")
+    if not -(2**63) <= value < 2**63:  # false for what is not a number, too
+        raise FilterError(f"{at}: want a number that fits 64 bits")
+    return int(value) if math.floor(value) == value and abs(value) < 2**53 else value
+
+
+def _check_keys(value: Mapping[str, Any], known: tuple[str, ...], at: str) -> None:
+    for key in value:
+        if key not in known:
+            raise FilterError(f"{at}: unknown key {_show(key)}; want {_or(known)}")
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]])
+
+
+def _show(value: Any) -> str:
+    """Short, whatever it is."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:60] + "…")
+    if isinstance(value, int | float):
+        return repr(value) if abs(value) < 2**63 else "a huge number"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"

@@ -1,0 +1,416 @@
+"""Filters: a slow twin over plain rows, messages, decoding under a filter, the cache, and fuzz."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.attributes import Attributes
+from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemFilter
+from recsys.constraint.mask import RowMask
+from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.errors import FilterError
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+ITEMS = [
+    {"brand": "Acme", "price": 5.0, "year": 2001, "stock": True, "tags": ["a", "b"], "sizes": [1]},
+    {"brand": "Bolt", "price": None, "year": 2002, "stock": False, "tags": [], "sizes": [2, 9]},
+    {"brand": None, "price": 20.0, "year": None, "stock": None, "tags": None, "sizes": None},
+    {"brand": "Acme", "price": math.nan, "year": 2004, "stock": True, "tags": ["b"], "sizes": []},
+    {"brand": "Coil", "price": 2.5, "year": 2005, "stock": True, "tags": ["c", "a"], "sizes": [3]},
+]
+TABLE = pa.table(
+    {
+        "brand": pa.array([i["brand"] for i in ITEMS]).dictionary_encode(),
+        "price": pa.array([i["price"] for i in ITEMS], pa.float64()),
+        "year": pa.array([i["year"] for i in ITEMS], pa.int16()),
+        "stock": pa.array([i["stock"] for i in ITEMS], pa.bool_()),
+        "tags": pa.array([i["tags"] for i in ITEMS], pa.list_(pa.string())),
+        "sizes": pa.array([i["sizes"] for i in ITEMS], pa.list_(pa.int32())),
+        "nothing": pa.nulls(5),
+        "when": pa.array([0] * 5, pa.timestamp("s")),
+    }
+)
+ORDER = np.array([3, 1, 0, 4, 2], np.int32)
+COLUMNS = Attributes(TABLE, ORDER)
+
+
+def allowed(expression, columns=COLUMNS):
+    return sorted(columns.order[ItemFilter.parse(expression).evaluate(columns)].tolist())
+
+
+def clause(key, **test):
+    return {"must": [{"key": key, **test}]}
+
+
+@pytest.mark.parametrize(
+    ("expression", "items"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"must": [], "should": [], "must_not": []}, [0, 1, 2, 3, 4]),
+        (clause("brand", match="Acme"), [0, 3]),
+        (clause("brand", match="Nobody"), []),
+        (clause("brand", any=["Coil", "Bolt", "Nobody"]), [1, 4]),
+        (clause("brand", any=[]), []),
+        (clause("stock", match=True), [0, 3, 4]),
+        (clause("price", match=5), [0]),
+        (clause("price", range={"gte": 2.5, "lt": 20}), [0, 4]),
+        (clause("year", range={"gt": 2001, "lte": 2004.5}), [1, 3]),
+        (clause("year", match=2001.5), []),
+        (clause("year", any=[1, 2, 3, 2001, 2005, 6.5]), [0, 4]),
+        (clause("price", exists=True), [0, 2, 4]),
+        (clause("price", exists=False), [1, 3]),
+        (clause("tags", match="a"), [0, 4]),
+        (clause("tags", exists=False), [1, 2]),
+        (clause("sizes", range={"gt": 2}), [1, 4]),
+        (clause("sizes", any=[1, 9]), [0, 1]),
+        (clause("nothing", exists=True), []),
+        (clause("nothing", match="x"), []),
+        ({"must_not": [{"key": "brand", "match": "Acme"}]}, [1, 2, 4]),
+        ({"must_not": {"key": "brand", "match": "Acme"}}, [1, 2, 4]),
+        (
+            {
+                "should": [{"key": "year", "match": 2002}, {"key": "tags", "match": "c"}],
+                "must": [{"must_not": [{"key": "sizes", "match": 9}]}],
+            },
+            [4],
+        ),
+    ],
+)
+def test_filters_by_hand(expression, items):
+    assert allowed(expression) == items
+
+
+def twin(expression, item):
+    """The same said of one item in plain Python."""
+
+    def holds(part):
+        if "key" not in part:
+            return twin(part, item)
+        value = item[part["key"]]
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        values = [v for v in values if not (isinstance(v, float) and math.isnan(v))]
+        if "exists" in part:
+            return bool(values) == part["exists"]
+        if "range" in part:
+            tests = {
+                "gt": lambda a, b: a > b,
+                "gte": lambda a, b: a >= b,
+                "lt": lambda a, b: a < b,
+                "lte": lambda a, b: a <= b,
+            }
+            return any(all(tests[k](v, b) for k, b in part["range"].items()) for v in values)
+        wanted = part["any"] if "any" in part else [part["match"]]
+        return any(v in wanted for v in values)
+
+    should = expression.get("should", [])
+    return (
+        all(holds(p) for p in expression.get("must", []))
+        and (not should or any(holds(p) for p in should))
+        and not any(holds(p) for p in expression.get("must_not", []))
+    )
+
+
+WORDS = st.sampled_from(["Acme", "Bolt", "Coil", "a", "b", "x", ""])
+NUMBERS = st.one_of(st.integers(-3, 12), st.sampled_from([0.5, 2.0, 7.25]))
+
+
+def clauses_of(key, values):
+    test = st.one_of(
+        st.fixed_dictionaries({"match": values}),
+        st.fixed_dictionaries({"any": st.lists(values, max_size=7)}),
+        st.fixed_dictionaries({"exists": st.booleans()}),
+    )
+    if values is NUMBERS:
+        bounds = st.dictionaries(st.sampled_from(["gt", "gte", "lt", "lte"]), values, min_size=1)
+        test = test | st.fixed_dictionaries({"range": bounds})
+    return test.map(lambda t: {"key": key, **t})
+
+
+KEYS = {
+    "brand": WORDS,
+    "tags": WORDS,
+    "price": NUMBERS,
+    "year": NUMBERS,
+    "sizes": NUMBERS,
+    "stock": st.booleans(),
+}
+CLAUSES = st.one_of(*(clauses_of(k, v) for k, v in KEYS.items()))
+GROUPS = st.recursive(
+    st.dictionaries(st.sampled_from(["must", "should", "must_not"]), st.lists(CLAUSES, max_size=3)),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["must", "should", "must_not"]), st.lists(CLAUSES | inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+def item_of(rng):
+    def maybe(value):
+        return None if rng.random() < 0.2 else value
+
+    words, numbers = ["Acme", "Bolt", "Coil", "a", "b", ""], [-1, 0, 2, 7, 12]
+    return {
+        "brand": maybe(rng.choice(words)),
+        "price": maybe(rng.choice([0.5, 2.0, 7.25, math.nan, 3.0])),
+        "year": maybe(rng.choice(numbers)),
+        "stock": maybe(rng.random() < 0.5),
+        "tags": maybe(rng.choices(words, k=rng.randrange(3))),
+        "sizes": maybe(rng.choices(numbers, k=rng.randrange(3))),
+    }
+
+
+SCHEMA = pa.schema([(n, TABLE.schema.field(n).type) for n in KEYS if n != "brand"])
+SCHEMA = SCHEMA.append(pa.field("brand", pa.string()))
+
+
+@given(GROUPS, st.integers(0, 1 << 30), st.integers(1, 12))
+@settings(max_examples=1500, deadline=None)
+def test_a_filter_says_of_many_items_what_its_twin_says_of_one(expression, seed, count):
+    rng = random.Random(seed)
+    items = [item_of(rng) for _ in range(count)]
+    order = np.array(rng.sample(range(count), count), np.int32)
+    columns = Attributes(pa.Table.from_pylist(items, SCHEMA), order)
+    assert allowed(expression, columns) == [i for i in range(count) if twin(expression, items[i])]
+
+
+@given(GROUPS, st.randoms(use_true_random=False))
+def test_order_and_repetition_do_not_change_the_key(expression, rng):
+    def shuffled(part):
+        part = dict(part)
+        for name in ("must", "should", "must_not"):
+            if name in part:
+                parts = [shuffled(p) for p in part[name]]
+                part[name] = rng.sample(parts, len(parts)) + parts[:1]
+        if "any" in part:
+            part["any"] = rng.sample(part["any"], len(part["any"])) + part["any"][:1]
+        return dict(rng.sample(sorted(part.items(), key=lambda kv: kv[0]), len(part)))
+
+    other = shuffled(expression)
+    assert ItemFilter.parse(other).key == ItemFilter.parse(expression).key
+    assert allowed(other) == allowed(expression)
+
+
+def nested(depth):
+    return {} if not depth else {"must": [nested(depth - 1)]}
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ([], "filter: want an object with must, should or must_not, got a list"),
+        ({"musst": []}, "filter: unknown key 'musst'; want must, should or must_not"),
+        ({"must": 3}, "filter.must: want a list of clauses, got 3"),
+        ({"must": [None]}, r"filter.must\[0\]: want an object .*got null"),
+        (clause("brand"), r"filter.must\[0\]: want exactly one of match, any, range or exists"),
+        (clause("brand", match="a", any=["b"]), "want exactly one of .* got 2"),
+        (clause("brand", like="a"), "unknown key 'like'; want key, match, any, range or exists"),
+        ({"must": [{"key": 7, "match": "a"}]}, r"filter.must\[0\].key: want an attribute's name"),
+        (clause("brand", match=["a"]), r"filter.must\[0\].match: want text, .* got a list"),
+        (clause("brand", match=None), "want text, a number, true or false, got null"),
+        (clause("brand", any="a"), r"filter.must\[0\].any: want a list of values, got 'a'"),
+        (clause("brand", match="x" * 1001), "longer than 1000 characters"),
+        (clause("price", range={}), "want an object with gt, gte, lt or lte"),
+        (clause("price", range={"gt": "3"}), r"range.gt: want a number, got '3'"),
+        (clause("price", range={"gt": True}), r"range.gt: want a number, got true"),
+        (clause("price", range={"gt": math.nan}), "want a number that fits 64 bits"),
+        (clause("price", match=10**400), "want a number that fits 64 bits"),
+        (clause("price", exists=1), "want true or false, got 1"),
+        (nested(16), "nested deeper than 16 groups"),
+        ({"must": [{}] * (MOST_PARTS + 1)}, f"more than {MOST_PARTS} clauses and values"),
+        (clause("brand", any=["x"] * MOST_PARTS), f"more than {MOST_PARTS} clauses and values"),
+        (clause("colour", match="red"), "no attribute 'colour'; items have brand, price, year"),
+        (clause("brand", match=3), "3 is a number, but attribute 'brand' is a text"),
+        (clause("year", any=[2001, "2002"]), "'2002' is a text, but attribute 'year' is a number"),
+        (clause("stock", match=1), "1 is a number, but attribute 'stock' is a truth value"),
+        (clause("tags", range={"lt": 3}), "range compares numbers, but attribute 'tags' is a text"),
+        (clause("when", exists=True), r"'when' is of type timestamp\[s\], which no filter knows"),
+    ],
+)
+def test_what_is_wrong_is_named(expression, says):
+    with pytest.raises(FilterError, match=says):
+        allowed(expression)
+
+
+def test_ten_megabytes_are_refused_at_once():
+    for huge in ("x" * 10_000_000, ["x"] * 3_000_000, {"key": "x" * 10_000_000, "match": "a"}):
+        with pytest.raises(FilterError) as caught:
+            allowed({"must": [{"key": "brand", "any": huge}, huge]})
+        assert len(str(caught.value)) < 300
+
+
+JUNK = [
+    None, True, False, 0, -1, 2.5, math.inf, math.nan, 10**30, "", "brand", "Acme", "\ud800", [],
+    {}, [[]], [None], {"key": "brand"}, {"must": 1}, {"gt": 1}, "must", "range", b"x", (1,), {1: 2},
+]  # fmt: skip
+SEEDS = [
+    clause("brand", any=["Acme", "Coil"]),
+    clause("price", range={"gte": 1, "lt": 9.5}),
+    {"should": [clause("tags", match="a"), {"key": "stock", "match": True}], **nested(3)},
+    {"must_not": [{"key": "sizes", "exists": False}, {"key": "year", "any": [1, 2, 3, 4, 5]}]},
+]
+
+
+def mutated(value, rng):
+    """The value with something in it replaced, removed, repeated or renamed."""
+    if rng.random() < 0.25:
+        return copy.deepcopy(rng.choice(JUNK + SEEDS))
+    if isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        value = dict(value)
+        what = rng.random()
+        if what < 0.15:
+            del value[key]
+        elif what < 0.3:
+            value[rng.choice(["must", "should", "key", "match", "any", "range", "gt", 3])] = value[
+                key
+            ]
+        else:
+            value[key] = mutated(value[key], rng)
+    elif isinstance(value, list) and value:
+        place = rng.randrange(len(value))
+        new = mutated(value[place], rng)
+        value = value[:place] + [new] * rng.randrange(3) + value[place + 1 :]
+    return value
+
+
+def test_ten_thousand_mutations_give_an_answer_or_a_filter_error():
+    rng = random.Random(0)
+    answers, messages = 0, []
+    for _ in range(10_000):
+        expression = rng.choice(SEEDS)
+        for _ in range(rng.randint(1, 4)):
+            expression = mutated(expression, rng)
+        try:
+            found = ItemFilter.parse(expression)
+            assert found.evaluate(COLUMNS).shape == (5,)
+            json.loads(found.key)
+            answers += 1
+        except FilterError as error:
+            messages.append(str(error))
+    assert all(text.startswith("filter") and len(text) < 400 for text in messages)
+    assert 1000 < answers < 9000
+
+
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    items=st.sampled_from([1, 3, 20, 150]),
+    levels=st.integers(1, 4),
+    beams=st.integers(1, 12),
+    shares=st.lists(st.sampled_from([None, 0.0, 0.05, 0.5, 1.0]), min_size=1, max_size=4),
+    excluded=st.sampled_from([0.0, 0.1, 0.8]),
+    how=st.sampled_from(["beam", "exhaustive", "draft"]),
+    normalize=st.sampled_from(["vocabulary", "allowed"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
+    seed, items, levels, beams, shares, excluded, how, normalize
+):
+    rng = np.random.default_rng(seed)
+    tokens = random_catalogue(rng, items, levels)
+    trie = ItemTrie.build(tokens)
+    prompts = random_prompts(rng, len(shares), 8)
+    kept = [np.ones(items, bool) if s is None else rng.random(items) < s for s in shares]
+    masks = [
+        None if s is None else RowMask.of(trie, kept[i][trie.row_items])
+        for i, s in enumerate(shares)
+    ]
+    listed = [np.flatnonzero(rng.random(items) < excluded) for _ in shares]
+    rows = [trie.excluded_rows(gone, mask) for gone, mask in zip(listed, masks, strict=True)]
+    options = {"exclude": rows, "masks": masks, "normalize": normalize}
+    if how == "beam":
+        found = beam_search(TARGET, prompts, trie, beams, **options)
+    else:
+        drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
+        found = speculative_beam_search(TARGET, drafter, prompts, trie, beams, **options)
+    for i, prompt in enumerate(prompts):
+        left = kept[i] & ~np.isin(np.arange(items), listed[i])
+        wanted = min(beams, len(np.unique(tokens[left], axis=0)))
+        assert (found.rows[i] >= 0).sum() == wanted
+        if not wanted:
+            continue
+        small = beam_search(
+            TARGET, [prompt], ItemTrie.build(tokens[left]), beams, normalize=normalize
+        )
+        assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
+        torch.testing.assert_close(
+            found.scores[i, :wanted], small.scores[0, :wanted], atol=1e-10, rtol=0
+        )
+
+
+def test_an_excluded_item_takes_the_row_that_it_alone_held_open():
+    trie = ItemTrie.build(np.array([[1, 2], [1, 2], [1, 3]]))
+    mask = RowMask.of(trie, np.array([True, False, True]))
+    assert trie.excluded_rows([0]).tolist() == []
+    assert trie.excluded_rows([0], mask).tolist() == [0]
+    assert trie.excluded_rows([2], mask).tolist() == [1]
+
+
+@pytest.fixture
+def cache():
+    trie = ItemTrie.build(np.arange(5)[:, None] + np.array([0, 1]))
+    return FilterCache(trie, Attributes(TABLE, trie.row_items), max_bytes=200)
+
+
+def test_the_cache_keeps_what_was_used_last_within_its_bytes(cache):
+    first, second, third = (clause("year", match=y) for y in (2001, 2002, 2004))
+    mask = cache.mask(first)
+    assert mask.eligible == 1
+    assert mask.nbytes == 5 + 6 * 4 + 11
+    assert cache.mask(json.loads(json.dumps(first))) is mask
+    for expression in (second, first, third):
+        cache.mask(expression)
+    stats = cache.stats
+    assert (stats.hits, stats.misses, stats.evictions, stats.entries) == (2, 3, 0, 3)
+    assert stats.bytes == 3 * mask.nbytes
+    assert stats.seconds > 0
+    for year in range(3):
+        cache.mask(clause("year", match=year))
+    assert cache.stats.evictions == 1
+    assert cache.mask(first) is mask  # the second was used longer ago
+    assert cache.stats.bytes <= 200 < cache.stats.bytes + mask.nbytes
+
+
+def test_a_mask_larger_than_the_cache_is_made_and_not_kept(cache):
+    small = FilterCache(cache.trie, cache.attributes, max_bytes=0)
+    assert small.mask({}).eligible == 5
+    assert small.stats.entries == small.stats.bytes == 0
+    with pytest.raises(ValueError, match="max_bytes must be at least 0"):
+        FilterCache(cache.trie, cache.attributes, max_bytes=-1)
+
+
+def test_threads_share_one_cache(cache):
+    wrong = []
+
+    def ask(seed):
+        rng = random.Random(seed)
+        for _ in range(200):
+            year = rng.choice([2001, 2002, 2003, 2004, 2005])
+            items = cache.trie.row_items[cache.mask(clause("year", match=year)).items]
+            if items.tolist() != [i for i in range(5) if ITEMS[i]["year"] == year]:
+                wrong.append(year)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = cache.stats
+    assert not wrong
+    assert stats.hits + stats.misses == 800
+    assert stats.bytes == stats.entries * 40 <= 200
