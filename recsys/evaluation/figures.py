@@ -147,7 +147,7 @@ def svg(draw: Callable[[Figure], None], key: str, label: str) -> str:
         figure = Figure(figsize=SIZE, layout="constrained")
         draw(figure)
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5))
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)

@@ -1,0 +1,202 @@
+"""Which drafts are compared: every objective, its ablations and strengths, from two beginnings.
+
+A variant is a name and settings; all share the target, the seeds and the budget. Nothing here runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from recsys.artifacts import Workspace
+from recsys.config import Settings
+from training.alignment import ON_TREES, Objective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+Init = Literal["scratch", "target"]
+
+PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r")
+OURS = tuple(name for name in get_args(Objective) if name not in PUBLISHED)
+TITLES = {
+    "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
+    "atspeed-s": "AtSpeed-S", "atspeed-r": "AtSpeed-R",
+}  # fmt: skip
+STRICT, RELAXED = "atspeed-s", "atspeed-r"  # whom the paper's studies of each verification look at
+
+# What is taken away, by objective (figure 3 of the paper, and its table 4).
+ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    STRICT: {
+        "no density": {"density": False},
+        "no constrained alignment": {"constrained": False},
+        "top-1": {"top_k": False},
+        "no tree attention": {"tree_attention": False},
+        "last step's beams": {"beam_steps": "last"},
+    },
+    RELAXED: {
+        "no constrained alignment": {"constrained": False},
+        "top-1": {"top_k": False},
+        "no tree attention": {"tree_attention": False},
+        "last step's beams": {"beam_steps": "last"},
+    },
+}
+ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
+
+# Every variant starts from these, whatever the configuration says of the draft that is deployed.
+PLAIN: dict[str, Any] = {
+    "alpha": None, "beam_steps": "all", "density": True, "constrained": True, "top_k": True,
+    "tree_attention": True, "accept_users": 0, "evaluate_every": 0, "patience": 0,
+}  # fmt: skip
+# A draft from scratch is to its target what a small model is to a large one.
+SCRATCH: dict[str, Any] = {
+    "init_from_target": False,
+    "preset": "tiny",
+    "architecture": {"hidden_size": 64, "intermediate_size": 128, "heads": 2, "tied": True},
+    "layers": 1,
+    "learning_rate": 3e-3,
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What training a draft may take; whichever ends first.
+
+    Attributes:
+        minutes: wall time of one draft.
+        epochs: passes over its data.
+    """
+
+    minutes: float = 1.2
+    epochs: int = 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One draft.
+
+    Attributes:
+        objective: what it learns.
+        init: where it starts.
+        seed: of everything random in its training.
+        change: what is different from the plain objective, in words; "" for nothing.
+        options: the same as settings of section `draft`.
+    """
+
+    objective: str
+    init: Init
+    seed: int = 0
+    change: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Name of its folder."""
+        words = [self.objective, self.change, self.init, str(self.seed)]
+        kept = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
+        return "_".join(kept)
+
+    @property
+    def title(self) -> str:
+        """Name in tables."""
+        own = TITLES.get(self.objective, f"{self.objective} (ours)")
+        return f"{own}, {self.change}" if self.change else own
+
+    @property
+    def source(self) -> str:
+        """Whose trees it learns from: `none`, `target` or `mixture`."""
+        if self.objective not in ON_TREES:
+            return "none"
+        return "mixture" if self.objective == STRICT else "target"
+
+    @property
+    def teacher(self) -> str:
+        """Name of the teacher's folder."""
+        own = f"_{self.init}" if self.source == "mixture" else ""
+        return f"teacher-{self.source}{own}_{self.seed}"
+
+    @property
+    def wave(self) -> int:
+        """What must be made before: nothing, the target's trees, or those of a mixture with SFT."""
+        return {"none": 0, "target": 1, "mixture": 2}[self.source]
+
+
+@dataclass(frozen=True)
+class DraftSpace(Workspace):
+    """A run's workspace as one variant sees it: its own draft, and the teacher it shares."""
+
+    draft: str = ""
+    teacher: str = ""
+
+    @classmethod
+    def seen_by(cls, workspace: Workspace, variant: Variant) -> DraftSpace:
+        """The workspace of a variant of the run's drafts."""
+        return cls(workspace.home, workspace.name, variant.key, variant.teacher)
+
+    def run(self, stage: str) -> Path:
+        """Output of a stage; what belongs to it (`draft.checkpoint`) lies beside it."""
+        kind = stage.split(".")[0]
+        own = {"draft": self.draft, "teacher": self.teacher}.get(kind)
+        return super().run("atspeed") / own / stage if own else super().run(stage)
+
+
+def settings_of(
+    settings: Settings, variant: Variant, budget: Budget, workspace: Workspace
+) -> Settings:
+    """Settings of a run as they are for one variant."""
+    values = settings.values
+    draft = {**values.get("draft", {}), **PLAIN}
+    if variant.init == "scratch":
+        draft |= SCRATCH
+    else:
+        draft["init_from_target"] = True
+    draft |= {"max_minutes": budget.minutes, "epochs": budget.epochs, **variant.options}
+    draft["objective"] = variant.objective
+    teacher = {**values.get("teacher", {}), "source": "target"}
+    if variant.source == "mixture":
+        sft = DraftSpace.seen_by(
+            workspace, replace(variant, objective="sft", change="", options={})
+        )
+        teacher |= {"source": "mixture", "draft": str(sft.run("draft"))}
+    return Settings({**values, "seed": variant.seed, "draft": draft, "teacher": teacher})
+
+
+def plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
+    """Every objective as it is."""
+    seeds = list(seeds)
+    return [
+        Variant(objective, init, seed)
+        for init in inits
+        for objective in (*PUBLISHED, *OURS)
+        for seed in seeds
+    ]
+
+
+def ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
+    """AtSpeed's objectives with something taken away."""
+    return [
+        Variant(objective, init, seed, change, options)
+        for seed in seeds
+        for objective, changes in ABLATIONS.items()
+        for change, options in changes.items()
+    ]
+
+
+def strengths(init: Init, seeds: Iterable[int]) -> list[Variant]:
+    """AtSpeed-S with other weights of the alignment loss."""
+    return [
+        Variant(STRICT, init, seed, f"alpha {alpha}", {"alpha": alpha})
+        for seed in seeds
+        for alpha in ALPHAS
+    ]
+
+
+def lineup(parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int]) -> list[Variant]:
+    """All drafts that the parts of an experiment need; studies look at the first beginning."""
+    found = plain(inits, seeds)
+    if "ablations" in parts:
+        found += ablations(inits[0], seeds)
+    if "effects" in parts:
+        found += strengths(inits[0], seeds)
+    return found

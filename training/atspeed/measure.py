@@ -1,0 +1,353 @@
+"""Asking the drafts: accepted levels, target passes and recommendations of test users.
+
+Every function returns plain rows. A figure of one draft is kept a user (`Sample`) until rows are
+made of it, so that two drafts can be compared over the same users.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from recsys.artifacts import read_manifest
+from recsys.constraint import ItemTrie
+from recsys.dataset import Dataset
+from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
+from recsys.models.checkpoint import load_model
+from recsys.models.tree_forward import TreeModel
+from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.vocabulary import Vocabulary
+from training.target import MODEL
+from training.tree import causal_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from recsys.artifacts import Workspace
+    from recsys.decoding import Beams
+    from recsys.interactions import Histories
+    from training.atspeed.lineup import DraftSpace, Variant
+
+BATCH = 25
+PATCH_NODES = 256
+Z = 1.96  # of a 95 % interval
+ROUNDING, TIE = 1e-4, 1e-5  # how far equal scores may lie apart, and rows change places
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A target and the test users who ask it.
+
+    Attributes:
+        target: it, in float32.
+        catalogue: (items, L) tokens.
+        trie: the same as a trie.
+        prompts: one a user, alike in length from one to the next.
+        targets: what each of them went on to choose.
+    """
+
+    target: TreeModel
+    catalogue: NDArray[np.int64]
+    trie: ItemTrie
+    prompts: list[NDArray[np.int64]]
+    targets: Histories
+
+    @classmethod
+    def load(cls, workspace: Workspace, users: int) -> Scene:
+        """At most `users` users of the test split, the same ones each time."""
+        path = workspace.run("target")
+        prompt = PromptConfig(**read_manifest(path, "target").config["prompt"])
+        vocabulary = Vocabulary.load(path)
+        codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
+        encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, prompt)
+        examples = Dataset.load(workspace.dataset).examples("test", "all")
+        chosen = np.random.default_rng(0).permutation(len(examples))[:users]
+        chosen = chosen[np.argsort(examples.histories.lengths[chosen], kind="stable")]
+        asked = examples.take(chosen)
+        return cls(
+            TreeModel.of(_model(path)),
+            encoder.item_tokens,
+            ItemTrie.build(encoder.item_tokens),
+            encoder.encode_all(asked.histories),
+            asked.targets,
+        )
+
+    def batches(self) -> Iterator[tuple[list[NDArray[np.int64]], list[int]]]:
+        """Prompts, and a seed for each."""
+        for start in range(0, len(self.prompts), BATCH):
+            group = self.prompts[start : start + BATCH]
+            yield group, list(range(start, start + len(group)))
+
+
+def _model(path: Any) -> Any:
+    return load_model(path / MODEL, dtype=torch.float32).eval()
+
+
+def load_draft(workspace: Workspace) -> TreeModel:
+    """The draft of a workspace, in float32."""
+    return TreeModel.of(_model(workspace.run("draft")))
+
+
+@lru_cache(maxsize=2)
+def scene_of(workspace: Workspace, users: int) -> Scene:
+    """`Scene.load`, once a process."""
+    return Scene.load(workspace, users)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One way of asking a draft.
+
+    Attributes:
+        beams: K.
+        verification: `strict` or `relaxed`.
+        drafts: N, nodes of each level; None where `nodes` says how large the tree is.
+        depth: gamma, levels that are drafted; None for all but the last.
+        nodes: of a tree that knows the trie.
+        temperature: of relaxed verification.
+    """
+
+    beams: int
+    verification: str = "strict"
+    drafts: int | None = 40
+    depth: int | None = None
+    nodes: int | None = None
+    temperature: float = 1.0
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Itself as plain values."""
+        return {
+            "k": self.beams,
+            "verification": self.verification,
+            "drafts": self.drafts,
+            "depth": self.depth,
+            "nodes": self.nodes,
+        }
+
+
+def ask(scene: Scene, draft: TreeModel | None, question: Question, group: Any, seeds: Any) -> Beams:
+    """One batch; without a draft, exhaustion of level 1."""
+    k, levels = question.beams, scene.trie.num_levels
+    if question.verification == "relaxed":
+        return speculative_beam_search(
+            scene.target, draft, group, scene.trie, k, "relaxed",
+            seeds=seeds, temperature=question.temperature,
+            draft_beams=max(k, question.drafts or k),
+        )  # fmt: skip
+    drafter = None
+    if draft is not None and question.nodes is not None:
+        drafter = ModelDrafter(draft, question.nodes)
+    elif draft is not None:
+        depth = question.depth or levels - 1
+        drafter = ModelDrafter(draft, widths=[question.drafts or k] * min(depth, levels - 1))
+    return speculative_beam_search(
+        scene.target, drafter, group, scene.trie, k, patch_nodes=PATCH_NODES
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A draft's answers to a question, user by user.
+
+    Attributes:
+        question: what was asked.
+        accepted: (users,) levels of the draft that the first pass accepted, at most L - 1.
+        passes: (users,) passes of the target.
+    """
+
+    question: Question
+    accepted: NDArray[np.float64]
+    passes: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A task: one draft, many questions.
+
+    Attributes:
+        variant: the draft; None for no draft at all.
+        base: the run's workspace, where the target is.
+        workspace: the variant's, where the draft is.
+        questions: what to ask.
+        users: of how many test users.
+    """
+
+    variant: Variant | None
+    base: Workspace
+    workspace: DraftSpace | None
+    questions: Sequence[Question]
+    users: int
+
+    def __call__(self) -> list[Sample]:
+        """Answers in the order of the questions."""
+        scene = scene_of(self.base, self.users)
+        draft = None if self.workspace is None else load_draft(self.workspace)
+        samples = []
+        for question in self.questions:
+            stats = [
+                s
+                for group, seeds in scene.batches()
+                for s in ask(scene, draft, question, group, seeds).stats
+            ]
+            samples.append(
+                Sample(
+                    question,
+                    np.asarray([s.accepted_levels for s in stats], np.float64),
+                    np.asarray([s.target_passes for s in stats], np.float64),
+                )
+            )
+        return samples
+
+
+def cell(values: NDArray[np.float64], digits: int = 3) -> dict[str, float]:
+    """Mean over users and half its 95 % interval."""
+    error = Z * float(np.std(values)) / max(1.0, len(values) ** 0.5)
+    return {"mean": round(float(np.mean(values)), digits), "error": round(error, digits)}
+
+
+def describe(samples: Sequence[Sample]) -> dict[str, Any]:
+    """A row of the same question put to drafts of several seeds.
+
+    Intervals are over users, whose figures are means over the seeds.
+    """
+    accepted = np.mean([s.accepted for s in samples], axis=0)
+    passes = np.mean([s.passes for s in samples], axis=0)
+    return {
+        **samples[0].question.row,
+        "accepted": cell(accepted),
+        "passes": cell(passes),
+        "by_seed": [round(float(s.accepted.mean()), 3) for s in samples],
+    }
+
+
+def flops_per_token(model: Any) -> dict[str, int]:
+    """Multiply-adds times two of a token's way through layers and head; attention left out."""
+    decoder, head = causal_parts(model)
+    layers = sum(p.numel() for p in decoder.layers.parameters() if p.dim() > 1)
+    return {"layers": 2 * layers, "head": 2 * head.weight.numel()}
+
+
+def costs(base: Workspace, spaces: dict[str, DraftSpace]) -> dict[str, dict[str, Any]]:
+    """FLOPs a token of the target and of each draft, and the draft's share of the target's."""
+    models = {"target": _model(base.run("target"))}
+    models |= {name: _model(space.run("draft")) for name, space in spaces.items()}
+    found = {}
+    whole = sum(flops_per_token(models["target"]).values())
+    for name, model in models.items():
+        parts = flops_per_token(model)
+        total = sum(parts.values())
+        found[name] = {
+            **parts,
+            "total": total,
+            "share": round(total / whole, 3),
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+    return found
+
+
+@dataclass(frozen=True)
+class Lists:
+    """How recommendations are made, for measuring their accuracy.
+
+    Attributes:
+        name: in tables.
+        question: K and how it is verified; `verification` "none" asks the target alone.
+        sampled: draw at the question's temperature; False takes the best.
+        against: place of the row it is compared with.
+        draft: where the draft is.
+    """
+
+    name: str
+    question: Question
+    sampled: bool = False
+    against: int | None = None
+    draft: DraftSpace | None = None
+
+
+@dataclass(frozen=True)
+class Recommending:
+    """A task: lists of one kind for test users."""
+
+    lists: Lists
+    base: Workspace
+    users: int
+
+    def __call__(self) -> dict[str, Any]:
+        """Recall and NDCG of each user; under strict, users whose lists are not beam search's."""
+        scene, lists = scene_of(self.base, self.users), self.lists
+        k = lists.question.beams
+        draft = None if lists.draft is None else load_draft(lists.draft)
+        items, differing = [], 0
+        for group, seeds in scene.batches():
+            plain = None
+            if draft is None or lists.question.verification == "strict":
+                plain = beam_search(
+                    scene.target, group, scene.trie, k,
+                    seeds=seeds if lists.sampled else None,
+                    temperature=lists.question.temperature,
+                )  # fmt: skip
+            if draft is None:
+                found = plain
+            else:
+                found = ask(scene, draft, lists.question, group, seeds)
+                if plain is not None:
+                    differing += _differing(found, plain)
+            assert found is not None  # noqa: S101 - one of the two was asked
+            items.append(_items(found, scene.trie, k))
+        hits = Hits.of(np.concatenate(items), scene.targets)
+        return {
+            "recall": recall_at_k(hits, k),
+            "ndcg": ndcg_at_k(hits, k),
+            "differing": differing,
+        }
+
+
+def _differing(found: Beams, expected: Beams) -> int:
+    """Requests whose lists differ by more than places among scores within rounding."""
+    gap = (found.scores - expected.scores).nan_to_num().abs()
+    other = (found.rows != expected.rows) & (gap > TIE)
+    return int(((gap > ROUNDING) | other).any(1).sum())
+
+
+def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
+    """(B, k) items of the rows, best first whether searched or drawn; items of a leaf in order."""
+    order = found.scores.argsort(dim=1, descending=True, stable=True)
+    lists = np.full((len(order), k), -1, np.int64)
+    for line, rows in zip(lists, found.rows.gather(1, order).tolist(), strict=True):
+        items = np.concatenate([[], *(trie.items_of(row) for row in rows if row >= 0)])[:k]
+        line[: len(items)] = items
+    return lists
+
+
+def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of recall and NDCG, each with its paired difference from the row it is held against."""
+    rows = []
+    for kind, answer in zip(lists, answers, strict=True):
+        row: dict[str, Any] = {
+            "name": kind.name,
+            "k": kind.question.beams,
+            "temperature": kind.question.temperature if kind.sampled else 0.0,
+            "sampled": kind.sampled,
+            "differing": answer["differing"] if kind.question.verification == "strict" else None,
+        }
+        for metric in ("recall", "ndcg"):
+            row[metric] = vars(bootstrap(answer[metric]))
+            if kind.against is not None:
+                other = answers[kind.against][metric]
+                row[f"{metric}_gain"] = vars(paired_bootstrap(answer[metric], other))
+        rows.append(row)
+    return rows
+
+
+def difference(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
+    """Accepted levels of a less those of b, over the same users."""
+    first, second = (np.mean([s.accepted for s in samples], axis=0) for samples in (a, b))
+    return cell(first - second)

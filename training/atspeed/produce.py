@@ -1,0 +1,127 @@
+"""Making the drafts: teacher data and training, several processes side by side.
+
+Each piece of work is one stage of one variant, which leaves at once where its artifact is up to
+date; so an experiment that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from recsys.artifacts import read_manifest
+from recsys.pipeline import Context
+from recsys.progress import say
+from training import draft, teacher
+from training.atspeed.lineup import DraftSpace, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from training.atspeed.lineup import Budget, Variant
+
+    Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+R = TypeVar("R")
+# Set before a process loads a numeric library, so that two of them do not fight over the cores.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Run]:
+    """A map over processes of one thread each; with one worker, over this process."""
+    if count == 1:
+        yield lambda function, tasks: [function(task) for task in tasks]
+        return
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ |= dict.fromkeys(_THREADS, "1")
+    spawn = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
+            yield lambda function, tasks: list(pool.map(function, tasks))
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stage of one variant.
+
+    Attributes:
+        kind: `teacher` or `draft`.
+        variant: for whom.
+        context: settings and workspace of the run.
+        budget: of a draft.
+    """
+
+    kind: str
+    variant: Variant
+    context: Context
+    budget: Budget
+
+    def __call__(self) -> dict[str, Any]:
+        """Run it; say what came of it as a plain row."""
+        start = time.perf_counter()
+        workspace = DraftSpace.seen_by(self.context.workspace, self.variant)
+        settings = settings_of(
+            self.context.settings, self.variant, self.budget, self.context.workspace
+        )
+        context = Context(settings, workspace, self.context.force)
+        if self.kind == "teacher":
+            info = read_manifest(teacher.stage(context)).info
+            row = {"teacher": self.variant.teacher, **info}
+        else:
+            path = draft.stage(context)
+            info = read_manifest(path).info
+            row = {
+                "draft": self.variant.key,
+                "objective": self.variant.objective,
+                "title": self.variant.title,
+                "init": self.variant.init,
+                "seed": self.variant.seed,
+                **{k: info[k] for k in ("parameters", "epochs", "steps", "seconds")},
+            }
+        seconds = time.perf_counter() - start
+        say(f"{self.kind} {row[self.kind]}: {seconds:.0f} s")
+        return {**row, "spent": round(seconds, 1)}
+
+
+def call(task: Callable[[], R]) -> R:
+    """Run a task; what a pool maps."""
+    return task()
+
+
+def produce(
+    variants: Sequence[Variant], context: Context, budget: Budget, run: Run
+) -> list[dict[str, Any]]:
+    """Make all teachers and drafts, in waves: each needs only what an earlier one made.
+
+    Returns:
+        A row a task: what it is, how large, and how long it took now (`spent`) and, for drafts,
+        when it was trained (`seconds`).
+    """
+    rows: list[dict[str, Any]] = []
+    for wave in range(3):
+        tasks = [Task("draft", v, context, budget) for v in variants if v.wave == wave]
+        ahead = _first_of_teacher(v for v in variants if v.wave == wave + 1)
+        rows += run(call, [*(Task("teacher", v, context, budget) for v in ahead), *tasks])
+    return rows
+
+
+def _first_of_teacher(variants: Iterable[Variant]) -> list[Variant]:
+    """One variant for each teacher that they need."""
+    found: dict[str, Variant] = {}
+    for variant in variants:
+        found.setdefault(variant.teacher, variant)
+    return list(found.values())
