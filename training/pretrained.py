@@ -82,6 +82,7 @@ def load_base(
     """
     import torch
     from transformers import AddedToken
+    from transformers.utils import logging
 
     from recsys.models.checkpoint import load_model
 
@@ -95,9 +96,14 @@ def load_base(
     if added != len(names) or tokenizer.convert_tokens_to_ids(names[0]) != first:
         raise ConfigError(f"base: the tokenizer of {folder} has tokens like {names[0]} already")
     rows = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
-    with torch.random.fork_rng(devices=[]):  # the draw of the rows is not part of the run's
-        torch.manual_seed(0)
-        model.resize_token_embeddings(rows, pad_to_multiple_of=8)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it tells at length how rows are drawn
+    try:
+        with torch.random.fork_rng(devices=[]):  # the draw is not part of the run's
+            torch.manual_seed(0)
+            model.resize_token_embeddings(rows, pad_to_multiple_of=8)
+    finally:
+        logging.set_verbosity(verbosity)
     sizes = [int(size) for size in level_sizes]
     bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     text = tokenizer.encode(instruction, add_special_tokens=False)

@@ -23,7 +23,6 @@ from serving.app import create_app
 from serving.settings import ServingSettings
 from training.supervised import Material
 
-LEVELS = 3
 DRAFTS = [
     ("sft", ()),
     ("atspeed-s", ("--lambda", "0.5", "--set", "teacher.source=mixture")),
@@ -86,11 +85,11 @@ def test_from_a_checkpoint_to_answers_over_rest(target, tmp_path):
         model = load_model(bundle.target, dtype=torch.float64)
         trie = ItemTrie.build(bundle.encoder.item_tokens)
         prompts = bundle.encoder.encode_all(material.dataset.examples("test").histories)
-        expected = beam_search(model, prompts, trie, 10)
-        found = speculative_beam_search(model, ModelDrafter(draft, 40), prompts, trie, 10)
+        expected = beam_search(model, prompts, trie, 4)
+        found = speculative_beam_search(model, ModelDrafter(draft, 8), prompts, trie, 4)
         assert torch.equal(found.tokens, expected.tokens), objective
         torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=1e-9)
-        assert np.mean([s.target_passes for s in found.stats]) < LEVELS, objective
+        assert np.mean([s.target_passes for s in found.stats]) < 2, "two is no level accepted"
     assert AutoTokenizer.from_pretrained(bundle.target).convert_tokens_to_ids("<a_0>") == words
     assert {f.suffix for f in workspace.bundle.rglob("*") if f.is_file()} <= {
         ".json", ".safetensors", ".parquet", ".jinja",
