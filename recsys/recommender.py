@@ -7,23 +7,27 @@ a restart (float32, a fixed number of threads).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
+from recsys.constraint.attributes import Attributes
+from recsys.constraint.filters import FilterCache, ItemFilter
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from recsys.artifacts import Manifest
     from recsys.catalog import Catalog
+    from recsys.constraint.mask import RowMask
     from recsys.decoding.engine import Mode
     from recsys.decoding.output import Beams, Certificate
 
@@ -65,9 +69,12 @@ class RecommendRequest:
         seed: draw items without replacement from the model's distribution instead of searching for
             the best; the same seed draws the same items.
         temperature: flattens (above 1) or sharpens that distribution.
+        filter: recommend only items whose attributes it fits (`recsys.constraint.filters`); the
+            search never leaves them.
 
     Raises:
         ValueError: a field out of its range, or a seed together with `global`.
+        FilterError: a malformed filter.
     """
 
     history: Sequence[str]
@@ -77,6 +84,7 @@ class RecommendRequest:
     guarantee: Guarantee = "beam"
     seed: int | None = None
     temperature: float = 1.0
+    filter: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -87,6 +95,13 @@ class RecommendRequest:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         if self.seed is not None and self.guarantee == "global":
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
+        if self.filter is not None:
+            _ = self.item_filter  # malformed ones are refused here
+
+    @cached_property
+    def item_filter(self) -> ItemFilter:
+        """The filter, parsed; one that allows everything if there is none."""
+        return ItemFilter.parse(self.filter or {})
 
 
 @dataclass(frozen=True)
@@ -98,12 +113,14 @@ class RecommendResult:
         unknown_items: ids of the history that the catalogue does not have.
         stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
         certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
+        eligible: items that the request's filter allows; None without a filter.
     """
 
     recommendations: list[Recommendation]
     unknown_items: list[str]
     stats: dict[str, int] = field(default_factory=dict)
     certificate: Certificate = "beam-exact"
+    eligible: int | None = None
 
 
 class Recommender:
@@ -114,6 +131,7 @@ class Recommender:
         trie: its catalogue as a trie.
         model: the target (Hugging Face).
         engine: what decodes.
+        filters: row masks of the filters asked for last.
     """
 
     def __init__(
@@ -124,6 +142,7 @@ class Recommender:
         draft: Any | None = None,
         mode: Mode = "beam",
         prefix_bytes: int = 0,
+        filter_bytes: int = 1 << 28,
     ) -> None:
         """Use `model` for `bundle`; `load` does both."""
         from recsys.decoding import Engine
@@ -131,6 +150,8 @@ class Recommender:
         self.bundle, self.model, self.mode = bundle, model, mode
         self.encoder = bundle.encoder
         self.trie = ItemTrie.build(self.encoder.item_tokens)
+        columns = Attributes(self.catalog.items, self.trie.row_items)
+        self.filters = FilterCache(self.trie, columns, filter_bytes)
         self.engine = Engine(
             model,
             self.trie,
@@ -149,6 +170,7 @@ class Recommender:
         dtype: str = "float32",
         mode: Mode | Literal["auto"] = "auto",
         prefix_bytes: int = 0,
+        filter_bytes: int = 1 << 28,
         check: bool = True,
     ) -> Recommender:
         """Load a bundle's models.
@@ -161,6 +183,7 @@ class Recommender:
                 searches plainly on a CPU, where equal requests then get equal bits.
             prefix_bytes: memory for the keys and values of histories seen before, from which a
                 returning user's prompt goes on; 0 keeps none. It changes no bit of any answer.
+            filter_bytes: memory for the masks of the filters asked for last.
             check: compare every file with its checksum first.
 
         Raises:
@@ -182,7 +205,14 @@ class Recommender:
         model, draft = load_model(bundle.target, dtype=of, device=device).eval(), None
         if mode in ("planned", "draft") and bundle.draft is not None:
             draft = load_model(bundle.draft, dtype=of, device=device).eval()
-        return cls(bundle, model, draft=draft, mode=mode, prefix_bytes=prefix_bytes)
+        return cls(
+            bundle,
+            model,
+            draft=draft,
+            mode=mode,
+            prefix_bytes=prefix_bytes,
+            filter_bytes=filter_bytes,
+        )
 
     @property
     def catalog(self) -> Catalog:
@@ -205,7 +235,11 @@ class Recommender:
         """Answer requests of any mix of lengths and k together.
 
         Requests are decoded in groups of one kind and beam width, so a neighbour's k changes
-        nothing.
+        nothing. Filters may differ.
+
+        Raises:
+            FilterError: a filter does not fit the items' attributes. `eligible` finds that out for
+                one request alone.
         """
         results: dict[int, RecommendResult] = {}
         groups: dict[_Kind, list[int]] = {}
@@ -215,6 +249,17 @@ class Recommender:
             group = [requests[i] for i in places]
             results |= zip(places, self._decode(group, kind), strict=True)
         return [results[i] for i in range(len(requests))]
+
+    def eligible(self, request: RecommendRequest) -> int | None:
+        """How many items the request's filter allows; None without a filter.
+
+        Makes the filter's mask, in the calling thread, so that answering the request will not.
+
+        Raises:
+            FilterError: the filter does not fit the items' attributes.
+        """
+        mask = self._mask(request)
+        return None if mask is None else mask.eligible
 
     def rank(
         self,
@@ -252,7 +297,8 @@ class Recommender:
             group = histories.take(places)
             seen = group if exclude_seen else Histories.of([[]] * len(group))
             kind = _Kind(beams or max(MIN_BEAMS, k))
-            items[places], scores[places], _ = self._top(group, seen, k, kind)
+            masks = [None] * len(group)
+            items[places], scores[places], _ = self._top(group, seen, masks, k, kind)
             if advance is not None:
                 advance(len(places))
         return items, scores
@@ -287,23 +333,29 @@ class Recommender:
         k = max(request.k for request in requests)
         seeds = [r.seed for r in requests if r.seed is not None] or None
         hidden = Histories.of(excluded)
-        items, scores, beams = self._top(Histories.of(known), hidden, k, kind, seeds)
+        masks = [self._mask(request) for request in requests]
+        items, scores, beams = self._top(Histories.of(known), hidden, masks, k, kind, seeds)
         return [
             RecommendResult(
                 self._name(items[i], scores[i], request.k),
                 unknown[i],
                 {"beams": kind.beams, **vars(beams.stats[i])},
                 certificate,
+                None if mask is None else mask.eligible,
             )
-            for i, (request, certificate) in enumerate(
-                zip(requests, beams.certificates, strict=True)
+            for i, (request, mask, certificate) in enumerate(
+                zip(requests, masks, beams.certificates, strict=True)
             )
         ]
+
+    def _mask(self, request: RecommendRequest) -> RowMask | None:
+        return None if request.filter is None else self.filters.mask(request.item_filter)
 
     def _top(
         self,
         histories: Histories,
         excluded: Histories,
+        masks: Sequence[RowMask | None],
         k: int,
         kind: _Kind,
         seeds: list[int] | None = None,
@@ -313,13 +365,17 @@ class Recommender:
             self.encoder.encode_all(histories),
             kind.beams,
             mode=self.mode,
-            exclude=[self.trie.excluded_rows(items) for items in excluded],
+            exclude=[
+                self.trie.excluded_rows(items, mask)
+                for items, mask in zip(excluded, masks, strict=True)
+            ],
+            masks=masks,
             seeds=seeds,
             temperature=kind.temperature,
             until_global=kind.guarantee == "global",
         ).beams
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        items, scores = _items_of_rows(self.trie, rows, row_scores, excluded, k)
+        items, scores = _items_of_rows(self.trie, rows, row_scores, excluded, masks, k)
         return items, scores, beams
 
     def _name(
@@ -359,24 +415,29 @@ def _items_of_rows(
     rows: NDArray[np.int64],
     row_scores: NDArray[np.floating[Any]],
     excluded: Histories,
+    masks: Sequence[RowMask | None],
     k: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Items of the rows (n, K), best first; a shared leaf gives its items one by one."""
-    n, _ = rows.shape
+    """Items of the rows (n, K), best first; a shared leaf gives its items one by one.
+
+    Those that are excluded, or that the request's mask hides, are left out.
+    """
+    n, width = rows.shape
     items = np.full((n, k), -1, np.int32)
     scores = np.full((n, k), -np.inf, np.float32)
-    sizes = np.where(rows >= 0, np.diff(trie.row_item_start)[rows], 0).reshape(-1)
-    if not sizes.sum():
-        return items, scores
-    start = np.repeat(trie.row_item_start[rows.reshape(-1)], sizes)
-    inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    flat = trie.row_items[start + inside]
-    owner = np.repeat(np.arange(rows.size) // rows.shape[1], sizes)
-    flat_scores = np.repeat(row_scores.reshape(-1), sizes)
+    real = np.flatnonzero(rows.reshape(-1) >= 0)
+    which, places = trie.places_of(rows.reshape(-1)[real])
+    owner, flat = real[which] // width, trie.row_items[places]
+    flat_scores = row_scores.reshape(-1)[real[which]]
+    keep = np.ones(len(flat), np.bool_)
+    for request, mask in enumerate(masks):
+        if mask is not None:
+            here = owner == request
+            keep[here] = mask.items[places[here]]
     if len(excluded.items):
         keys = excluded.rows * trie.num_items + excluded.items
-        keep = ~np.isin(owner * trie.num_items + flat, keys)
-        flat, owner, flat_scores = flat[keep], owner[keep], flat_scores[keep]
+        keep &= ~np.isin(owner * trie.num_items + flat, keys)
+    flat, owner, flat_scores = flat[keep], owner[keep], flat_scores[keep]
     first = np.searchsorted(owner, np.arange(n))
     place = np.arange(len(flat)) - first[owner]
     kept = place < k

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from recsys.artifacts import MANIFEST, read_manifest, sha256, write_artifact
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET, Bundle
 from recsys.catalog import Catalog
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, FilterError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
@@ -192,6 +192,71 @@ def test_an_excluded_item_does_not_take_its_leaf_with_it(recommender, hidden, le
     for options in ({"exclude_items": hidden}, {"history": hidden}):
         found = ask(recommender, **{"history": ["id-3"], "k": ITEMS, **options})
         assert [i for i in found if i in ("id-0", "id-44", "id-45")] == left
+
+
+# Items of one leaf (0, 44, 45) differ in colour; price is missing from every seventh.
+COLOURED = TABLE.append_column(
+    "colour", pa.array(["red" if i % 2 else "blue" for i in range(ITEMS)])
+).append_column("price", pa.array([None if i % 7 == 0 else float(i) for i in range(ITEMS)]))
+RED = {"must": [{"key": "colour", "match": "red"}]}
+CHEAP = {"must": [{"key": "price", "range": {"lt": 20}}], "must_not": [RED]}
+NONE = {"must": [{"key": "colour", "match": "green"}]}
+
+
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+    path = tmp_path_factory.mktemp("coloured") / "tiny"
+    return Recommender.load(build(path, Catalog(COLOURED, CODES)))
+
+
+@pytest.mark.parametrize(
+    ("fits", "holds"),
+    [
+        (RED, lambda i: i % 2 == 1),
+        (CHEAP, lambda i: i % 2 == 0 and i % 7 and i < 20),
+        ({"must": [{"key": "item_id", "any": ["id-44", "id-9"]}]}, lambda i: i in (44, 9)),
+        (NONE, lambda i: False),
+        ({}, lambda i: True),
+    ],
+)
+@pytest.mark.parametrize("history", [["id-3"], ["id-0", "id-1", "id-9", "id-45"]])
+def test_a_filter_leaves_the_items_that_fit_in_their_order(coloured, fits, holds, history):
+    everything = ask(coloured, history, ITEMS)
+    request = RecommendRequest(history, ITEMS, filter=fits)
+    (found,) = coloured.recommend_batch([request])
+    expected = [i for i in everything if holds(int(i[3:]))]
+    assert [r.item_id for r in found.recommendations] == expected
+    assert found.eligible == coloured.eligible(request) == sum(map(bool, map(holds, range(ITEMS))))
+
+
+def test_filters_differ_within_a_batch_and_change_no_neighbour(coloured):
+    kinds = [RED, None, CHEAP, NONE, RED, {}]
+    requests = [
+        RecommendRequest([f"id-{i}"], 8 + i, filter=fits, exclude_items=["id-4", "id-11"])
+        for i, fits in enumerate(kinds)
+    ]
+    together = coloured.recommend_batch(requests)
+    for request, result in zip(requests, together, strict=True):
+        (alone,) = coloured.recommend_batch([request])
+        assert alone == result
+    assert together[3].recommendations == []
+    assert together[1].eligible is None
+
+
+def test_an_excluded_item_closes_a_leaf_whose_others_are_filtered_out(coloured):
+    # of the leaf of 0, 44 and 45 only the last is red: without it twenty others must be found
+    found = ask(coloured, ["id-3"], 20, filter=RED, exclude_items=["id-45"])
+    assert len(found) == 20
+    assert all(int(i[3:]) % 2 and i != "id-45" for i in found)
+
+
+def test_a_filter_that_cannot_be_is_named_before_anything_is_decoded(coloured):
+    with pytest.raises(FilterError, match=r"filter.must: want a list"):
+        RecommendRequest(["id-3"], filter={"must": 1})
+    wrong = RecommendRequest(["id-3"], filter={"must": [{"key": "size", "match": 1}]})
+    for refuse in (coloured.eligible, lambda r: coloured.recommend_batch([r])):
+        with pytest.raises(FilterError, match=r"no attribute 'size'; items have item_id, title"):
+            refuse(wrong)
 
 
 def test_a_list_may_end_inside_a_leaf(recommender):
