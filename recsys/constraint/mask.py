@@ -108,7 +108,8 @@ def dead_states(
         stop: NDArray[np.integer] = row + 1
         if depth < trie.num_levels:
             starts = trie.starts_at(depth)
-            below = np.searchsorted(starts, row, side="right") - 1
+            # of the same type, or all of `starts` would be converted
+            below = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
             start, following = starts[below], np.minimum(below + 1, len(starts) - 1)
             stop = np.where(following > below, starts[following], trie.num_rows)
         held = np.asarray(stop - start)

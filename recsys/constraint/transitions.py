@@ -130,11 +130,11 @@ class DeviceTrie:
         alive = place < count
         child = first + torch.minimum(place, count - 1)  # (B, W, C)
         if allowed is not None:
-            alive = alive & allowed.at(child)
+            alive &= allowed.at(child)
         if excluded is not None and excluded.dead[depth].shape[1]:
             dead, flat = excluded.dead[depth], child.flatten(1)
             nearest = torch.searchsorted(dead, flat).clamp_(max=dead.shape[1] - 1)
-            alive = alive & (dead.gather(1, nearest) != flat).view_as(child)
+            alive &= (dead.gather(1, nearest) != flat).view_as(child)
         return Children(child, _look_up(self.symbol, child), alive)
 
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:
