@@ -138,14 +138,14 @@ class TreeBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[TreeBatch]:
         """Batches of one epoch from number `start` on."""
-        for places in self._group(epoch)[start:]:
+        for places in self.groups(epoch)[start:]:
             yield self.batch(places)
 
     def count(self, epoch: int = 0) -> int:
         """Batches of an epoch."""
-        return len(self._group(epoch))
+        return len(self.groups(epoch))
 
-    def _group(self, epoch: int) -> list[NDArray[np.int64]]:
+    def groups(self, epoch: int) -> list[NDArray[np.int64]]:
         """Histories of each batch: alike in length, random among equals, in random order."""
         rng = np.random.default_rng([self.seed, epoch])
         config, levels = self.encoder.config, self.encoder.item_tokens.shape[1]
@@ -164,8 +164,8 @@ class TreeBatches:
             start = stop
         return [groups[i] for i in rng.permutation(len(groups))]
 
-    def batch(self, places: NDArray[np.int64]) -> TreeBatch:
-        """The batch of the histories at `places`."""
+    def batch(self, places: NDArray[np.int64], trees: Trees | None = None) -> TreeBatch:
+        """The batch of the prompts at `places`, with other trees for them if given."""
         levels, prefix = self.encoder.item_tokens.shape[1], len(self.encoder.prefix)
         asked = self.prompts.take(places)
         prompts = self.encoder.encode_all(asked.histories)
@@ -179,7 +179,10 @@ class TreeBatches:
                 window[line, stop : stop + levels] = self.encoder.item_tokens[item]
                 stop += levels
             loss[line, prefix + levels * self.min_context : stop] = True
-        trees = self.trees
+        if trees is None:
+            trees = self.trees
+        else:
+            places = np.arange(len(places))
         return TreeBatch(
             window, loss, lengths,
             trees.states[places].astype(np.int64), trees.parents[places].astype(np.int64),

@@ -208,6 +208,10 @@ def train_draft(
             "--tree-attention/--no-tree-attention", help="A history's tree as one row, or not."
         ),
     ] = None,
+    on_policy: Annotated[
+        int | None,
+        typer.Option(help="Batches between fresh searches with the current draft; 0 for none."),
+    ] = None,
     preset: Preset = None,
     epochs: Epochs = None,
     max_minutes: MaxMinutes = None,
@@ -232,6 +236,7 @@ def train_draft(
         "constrained": constrained,
         "top_k": top_k,
         "tree_attention": tree_attention,
+        "on_policy": on_policy,
         "preset": preset,
         "epochs": epochs,
         "max_minutes": max_minutes,

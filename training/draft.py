@@ -31,6 +31,7 @@ from training.alignment import (
 )
 from training.initialise import initialise_from_centroids, initialise_from_model
 from training.loop import fit
+from training.on_policy import OnPolicyBatches
 from training.supervised import (
     Material,
     SupervisedConfig,
@@ -75,6 +76,8 @@ class DraftConfig(SupervisedConfig):
         tree_attention: run a history's tree as one row.
         temperature: of beam-kd.
         flatten: of tree-kd.
+        on_policy: batches after which the teacher's trees are searched anew, in the mixture of the
+            target and the draft as it is then; 0 keeps to the teacher artifact.
         accept_users: validation users whose requests are verified at each validation; 0 for none.
         accept_beams: K of these requests.
         accept_nodes: nodes of their draft trees.
@@ -91,6 +94,7 @@ class DraftConfig(SupervisedConfig):
     tree_attention: bool = True
     temperature: float = 2.0
     flatten: float = 2.0
+    on_policy: int = 0
     accept_users: int = 200
     accept_beams: int = 20
     accept_nodes: int = 256
@@ -228,10 +232,15 @@ def train_draft(
                 f"objective {config.objective!r} learns from teacher data; pass `data`"
             )
         trie = ItemTrie.build(encoder.item_tokens)
-        batches = TreeBatches(
+        batches = trees = TreeBatches(
             data.prompts, data.trees, encoder, trie, pad,
             config.batch_tokens, config.min_context, seed,
         )  # fmt: skip
+        if config.on_policy:
+            batches = OnPolicyBatches(
+                trees, target.to(model.device), model, checkpoints.folder,
+                every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
+            )  # fmt: skip
         module = TreeAlignment(
             model, trie.to(model.device), config.alignment,
             target=asked, label_smoothing=config.label_smoothing, dtype=dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -32,6 +33,7 @@ from training.alignment import (
 from training.draft import DraftConfig
 from training.loop import LoopConfig, fit
 from training.objective import NextToken
+from training.on_policy import OnPolicyBatches
 from training.state import Checkpoints
 from training.teacher import Prompts, search_trees
 
@@ -327,7 +329,11 @@ class Dies(Exception):  # noqa: N818 - it stands for a crash
 @pytest.mark.parametrize(
     "options",
     [{"objective": o} for o in (*ON_TREES, "wordkd", "tvdkd")]
-    + [{"objective": "atspeed-s", "constrained": False, "top_k": False}],
+    + [
+        {"objective": "atspeed-s", "constrained": False, "top_k": False},
+        {"objective": "atspeed-s", "on_policy": 4},
+        {"objective": "tree-kd", "on_policy": 3},
+    ],
 )
 def test_a_killed_draft_ends_with_the_same_bits(make_context, monkeypatch, options):
     sections = {"teacher": TEACHER, "draft": {**SHORT, **options}}
@@ -404,6 +410,23 @@ def test_a_draft_on_trees_makes_its_teacher_and_names_it(make_context):
     assert (path / "manifest.json").stat().st_mtime_ns == stamp
     draft.stage(make_context(teacher={**TEACHER, "beams": 3}, draft=sections["draft"]))
     assert (path / "manifest.json").stat().st_mtime_ns != stamp
+
+
+def test_on_policy_trees_are_those_of_a_draft_of_a_few_batches_ago(tmp_path):
+    big, small = make_model(), make_model(seed=1, layers=1)
+    data = make_batches(big, max_tokens=120)
+    policy = OnPolicyBatches(data, big, small, tmp_path, every=2, num_beams=BEAMS, mixture=0.2)
+    assert policy.count(0) == data.count(0)
+    old = copy.deepcopy(small)
+    for number, (batch, places) in enumerate(zip(policy.epoch(0), data.groups(0), strict=True)):
+        if number % 2 == 0:
+            old.load_state_dict(small.state_dict())
+        prompts = ENCODER.encode_all(data.prompts.take(places).histories)
+        wanted = search_trees(big, prompts, TRIE.to("cpu"), BEAMS, draft=old, mixture=0.2)
+        np.testing.assert_array_equal(batch.states, wanted.states)
+        with torch.no_grad():
+            small.get_output_embeddings().weight.mul_(0.5)
+    assert len(list(tmp_path.glob("policy-*"))) == 1, "no checkpoint wants an older one"
 
 
 def test_supervised_training_still_needs_no_teacher_and_shows_acceptance(make_context):

@@ -1,0 +1,112 @@
+"""Teacher data from the draft as it is: trees of the mixture, searched anew while it is trained.
+
+Every so many batches the draft's weights are copied, and the batches that follow are searched with
+that copy (AtSpeed's D' with q as it goes, after Gu et al., 2024). The copy is also written beside
+the checkpoints, so that a run that was killed between two of them goes on with the same one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from training.state import STATE
+from training.teacher import search_trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from training.alignment import TreeBatch, TreeBatches
+
+
+class OnPolicyBatches:
+    """`TreeBatches` whose trees come from target and current draft."""
+
+    def __init__(
+        self,
+        data: TreeBatches,
+        target: Any,
+        draft: Any,
+        folder: Path,
+        *,
+        every: int,
+        num_beams: int,
+        mixture: float,
+    ) -> None:
+        """Nothing is searched yet.
+
+        Args:
+            data: which prompts; its trees are not looked at.
+            target: p.
+            draft: q, the model being trained.
+            folder: of the run's checkpoints.
+            every: batches that are searched with one copy of the draft.
+            num_beams: K.
+            mixture: share of p.
+        """
+        self._data, self._target, self._draft = data, target, draft
+        self._folder, self._every = folder, every
+        self._num_beams, self._mixture = num_beams, mixture
+        self._policy: Any = None
+
+    def count(self, epoch: int = 0) -> int:
+        """Batches of an epoch."""
+        return self._data.count(epoch)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[TreeBatch]:
+        """Batches of one epoch from number `start` on."""
+        if start % self._every:
+            self._recall(self._file(epoch, start - start % self._every))
+        trie = self._data.trie.to(self._draft.device)
+        for number, places in enumerate(self._data.groups(epoch)[start:], start):
+            if number % self._every == 0:
+                self._copy(epoch, number)
+            trees = search_trees(
+                self._target,
+                self._data.encoder.encode_all(self._data.prompts.take(places).histories),
+                trie,
+                self._num_beams,
+                draft=self._policy,
+                mixture=self._mixture,
+            )
+            yield self._data.batch(places, trees)
+
+    def _file(self, epoch: int, number: int) -> Path:
+        return self._folder / f"policy-{epoch}-{number}.safetensors"
+
+    def _copy(self, epoch: int, number: int) -> None:
+        """Copy the draft, and write the copy."""
+        self._policy = copy.deepcopy(self._draft).eval()
+        if not Accelerator().is_main_process:
+            return
+        file = self._file(epoch, number)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}")
+        save_file({k: v.cpu().clone() for k, v in self._policy.state_dict().items()}, temporary)
+        temporary.rename(file)
+        kept = {file, *self._wanted()}
+        for other in self._folder.glob("policy-*"):
+            if other not in kept:
+                other.unlink()
+
+    def _wanted(self) -> list[Path]:
+        """The copies that a run would need that goes on from a checkpoint."""
+        stands = (
+            json.loads(state.read_text(encoding="utf-8"))["progress"]
+            for state in self._folder.glob(f"step-*/{STATE}")
+        )
+        return [self._file(s["epoch"], s["batch"] - s["batch"] % self._every) for s in stands]
+
+    def _recall(self, file: Path) -> None:
+        """The copy that was in use when the run was stopped."""
+        self._policy = copy.deepcopy(self._draft).eval()
+        state = load_file(file)
+        with torch.no_grad():
+            for name, value in self._policy.state_dict().items():
+                value.copy_(state[name])
