@@ -1,4 +1,4 @@
-"""`recsys benchmark decode`. Nothing heavy is imported at the top."""
+"""`recsys benchmark decode` and `constraint`. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
@@ -210,3 +210,64 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ConfigError(f"{option} {text!r}: want whole numbers above 0, like 1,2,4")
     return tuple(int(word) for word in words)
+
+
+def constraint(
+    items: Annotated[
+        str | None, typer.Option(help="Sizes of catalogues, a list (100000,1000000,10000000).")
+    ] = None,
+    batches: Annotated[str, typer.Option(help="Requests a batch, a list.")] = "1,8,32",
+    beams: Annotated[str, typer.Option(help="K, a list.")] = "10,70",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Of each measurement (31).")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json and a plot.")] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """The item trie: build, memory, steps and filters, next to Hugging Face's prefix processor.
+
+    What others allow is compared first. Prints tables, and one JSON line last.
+
+    Example: recsys benchmark constraint --out var/reports/constraint
+    """
+    import torch
+    from rich.console import Console
+
+    from recsys.benchmark import constraint_report as report
+    from recsys.benchmark.constraint import Options, measure
+    from recsys.benchmark.environment import environment
+    from recsys.progress import say, track
+
+    torch.set_num_threads(threads)
+    sizes = _numbers("--items", items or ("2000,20000" if quick else "100000,1000000,10000000"))
+    options = Options(
+        items=sizes,
+        batches=_numbers("--batches", batches),
+        beams=_numbers("--beams", beams),
+        rounds=rounds or (2 if quick else 31),
+        peers=sizes[-1] if quick else min(1_000_000, max(sizes)),
+        preset="tiny" if quick else "small",
+        seed=seed or 0,
+    )
+    before = environment()
+    with track("parts", total=options.cells) as bar:
+        document = {
+            "benchmark": "constraint",
+            "command": shlex.join(["recsys", *sys.argv[1:]]),
+            "quick": quick,
+            **measure(options, bar.advance),
+        }
+    document |= {**environment(), "load_before": before["load"]}
+    if not as_json:
+        console = Console()
+        for table in report.tables(document):
+            console.print(table)
+        for sentence in report.headline(document):
+            console.print(sentence, highlight=False)
+    if out is not None:
+        report.write(document, out)
+        say(f"written: {out}")
+    typer.echo(json.dumps(document))
