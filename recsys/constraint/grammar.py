@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
 from recsys.constraint.protocol import DEAD
 
@@ -157,11 +157,10 @@ def delimited_list(
 ) -> Grammar:
     """`least` to `most` texts that match a regular expression, with a delimiter between them."""
     _check_counts("delimited_list", least, most)
-    body = LLMatcher.grammar_from_regex(pattern)
-    item = json.loads(body)["grammars"][0]["lark_grammar"].removeprefix("start:").strip()
-    more = f"({_literal(delimiter)} item){{{max(least - 1, 0)},{most - 1}}}"
+    more = f"({_literal(delimiter)} item){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
     start = f"item {more}" if least else f"(item {more})?"
-    return Grammar("delimited_list", LLMatcher.grammar_from_lark(f"start: {start}\nitem: {item}\n"))
+    item = f"item: /{regex_to_lark(pattern, '')}/"
+    return Grammar("delimited_list", LLMatcher.grammar_from_lark(f"start: {start}\n{item}"))
 
 
 def delimited_subsequence(
@@ -248,6 +247,10 @@ class GrammarConstraint:
             np.int64,
         )
 
+    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
+        """(n,) the states themselves."""
+        return np.asarray(states, np.int64)
+
     def forced(self, states: ArrayLike) -> list[list[int]]:
         """Tokens of the bytes that every text goes on with, as the tokenizer would cut them.
 
@@ -319,7 +322,7 @@ class GrammarConstraint:
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(f"{self._field}: {_first_lines(self._matcher.get_error())}")
+            raise ValueError(f"{self._field}: {_said(self._matcher.get_error())}")
 
 
 @dataclass
@@ -393,13 +396,15 @@ class GrammarCompiler:
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self.tokenizer.parser, grammar.source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ValueError(f"{grammar.field}: {_first_lines(matcher.get_error())}")
+            raise ValueError(f"{grammar.field}: {_said(matcher.get_error())}")
         trial = (
             matcher.deep_copy()
         )  # an error would stay with it; and it warms the lexer they share
         trial.compute_bitmask()
         if trial.is_error():
             raise ValueError(f"{grammar.field}: matches no text")
+        if not trial.consume_tokens(trial.compute_ff_tokens()):
+            raise ValueError(f"{grammar.field}: begins with a text that is too long or never ends")
         return matcher
 
 
@@ -408,9 +413,9 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _first_lines(message: str) -> str:
-    """An error of llguidance without its dump of the parser."""
-    return message.split("<state>")[0].strip()
+def _said(message: str) -> str:
+    """An error of llguidance in one line, without its dump of the parser."""
+    return " ".join(message.split("<state>")[0].replace("<non-verbose/>", "").split())
 
 
 def _check_counts(field: str, least: int, most: int) -> None:

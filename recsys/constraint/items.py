@@ -64,6 +64,10 @@ class ItemConstraint:
                 found[i] = first + places[0]
         return found
 
+    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
+        """(n,) the states themselves."""
+        return np.asarray(states, np.int64)
+
     def forced(self, states: ArrayLike) -> list[list[int]]:
         """Tokens of states with a single child, one after the other."""
         runs = []

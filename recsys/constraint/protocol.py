@@ -27,8 +27,7 @@ ROOT = -1
 class Constraint(Protocol):
     """Which tokens may follow. A sequence is whole once an end token has been taken.
 
-    States are counted for by their constraint alone. Two states that are equal have the same
-    continuations; beams that meet in one may be merged.
+    Equal states have the same continuations.
     """
 
     @property
@@ -47,6 +46,9 @@ class Constraint(Protocol):
 
     def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
         """(n,) states behind (n,) tokens; `DEAD` for a token that is not allowed."""
+
+    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
+        """(n,) what each of (n,) states stands for; of beams with equal keys one need go on."""
 
     def forced(self, states: ArrayLike) -> list[list[int]]:
         """Of each state, the run of tokens with which every continuation may be begun.

@@ -34,7 +34,7 @@ class TitleTrie:
     """A `Constraint`: the titles of items, each followed by an end token.
 
     States are nodes of `trie`; behind an end token at node s lies `trie.num_nodes` + s. Equal
-    states are equal texts, so beams that wrote the same text with other tokens can be merged.
+    states are equal texts, whatever their tokens.
 
     Attributes:
         trie: bytes of the titles.
@@ -42,6 +42,8 @@ class TitleTrie:
         items: items with a title, by the node at which it ends, ascending inside a node.
         item_start: (nodes + 1,) where each node's items begin in `items`.
         alive: (nodes,) whether some title can still be written from there.
+        stands_for: (nodes,) where the title ends that is the only one below a node; the node itself
+            where there are several.
     """
 
     trie: ByteTrie
@@ -49,6 +51,7 @@ class TitleTrie:
     items: NDArray[np.int64]
     item_start: NDArray[np.int64]
     alive: NDArray[np.bool_]
+    stands_for: NDArray[np.int64]
     _following: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -71,7 +74,8 @@ class TitleTrie:
         order = np.argsort(trie.end, kind="stable")
         item_start = np.searchsorted(trie.end[order], np.arange(trie.num_nodes + 1))
         alive = np.ones(trie.num_nodes, np.bool_)
-        found = cls(trie, tokens, named[order], item_start, alive)
+        only = _only_title(trie)
+        found = cls(trie, tokens, named[order], item_start, alive, only)
         if not tokens.bytes_alone[np.unique(trie.key & 255)].all():
             found._find_alive()
         if not alive[0]:
@@ -119,6 +123,15 @@ class TitleTrie:
         whole = whole[self._is_title(states[whole])]
         node[whole] = self.trie.num_nodes + states[whole]
         return node
+
+    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
+        """(n,) the text so far, or the title if it can only become that one.
+
+        Beams that write one title in several tokenisations would otherwise push other titles out.
+        """
+        states = np.asarray(states, np.int64)
+        inside = (states >= 0) & (states < self.trie.num_nodes)
+        return np.where(inside, self.stands_for[np.where(inside, states, 0)], states)
 
     def forced(self, states: ArrayLike) -> list[list[int]]:
         """Tokens without an alternative, one after the other."""
@@ -185,3 +198,16 @@ class TitleTrie:
             self.alive[nodes] = self._is_title(nodes)
             owner, _, target = self._walk(nodes)
             self.alive[nodes[owner[self.alive[target]]]] = True
+
+
+def _only_title(trie: ByteTrie) -> NDArray[np.int64]:
+    """(nodes,) the end of the only string below a node, or the node where there are several."""
+    count = np.zeros(trie.num_nodes, np.int64)
+    count[trie.end] = 1
+    last = np.where(count, np.arange(trie.num_nodes), -1)
+    starts = trie.depth_start
+    for first, stop in zip(starts[-2:0:-1], starts[:1:-1], strict=True):  # the deepest first
+        parents = trie.key[first - 1 : stop - 1] >> 8
+        np.add.at(count, parents, count[first:stop])
+        np.maximum.at(last, parents, last[first:stop])
+    return np.where(count == 1, last, np.arange(trie.num_nodes))

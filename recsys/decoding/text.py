@@ -14,6 +14,9 @@ it does). The host reads from the device once in `collect_every` steps (twice in
 ended, and what is live), and at the end; on a CPU, where it costs nothing, it looks for an end at
 every step.
 
+Under a constraint, only what it allows may follow and only whole texts are answers. Of beams that
+stand for the same, as those that write one title with unlike tokens, the best goes on alone.
+
 After: Chan et al., Efficient Beam Search for LLMs Using Trie-Based Decoding (EMNLP 2025).
 """
 
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from recsys.decoding.guide import Guide, repeated
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.cache import whole_blocks
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from recsys.constraint.protocol import Constraint
+
 EarlyStopping = bool | Literal["never"]
 
 
@@ -46,8 +52,9 @@ class Texts:
 
     Attributes:
         tokens: (B, R, longest) int64 without the prompt, the end token included, then 0.
-        lengths: (B, R) int64.
-        scores: (B, R) float32 or float64, sum of log-probabilities / length ** length_penalty.
+        lengths: (B, R) int64; 0 where there are fewer than R texts.
+        scores: (B, R) float32 or float64, sum of log-probabilities / length ** length_penalty;
+            -inf where there are fewer than R texts, as may be under a constraint.
         stats: one entry a request; its slots are those that were allocated, used or not.
         live: of each request, the most slots that a collection found live, prompt included; the
             prompt's alone if there was none.
@@ -68,6 +75,7 @@ class _Finished(NamedTuple):
     tokens: torch.Tensor  # (B, K, longest possible)
     lengths: torch.Tensor  # (B, K)
     scores: torch.Tensor  # (B, K)
+    states: torch.Tensor  # (B, K) of the constraint
 
 
 class _Beams(NamedTuple):
@@ -76,6 +84,7 @@ class _Beams(NamedTuple):
     tokens: torch.Tensor  # (B, K, longest possible)
     scores: torch.Tensor  # (B, K) sums of log-probabilities
     parents: torch.Tensor  # (B, K) places in the step before
+    states: torch.Tensor  # (B, K) of the constraint
     finished: _Finished
     done: torch.Tensor  # (B,) nothing can change `finished` any more
 
@@ -89,7 +98,8 @@ class _Beams(NamedTuple):
         first = scores.clone()
         first[:, 0] = 0
         done = torch.zeros(batch, dtype=torch.bool, device=device)
-        return cls(tokens, first, place, _Finished(tokens, place, scores), done)
+        states = place if rules.guide is None else rules.guide.initial(rules.num_beams)
+        return cls(tokens, first, place, states, _Finished(tokens, place, scores, place), done)
 
     def take(self, requests: torch.Tensor) -> _Beams:
         """Some requests of the batch; (b,) places."""
@@ -97,6 +107,7 @@ class _Beams(NamedTuple):
             self.tokens[requests],
             self.scores[requests],
             self.parents[requests],
+            self.states[requests],
             _Finished(*(part[requests] for part in self.finished)),
             self.done[requests],
         )
@@ -112,6 +123,7 @@ class _Rules:
     end: torch.Tensor  # (E,) end tokens
     length_penalty: float
     early_stopping: EarlyStopping
+    guide: Guide | None = None
 
     def advance(self, beams: _Beams, logits: torch.Tensor, depth: int) -> _Beams:
         """One step.
@@ -124,25 +136,40 @@ class _Rules:
             logits: (B, K, V) at their last tokens; (B, 1, V) at the prompt's.
             depth: tokens of a beam after this step.
         """
-        K, vocabulary = self.num_beams, logits.shape[-1]
+        K, vocabulary, guide = self.num_beams, logits.shape[-1], self.guide
         log_probs = logits.log_softmax(-1)
         if depth <= self.min_new_tokens:
             log_probs = log_probs.index_fill(-1, self.end, -torch.inf)
+        if guide is not None:
+            allowed = guide.allowed(beams.states[:, : logits.shape[1]])
+            log_probs = log_probs.masked_fill(~allowed, -torch.inf)
         total = (beams.scores.unsqueeze(-1) + log_probs).flatten(1)
-        scores, place = total.topk(max(2, 1 + len(self.end)) * K)
+        count = max(2, 1 + len(self.end)) * K
+        if guide is None:
+            scores, place = total.topk(count)
+            states = torch.zeros_like(place)
+        else:
+            scores, place, states = guide.best(total, beams.states[:, : logits.shape[1]], count)
         parents, last = place // vocabulary, place % vocabulary
-        ends = torch.isin(last, self.end) | (depth == self.max_new_tokens)
+        ends = torch.isin(last, self.end)
+        if guide is None:
+            ends = ends | (depth == self.max_new_tokens)
         texts = _pick(beams.tokens, parents)
         texts[:, :, depth - 1] = last
 
         new = ends[:, :K] & ~beams.done[:, None]
         ranked = (scores[:, :K] / depth**self.length_penalty).masked_fill(~new, -torch.inf)
         old = beams.finished
-        best, kept = torch.cat([old.scores, ranked], dim=1).topk(K)
+        both = torch.cat([old.scores, ranked], dim=1)
+        whole = torch.cat([old.states, states[:, :K]], dim=1)
+        if guide is not None:
+            both = both.masked_fill(repeated(guide.merge_keys(whole), both), -torch.inf)
+        best, kept = both.topk(K)
         finished = _Finished(
             _pick(torch.cat([old.tokens, texts[:, :K]], dim=1), kept),
             torch.cat([old.lengths, torch.full_like(old.lengths, depth)], dim=1).gather(1, kept),
             best,
+            whole.gather(1, kept),
         )
 
         live, on = scores.masked_fill(ends, -torch.inf).topk(K)
@@ -152,7 +179,8 @@ class _Rules:
         done = beams.done | ~(hope > best[:, -1])
         if self.early_stopping is True:
             done = done | (best[:, -1] > -torch.inf)
-        return _Beams(_pick(texts, on), live, parents.gather(1, on), finished, done)
+        parents, states = parents.gather(1, on), states.gather(1, on)
+        return _Beams(_pick(texts, on), live, parents, states, finished, done)
 
 
 class _Nodes:
@@ -262,6 +290,7 @@ def generate_text(
     num_beams: int = 5,
     max_new_tokens: int = 100,
     *,
+    constraint: Constraint | Sequence[Constraint] | None = None,
     eos_token_id: int | Sequence[int] | None = None,
     min_new_tokens: int = 0,
     length_penalty: float = 1.0,
@@ -274,14 +303,17 @@ def generate_text(
     """The best texts that beam search of width `num_beams` finds after each prompt.
 
     Equals Hugging Face's `generate(num_beams=K, do_sample=False, ...)` with the same arguments, and
-    with one beam its greedy search. Equal scores are ordered as `torch.topk` leaves them.
+    with one beam its greedy search. Equal scores are ordered as `torch.topk` leaves them. A
+    constraint leaves scores as they are, sums of log-probabilities over the whole vocabulary.
 
     Args:
         model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
         prompts: token ids of each request, at least one token each; lengths may differ.
         num_beams: K.
         max_new_tokens: longest text.
-        eos_token_id: token or tokens that end a text; None for none.
+        constraint: which texts may be written, one for all requests or one each. Texts that are
+            not whole at `max_new_tokens` are no answers.
+        eos_token_id: token or tokens that end a text; None for none, or for the constraint's.
         min_new_tokens: tokens before a text may end.
         length_penalty: exponent of the length by which a text's log-probability is divided; above 0
             favours long texts, 0 compares sums.
@@ -301,6 +333,12 @@ def generate_text(
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
+    guide = None
+    if constraint is not None:
+        guide = Guide(constraint, len(ready), model.vocabulary_size, model.device)
+        if eos_token_id is not None:
+            raise ValueError("eos_token_id: the constraint has end tokens of its own")
+        eos_token_id = guide.end_tokens
     eos = [] if eos_token_id is None else np.unique(np.atleast_1d(eos_token_id)).tolist()
     _check(
         model.vocabulary_size,
@@ -321,10 +359,11 @@ def generate_text(
         length_penalty,
         # with one beam the first text to finish is greedy's
         True if num_beams == 1 else early_stopping,
+        guide,
     )
     beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
     if not len(ready):
-        tokens, lengths, scores = (part[:, :num_return_sequences] for part in beams.finished)
+        tokens, lengths, scores, _ = (part[:, :num_return_sequences] for part in beams.finished)
         return Texts(tokens[..., :0], lengths, scores, [], [], 0)
     room = most = num_beams * (max_new_tokens - 1)
     if collect:
@@ -363,6 +402,8 @@ def generate_text(
                         break
                     beams = beams.take(stay.to(model.device))
                     nodes.keep(stay.to(model.device))
+                    if guide is not None:
+                        guide.keep(stay)
             if look and collect:
                 counts = nodes.collect(beams.parents)
                 live[requests] = np.maximum(live[requests], ready.host_lengths[requests] + counts)
@@ -371,9 +412,10 @@ def generate_text(
         collections = nodes.collections
     place = np.argsort(order)
     back = torch.from_numpy(place).to(model.device)
-    tokens, lengths, scores = (
+    tokens, lengths, scores, _ = (
         torch.cat(parts)[back, :num_return_sequences] for parts in zip(*ended, strict=True)
     )
+    lengths = lengths.masked_fill(scores == -torch.inf, 0)
     longest = int(lengths.max())
     kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
     return Texts(

@@ -122,6 +122,27 @@ def test_what_follows_a_state_is_found_once():
     assert walks == [[0, 1], [2]]
 
 
+@given(catalogue=st.lists(words.filter(len), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_a_text_stands_for_the_only_title_it_can_become(catalogue):
+    tokens = TokenTrie.build([b"a", b"b", b"c", b""], [3])
+    titles = TitleTrie.build(catalogue, tokens)
+
+    def state(text):
+        node = titles.initial()
+        for byte in text:
+            node = int(titles.advance([node], [byte - 97])[0])
+        return node
+
+    for prefix in {title[:n] for title in catalogue for n in range(len(title) + 1)}:
+        titles_below = {title for title in catalogue if title.startswith(prefix)}
+        stands_for = titles_below.pop() if len(titles_below) == 1 else prefix
+        assert titles.merge_keys([state(prefix)]) == state(stands_for)
+    ends = titles.advance([state(title) for title in catalogue], [3] * len(catalogue))
+    assert titles.merge_keys(ends).tolist() == ends.tolist()
+    assert titles.merge_keys([DEAD]) == DEAD
+
+
 @pytest.mark.parametrize(
     ("titles", "message"),
     [([], "no item has one"), (["", ""], "no item has one"), (["x"], "can write none")],
