@@ -12,6 +12,9 @@ Rows are the distinct sequences in lexicographic order. States are numbered brea
      /  \      \
    3: 3  7: 4   1: 5      depth 2     rows [0, 1)  [1, 2)  [2, 3)
 
+Sequences of unequal length end in a token of their own, repeated up to the longest one's length;
+what follows an end is forced, and costs no score (`recsys.decoding.expand`).
+
 A state is one integer, so forking a beam or rewinding it costs nothing. What can be had from other
 arrays is not stored: ten million items take less than 40 bytes each. Torch is not needed here; `to`
 makes the tensors that decoding reads (`recsys.constraint.transitions`).
@@ -29,6 +32,7 @@ import numpy as np
 from recsys.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
@@ -57,6 +61,7 @@ class ItemTrie:
         inner_start: (I,) int32 first row of each inner state.
         depth_start: (L + 2,) first state of each depth.
         branching: (L,) most children of any state, by depth of the parent.
+        end: token that fills sequences up to L; None if all are as long.
     """
 
     rows: NDArray[np.signedinteger]
@@ -69,20 +74,23 @@ class ItemTrie:
     inner_start: NDArray[np.int32]
     depth_start: tuple[int, ...]
     branching: tuple[int, ...]
+    end: int | None = None
     _devices: dict[str, DeviceTrie] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def build(cls, tokens: ArrayLike) -> ItemTrie:
+    def build(cls, tokens: ArrayLike | Sequence[ArrayLike], *, end: int | None = None) -> ItemTrie:
         """Build from one token sequence an item.
 
         Args:
             tokens: (items, L) integers from 0 to 2^31 - 1 in any order; rows may repeat
                 (collisions).
+            end: token that ends sequences shorter than the longest; lengths may then differ. It is
+                predicted like any other, as an end of sequence is, and occurs in no sequence.
 
         Raises:
             ValueError: empty, not 2-D, not integers, or a token out of range.
         """
-        tokens = np.asarray(tokens)
+        tokens = np.asarray(tokens) if end is None else _filled(tokens, end)
         if tokens.ndim != 2 or 0 in tokens.shape:
             raise ValueError(f"tokens must be (items, L) with items, L >= 1, got {tokens.shape}")
         if not np.issubdtype(tokens.dtype, np.integer):
@@ -105,7 +113,7 @@ class ItemTrie:
             columns = [column[starts] for column in columns]
             new = [flags[starts] for flags in new]
         rows = np.stack(columns, axis=1)
-        return cls(rows, order, row_item_start, item_row, *_number_states(columns, new))
+        return cls(rows, order, row_item_start, item_row, *_number_states(columns, new), end)
 
     @property
     def num_rows(self) -> int:
@@ -225,7 +233,11 @@ class ItemTrie:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in self._arrays().items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
-        shape = {"depth_start": self.depth_start, "branching": self.branching}
+        shape = {
+            "depth_start": self.depth_start,
+            "branching": self.branching,
+            "end": self.end,
+        }
         (folder / _SHAPE).write_text(json.dumps(shape) + "\n", encoding="utf-8")
 
     @classmethod
@@ -245,7 +257,7 @@ class ItemTrie:
                 )
                 for name in _ARRAYS
             }
-            trie = cls(**arrays, depth_start=depth_start, branching=branching)
+            trie = cls(**arrays, depth_start=depth_start, branching=branching, end=shape["end"])
             trie._check()
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise ArtifactError(f"{folder}: not a saved trie ({error}); build it again") from error
@@ -286,6 +298,22 @@ class ItemTrie:
 
 
 _ARRAYS = tuple(f.name for f in fields(ItemTrie) if str(f.type).startswith("NDArray"))
+
+
+def _filled(sequences: Any, end: int) -> NDArray[np.int64]:
+    """(items, L) the sequences, each followed by `end` up to the longest one's length."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    if not lengths.all():
+        raise ValueError(f"item {int(lengths.argmin())} has an empty sequence")
+    flat = np.concatenate([np.asarray(sequence) for sequence in sequences] or [np.zeros(0, int)])
+    if not np.issubdtype(flat.dtype, np.integer):
+        raise ValueError(f"tokens must be integers, got {flat.dtype}")
+    if (flat == end).any():
+        item = int(np.searchsorted(np.cumsum(lengths), (flat == end).argmax(), side="right"))
+        raise ValueError(f"item {item} has the token {end}, which ends sequences")
+    filled = np.full((len(lengths), int(lengths.max(initial=0))), end, np.int64)
+    filled[np.arange(filled.shape[1]) < lengths[:, None]] = flat
+    return filled
 
 
 def _smallest(most: int) -> type[np.int16 | np.int32]:

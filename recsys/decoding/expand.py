@@ -193,10 +193,18 @@ class Step:
         else:
             # a dead beam has nothing allowed: keep its total finite, or -inf - -inf would be NaN
             total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
-        log_probs = frontier.log_probs.unsqueeze(-1) + (chosen - total)
+        gains = chosen - total
+        if self.trie.source.end is not None:
+            gains = gains.masked_fill(self._ended(frontier.states) & children.alive, 0.0)
+        log_probs = frontier.log_probs.unsqueeze(-1) + gains
         if self.noise is None:
             return log_probs, log_probs
         return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs
+
+    def _ended(self, states: torch.Tensor) -> torch.Tensor:
+        """(B, W, 1) whether a sequence has ended at a state: what fills it up costs nothing."""
+        last = self.trie.tokens_of(states.clamp(min=0))
+        return ((last == self.trie.source.end) & (states > 0)).unsqueeze(-1)
 
 
 def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
