@@ -46,7 +46,7 @@ def atspeed(
         typer.Option(help=f"Training of a draft, at most (draft.max_minutes, else {MINUTES})."),
     ] = None,
     users: Annotated[
-        int | None, typer.Option(min=1, help="Test users whose passes are counted (300).")
+        int | None, typer.Option(min=1, help="Test users whose passes are counted (200).")
     ] = None,
     timed: Annotated[
         int | None, typer.Option(min=1, help="Of them, whose requests are timed (20).")

@@ -17,6 +17,7 @@ from recsys.artifacts import read_manifest
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding.speculative import PATCH_NODES
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
 from recsys.models.checkpoint import load_model
 from recsys.models.tree_forward import TreeModel
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from training.atspeed.lineup import DraftSpace, Variant
 
 BATCH = 25
-PATCH_NODES = 256
+ROOMY_PATCH = 256  # nodes, for trees that know the trie; elsewhere the first pass counts
 Z = 1.96  # of a 95 % interval
 ROUNDING, TIE = 1e-4, 1e-5  # how far equal scores may lie apart, and rows change places
 
@@ -148,9 +149,8 @@ def ask(scene: Scene, draft: TreeModel | None, question: Question, group: Any, s
     elif draft is not None:
         depth = question.depth or levels - 1
         drafter = ModelDrafter(draft, widths=[question.drafts or k] * min(depth, levels - 1))
-    return speculative_beam_search(
-        scene.target, drafter, group, scene.trie, k, patch_nodes=PATCH_NODES
-    )
+    patch = PATCH_NODES if question.nodes is None else ROOMY_PATCH
+    return speculative_beam_search(scene.target, drafter, group, scene.trie, k, patch_nodes=patch)
 
 
 @dataclass(frozen=True)

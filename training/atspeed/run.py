@@ -93,7 +93,7 @@ class Options:
     seeds: tuple[int, ...] = (0,)
     budget: Budget = field(default_factory=Budget)
     workers: int = 2
-    users: int = 300
+    users: int = 200
     timed: int = 20
     hf_timed: int = 4
     recall_users: int = 1000

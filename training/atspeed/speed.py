@@ -83,7 +83,7 @@ def walltimes(
                 "beam_ms": spread([1000 * s for s in own.wall]),
                 "ws_beam": ratio(own.wall, mine.wall),
                 "ws_huggingface": ratio(theirs.wall, mine.wall),
-                "cpu_beam": ratio(own.cpu, mine.cpu),
+                "ws_beam_cpu": ratio(own.cpu, mine.cpu),
             }
             for name, mine in times.items()
         ]
