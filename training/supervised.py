@@ -131,6 +131,8 @@ def train_supervised(
     pad: int = 0,
     seed: int = 0,
     watch: Callable[[], dict[str, float]] | None = None,
+    exit_layer: int = 1,
+    agreement: float = 0.0,
 ) -> Progress:
     """Train `model` in place on the training histories, validated on validation users.
 
@@ -144,6 +146,8 @@ def train_supervised(
         pad: token that fills rows.
         seed: of everything random.
         watch: more metrics for the log, asked for with each validation.
+        exit_layer: see `NextToken`.
+        agreement: see `NextToken`.
     """
     batches = windows(dataset, encoder, config, pad=pad, seed=seed)
     module = NextToken(
@@ -151,6 +155,8 @@ def train_supervised(
         label_smoothing=config.label_smoothing,
         dropout=config.embedding_dropout,
         dtype=training_dtype(model, config),
+        exit_layer=exit_layer,
+        agreement=agreement,
     )
     validation = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
 

@@ -48,6 +48,8 @@ class TargetConfig(SupervisedConfig):
     """
 
     init_from_centroids: bool = True
+    agreement: float = 0.0
+    exit_layer: int = 1
     prompt: PromptConfig = field(default_factory=PromptConfig)
     base: Path | None = None
     instruction: str = "Items of one customer, oldest first:"
@@ -56,6 +58,10 @@ class TargetConfig(SupervisedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.agreement < 0:
+            raise ConfigError(f"agreement: want at least 0, got {self.agreement}")
+        if self.exit_layer < 1:
+            raise ConfigError(f"exit_layer: want at least 1, got {self.exit_layer}")
         if self.base is not None and self.refresh is not None:
             raise ConfigError("base and refresh: a target starts from one of them; leave one out")
 
@@ -106,6 +112,7 @@ def stage(context: Context) -> Path:
     progress = train_supervised(
         model, material.dataset, encoder, config, checkpoints,
         name="target", pad=vocabulary.pad, seed=seed,
+        exit_layer=config.exit_layer, agreement=config.agreement,
     )  # fmt: skip
     info = describe(progress, config, model)
     if before:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from recsys.errors import ConfigError
 from recsys.testing import tiny_model
 from training.objective import NextToken, smoothed_cross_entropy
 
@@ -101,3 +102,27 @@ def test_a_hundred_steps_on_one_batch_drive_the_loss_down():
         module(*batch()).backward()
         optimizer.step()
     assert module(*batch()).item() < 0.05 * first
+
+
+def test_agreement_adds_the_divergence_from_what_the_first_layers_say():
+    model = tiny_model().train()
+    tokens, loss = batch()
+    found = NextToken(model, agreement=0.5, exit_layer=1)(tokens, loss)
+    states = model(tokens, output_hidden_states=True)
+    asked = loss[:, 1:]
+    log_p = states.logits[:, :-1][asked].log_softmax(-1)
+    early = model.lm_head(model.model.norm(states.hidden_states[1][:, :-1][asked]))
+    log_q = early.log_softmax(-1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    plain = cross_entropy(log_p, tokens[:, 1:][asked])
+    torch.testing.assert_close(found, plain + 0.5 * divergence)
+    found.backward()
+    grown = [layer.mlp.up_proj.weight.grad for layer in model.model.layers]
+    assert all(grad.abs().max() > 0 for grad in grown), "the last layers learn to be followed"
+    asking = NextToken(model, agreement=0.5).eval()
+    assert asking(tokens, loss).item() == pytest.approx(plain.item()), "it is a training loss"
+
+
+def test_agreement_needs_layers_behind_the_exit():
+    with pytest.raises(ConfigError, match="exit_layer"):
+        NextToken(tiny_model(layers=2), agreement=1.0, exit_layer=2)
