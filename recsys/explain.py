@@ -1,4 +1,4 @@
-"""Why an item was recommended: JSON of a schema, written by a language model.
+"""Why an item was recommended: JSON in a fixed form, written by a language model.
 
 Each answer names the item, titles of the history that it follows from, and a reason in words. The
 first two can only be what they should be: the item is forced and costs no forward, and the titles
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from recsys.constraint.grammar import GrammarCompiler, json_schema
+from recsys.constraint.grammar import GrammarCompiler, lark, subsequence_rules
 from recsys.constraint.token_trie import TextTokenizer
 from recsys.decoding.constrained_text import sample_text
 from recsys.errors import ArtifactError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from recsys.constraint.grammar import Grammar
     from recsys.decoding.constrained_text import SampledText
 
 PROMPT = "A customer liked: {history}.\nRecommended next: {item}.\nWhy, as JSON:\n"
@@ -38,7 +39,7 @@ class Explanation:
 
     Attributes:
         item: its title.
-        because: titles of the history.
+        because: titles of the history, each once.
         reason: in words.
     """
 
@@ -163,7 +164,7 @@ class Explainer:
         found = sample_text(
             self._model,
             prompts,
-            [self._compiler.constraint(json_schema(self._schema(shown, item))) for item in items],
+            [self._compiler.constraint(self._grammar(shown, item)) for item in items],
             max((self._longest(shown, item) for item in items), default=1),
             temperature=temperature,
             seed=seed,
@@ -174,21 +175,18 @@ class Explainer:
             for text, written in zip(texts, found, strict=True)
         ]
 
-    def _schema(self, shown: list[str], item: str) -> dict[str, Any]:
-        """What an answer looks like."""
-        because: dict[str, Any] = {"type": "array", "maxItems": 0}
-        if shown:
-            because = {"type": "array", "items": {"enum": shown}, "maxItems": self._most_because}
-        return {
-            "type": "object",
-            "properties": {
-                "item": {"const": item},
-                "because": because,
-                "reason": {"type": "string", "minLength": 1, "maxLength": self._longest_reason},
-            },
-            "required": ["item", "because", "reason"],
-            "additionalProperties": False,
-        }
+    def _grammar(self, shown: list[str], item: str) -> Grammar:
+        """What an answer looks like. That no title is named twice, no JSON schema can say."""
+        titles = [json.dumps(title, ensure_ascii=False) for title in shown]
+        most = min(self._most_because, len(titles))
+        begin = f'{{"item":{json.dumps(item, ensure_ascii=False)},"because":['
+        reason = {"type": "string", "minLength": 1, "maxLength": self._longest_reason}
+        rules = [
+            f'start: {json.dumps(begin, ensure_ascii=False)} because "],\\"reason\\":" reason "}}"',
+            subsequence_rules("because", titles, ",", 0, most) if most else 'because: ""',
+            f"reason: %json {json.dumps(reason)}",
+        ]
+        return lark("\n".join(rules))
 
     def _longest(self, shown: list[str], item: str) -> int:
         """Tokens that any answer fits into: each writes a byte at least, and one ends."""

@@ -181,21 +181,37 @@ def delimited_subsequence(
     if least > len(candidates):
         raise ValueError(f"delimited_subsequence: least is {least} of {len(candidates)} candidates")
     most = min(most, len(candidates))
-    # from_i_k: candidates i and later may follow, k are written; the last rule of each allows skips
-    rules = ["start: from_0_0"]
-    names = [_literal(candidate) for candidate in candidates]
+    rules = subsequence_rules("start", candidates, delimiter, least, most)
+    return Grammar("delimited_subsequence", LLMatcher.grammar_from_lark(rules))
+
+
+def subsequence_rules(
+    name: str, candidates: Sequence[str], delimiter: str, least: int, most: int
+) -> str:
+    """Lark rules of `delimited_subsequence`, to be part of a larger grammar.
+
+    Args:
+        name: of the rule that others refer to.
+        candidates: as there, like the others; `most` and `least` may be reached.
+        delimiter: between two candidates.
+        least: fewest.
+        most: most.
+    """
+    # NAME_i_k: candidates i and later may follow, k are written. Those that cannot come to `least`
+    # any more have no rule.
+    rules = [f"{name}: {name}_0_0"]
     for i in range(len(candidates) + 1):
         for k in range(min(i, most) + 1):
             if i == len(candidates) or k == most:
                 ways = ['""'] if k >= least else []
             else:
                 between = f"{_literal(delimiter)} " if k else ""
-                ways = [f"{between}{names[i]} from_{i + 1}_{k + 1}"]
+                ways = [f"{between}{_literal(candidates[i])} {name}_{i + 1}_{k + 1}"]
                 if len(candidates) - i - 1 + k >= least:
-                    ways.append(f"from_{i + 1}_{k}")
+                    ways.append(f"{name}_{i + 1}_{k}")
             if ways:
-                rules.append(f"from_{i}_{k}: " + " | ".join(ways))
-    return Grammar("delimited_subsequence", LLMatcher.grammar_from_lark("\n".join(rules)))
+                rules.append(f"{name}_{i}_{k}: " + " | ".join(ways))
+    return "\n".join(rules)
 
 
 def parse(kind: type, text: str) -> Any:

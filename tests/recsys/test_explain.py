@@ -11,7 +11,7 @@ from recsys.explain import Explainer
 from recsys.testing import byte_level_tokenizer, tiny_model
 
 HISTORY = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "Heat"]
-ITEMS = ["Toy Story", "Up {really}", "Ünder\nlines", "Toy Story"]
+ITEMS = ["Toy Story", "Up {really}", "Ünder\nlines 🎬 \\", "Toy Story"]
 FAST = byte_level_tokenizer([*HISTORY, *ITEMS, "because it is much like the others"], 330)
 
 
@@ -32,7 +32,7 @@ def test_a_random_model_writes_valid_explanations(seed, temperature):
         value = json.loads(f.json)
         assert list(value) == ["item", "because", "reason"]
         assert set(value["because"]) <= set(HISTORY)
-        assert len(value["because"]) <= 3
+        assert len(set(value["because"])) == len(value["because"]) <= 3
         assert 1 <= len(value["reason"]) <= 20
         assert value == vars(f.explanation)
 
