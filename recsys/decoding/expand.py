@@ -35,7 +35,11 @@ class TokenLogits(NamedTuple):
 
     @classmethod
     def of(cls, logits: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
-        """Cut (B, W, V) logits down to the alphabet."""
+        """Cut (B, W, V) logits down to the alphabet; a view where its tokens lie in a row."""
+        alphabet = trie.source.alphabet
+        first, size = int(alphabet[0]), len(alphabet)
+        if int(alphabet[-1]) - first + 1 == size:
+            return cls(logits.narrow(-1, first, size), logits.logsumexp(-1))
         return cls(logits.index_select(-1, trie.alphabet), logits.logsumexp(-1))
 
     def at(self, places: torch.Tensor) -> TokenLogits:
