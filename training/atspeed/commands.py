@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from recsys.config import Settings
     from training.atspeed.run import Options
 
-MINUTES = 1.2
+MINUTES = 1.0
 # A toy: everything is made and asked in seconds, and nothing is learned.
 QUICK: dict[str, Any] = {
     "name": "atspeed-quick",
@@ -46,7 +46,10 @@ def atspeed(
         typer.Option(help=f"Training of a draft, at most (draft.max_minutes, else {MINUTES})."),
     ] = None,
     users: Annotated[
-        int | None, typer.Option(min=1, help="Test users whose passes are counted (200).")
+        int | None,
+        typer.Option(
+            min=1, help="Test users whose passes are counted (200; 100 with large trees)."
+        ),
     ] = None,
     timed: Annotated[
         int | None, typer.Option(min=1, help="Of them, whose requests are timed (20).")
@@ -154,9 +157,9 @@ def _options(
     small: dict[str, Any] = {}
     if quick:
         small = {
-            "users": 6, "timed": 2, "hf_timed": 1, "recall_users": 10, "ks": (1, 3), "drafts": 6,
-            "studied": (3,), "widths": (3, 6), "node_ks": (3,), "nodes": (8, 16),
-            "recall_ks": (3,),
+            "users": 6, "node_users": 5, "timed": 2, "hf_timed": 1, "recall_users": 10,
+            "ks": (1, 3), "drafts": 6, "studied": (3,), "widths": (3, 6), "node_ks": (3,),
+            "nodes": (8, 16), "recall_ks": (3,),
         }  # fmt: skip
     return Options(
         parts=chosen,
@@ -172,4 +175,6 @@ def _users(options: Options, users: int | None, timed: int | None, recall: int |
     from dataclasses import replace
 
     asked = {"users": users, "timed": timed, "recall_users": recall}
+    if users is not None:
+        asked["node_users"] = min(users, options.node_users)
     return replace(options, **{k: v for k, v in asked.items() if v is not None})  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ class Budget:
         epochs: passes over its data.
     """
 
-    minutes: float = 1.2
+    minutes: float = 1.0
     epochs: int = 20
 
 

@@ -222,6 +222,7 @@ def describe(samples: Sequence[Sample]) -> dict[str, Any]:
     passes = np.mean([s.passes for s in samples], axis=0)
     return {
         **samples[0].question.row,
+        "users": len(accepted),
         "accepted": cell(accepted),
         "passes": cell(passes),
         "by_seed": [round(float(s.accepted.mean()), 3) for s in samples],

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 INITS = {"scratch": "from scratch", "target": "from the target"}
 PAPER = "paper (7B)"
-WIDTH = 120  # columns, where nobody says
+WIDTH = 150  # columns, where nobody says
 BOUND_K, BOUND_NODES, BOUND_PASSES, BOUND_FLOPS = 20, 256, 1.25, 0.25
 
 

@@ -76,6 +76,7 @@ class Options:
         budget: of one draft's training.
         workers: processes that train and ask side by side.
         users: test users whose requests are counted.
+        node_users: the same of trees that know the trie, which take longest.
         timed: of them, whose requests are timed.
         hf_timed: of them, whose requests Hugging Face is given.
         recall_users: test users whose recommendations are measured.
@@ -94,12 +95,13 @@ class Options:
     budget: Budget = field(default_factory=Budget)
     workers: int = 2
     users: int = 200
+    node_users: int = 100
     timed: int = 20
     hf_timed: int = 4
     recall_users: int = 1000
     ks: tuple[int, ...] = paper.KS
     drafts: int = paper.DRAFTS
-    studied: tuple[int, ...] = (10, 20)
+    studied: tuple[int, ...] = (5, 10, 20)
     widths: tuple[int, ...] = (10, 20, 40, 60, 80)
     node_ks: tuple[int, ...] = (5, 10, 20, 50)
     nodes: tuple[int, ...] = (128, 256, 400)
@@ -109,30 +111,32 @@ class Options:
 class _Answers:
     """Samples by variant and question; the questions are gathered first, then asked at once."""
 
-    def __init__(self, context: Context, users: int) -> None:
-        self._workspace, self._users = context.workspace, users
-        self._wanted: dict[str, tuple[Variant | None, dict[Question, None]]] = {}
+    def __init__(self, context: Context) -> None:
+        self._workspace = context.workspace
+        self._wanted: dict[tuple[str, int], tuple[Variant | None, dict[Question, None]]] = {}
         self._found: dict[tuple[str, Question], Sample] = {}
 
-    def want(self, variants: Sequence[Variant | None], questions: Sequence[Question]) -> None:
-        """Questions to put to each variant; None is no draft at all."""
+    def want(
+        self, variants: Sequence[Variant | None], questions: Sequence[Question], users: int
+    ) -> None:
+        """Questions to put to each variant for so many users; None is no draft at all."""
         for variant in variants:
-            entry = self._wanted.setdefault(_key(variant), (variant, {}))
+            entry = self._wanted.setdefault((_key(variant), users), (variant, {}))
             entry[1].update(dict.fromkeys(questions))
 
     def ask(self, run: Run) -> None:
-        """Put them."""
+        """Put them, the longest tasks first."""
         tasks = [
             Asking(
                 variant,
                 self._workspace,
                 None if variant is None else DraftSpace.seen_by(self._workspace, variant),
                 tuple(questions),
-                self._users,
+                users,
             )
-            for variant, questions in self._wanted.values()
+            for (_, users), (variant, questions) in self._wanted.items()
         ]
-        tasks.sort(key=lambda task: -len(task.questions))  # the longest first
+        tasks.sort(key=lambda task: -len(task.questions) * task.users)
         for task, samples in zip(tasks, run(call, tasks), strict=True):
             for sample in samples:
                 self._found[_key(task.variant), sample.question] = sample
@@ -203,7 +207,7 @@ class _Study:
     """Who is asked what in which part, and the rows that come of it."""
 
     def __init__(self, context: Context, options: Options) -> None:
-        self.options, self.answers = options, _Answers(context, options.users)
+        self.options, self.answers = options, _Answers(context)
         self.init = options.inits[0]
 
     def _seeds(self, variant: Variant) -> list[Variant]:
@@ -240,21 +244,21 @@ class _Study:
         everyone = plain(o.inits, o.seeds)
         here = plain([self.init], o.seeds)
         if "table" in o.parts:
-            want(everyone, self._table())
+            want(everyone, self._table(), o.users)
         if "ablations" in o.parts:
             for verification, objective in VERIFICATIONS.items():
                 questions = [Question(k, verification, o.drafts) for k in o.ks]
                 several = [*here, *ablations(self.init, o.seeds)]
-                want([v for v in several if v.objective == objective], questions)
+                want([v for v in several if v.objective == objective], questions, o.users)
         if "effects" in o.parts:
             for (_, objective), questions in self._effects().items():
-                want([v for v in here if v.objective == objective], questions)
+                want([v for v in here if v.objective == objective], questions, o.users)
             questions = [Question(k, "strict", o.drafts) for k in o.studied]
             alike = [v for v in here if v.objective in (STRICT, "sft")]
-            want([*alike, *strengths(self.init, o.seeds)], questions)
+            want([*alike, *strengths(self.init, o.seeds)], questions, o.users)
         if "nodes" in o.parts:
-            want(everyone, self._of_nodes())
-            want([None], [Question(k, drafts=None, nodes=0) for k in o.node_ks])
+            want(everyone, self._of_nodes(), o.node_users)
+            want([None], [Question(k, drafts=None, nodes=0) for k in o.node_ks], o.node_users)
 
     def rows(self) -> dict[str, list[Row]]:
         """Rows by part."""
