@@ -62,7 +62,7 @@ class Column:
                 return self._any(self.values == places[0])
             table = np.zeros(len(self.words) + 1, np.bool_)
             table[places] = True  # the last entry is a missing element's: place -1
-            return self._any(table[self.values])
+            return self._any(table.take(self.values))
         if len(wanted) <= _FEW:
             found = np.zeros(len(self.known), np.bool_)
             for value in wanted:

@@ -28,7 +28,8 @@ class RowMask:
     Attributes:
         items: (items,) bool, by place in `ItemTrie.row_items`.
         before: (R + 1,) int32 how many of the rows before each one have an allowed item.
-        alive: (S,) bool, the states that have one below.
+        alive: (S + C,) bool, the states that have one below; False behind the last state, so that
+            C children may be read from any.
     """
 
     items: NDArray[np.bool_]
@@ -43,13 +44,13 @@ class RowMask:
         if trie.num_rows < trie.num_items:
             rows = np.diff(_running(items)[trie.row_item_start]) > 0
         before = _running(rows)
-        alive = np.empty(trie.num_states, np.bool_)
+        alive = np.zeros(trie.num_states + max(trie.branching), np.bool_)
         for depth in range(trie.num_levels):
             first, last = trie.depth_start[depth : depth + 2]
             counts = before.take(trie.starts_at(depth))
             np.not_equal(counts[1:], counts[:-1], out=alive[first : last - 1])
             alive[last - 1] = before[-1] != counts[-1]
-        alive[trie.depth_start[-2] :] = rows
+        alive[trie.depth_start[-2] : trie.num_states] = rows
         return cls(items, before, alive)
 
     def to(self, device: str | torch.device) -> torch.Tensor:
@@ -99,7 +100,7 @@ def dead_states(
         for mask in {id(m): m for m in masks if m is not None}.values():
             theirs = np.array([other is mask for other in masks])
             groups.append((mask, theirs))
-            keep = ~theirs[request] | mask.alive[trie.depth_start[-2] + row]
+            keep = ~theirs[request] | (mask.before[row + 1] > mask.before[row])
             request, row = request[keep], row[keep]
     dead = []
     for depth in range(1, trie.num_levels + 1):

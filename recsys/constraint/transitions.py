@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from recsys.constraint.mask import dead_states
@@ -17,7 +18,6 @@ from recsys.constraint.mask import dead_states
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from recsys.constraint.mask import RowMask
@@ -58,35 +58,43 @@ class Allowed:
     """What each request may get, as the states that hold some of it.
 
     Attributes:
-        alive: (F, S) bool, one line a distinct filter.
-        line: (B,) int64 each request's.
+        alive: (S + C,) bool each, one a distinct mask (`RowMask`).
+        line: (B,) int64 which of them is each request's.
     """
 
-    alive: torch.Tensor
+    alive: tuple[torch.Tensor, ...]
     line: torch.Tensor
 
     def take(self, requests: torch.Tensor) -> Allowed:
         """The same for some requests of the batch."""
         return Allowed(self.alive, self.line[requests])
 
-    def at(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W, C) bool, whether each of the states holds something allowed."""
-        if len(self.alive) > 1:
-            states = states + (self.line * self.alive.shape[1])[:, None, None]
-        return self.alive.flatten().index_select(0, states.flatten()).view_as(states)
+    def runs(self, first: torch.Tensor, width: int) -> torch.Tensor:
+        """(B, W, C) of the C = `width` states from each of the (B, W) states `first` on."""
+        if len(self.alive) == 1:
+            return _runs(self.alive[0], first, width)
+        if first.device.type == "cpu":  # asking one by one is faster than joining the masks
+            lines = zip(first, self.line.tolist(), strict=True)
+            return torch.stack([_runs(self.alive[line], f, width) for f, line in lines])
+        size = len(self.alive[0])
+        return _runs(torch.cat(self.alive), first + (self.line * size)[:, None], width)
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceTrie:
-    """`ItemTrie` on a device; on a CPU the tensors share its memory.
+    """`ItemTrie` on a device; on a CPU most tensors share its memory.
+
+    C is the most children of any state.
 
     Attributes:
         source: the arrays it was made from (sizes and depths are read from there, on the host).
         alphabet: (A,) int64 tokens that occur in the trie, ascending; all that a step looks at.
-        symbol: (S,) int16 or int32 place in `alphabet` of the token that leads into each state.
+        symbol: (S + C,) int16 or int32 place in `alphabet` of the token that leads into each state;
+            0 behind the last one, so that C children may be read from any state.
         first_child: (I + 1,) int32; the I inner states come before the leaves.
         row_start: (I,) int32.
         rows: (R, L) int16 or int32.
+        ramp: (2 C,) bool, C times True and then False.
     """
 
     source: ItemTrie
@@ -95,11 +103,15 @@ class DeviceTrie:
     first_child: torch.Tensor
     row_start: torch.Tensor
     rows: torch.Tensor
+    ramp: torch.Tensor
 
     @classmethod
     def of(cls, trie: ItemTrie, device: str | torch.device) -> DeviceTrie:
         """The arrays of `trie` on `device`."""
-        arrays = (trie.alphabet, trie.symbol, trie.first_child, trie.inner_start, trie.rows)
+        most = max(trie.branching)
+        symbol = np.append(trie.symbol, np.zeros(most, trie.symbol.dtype))
+        ramp = np.arange(2 * most) < most
+        arrays = (trie.alphabet, symbol, trie.first_child, trie.inner_start, trie.rows, ramp)
         return cls(trie, *(torch.from_numpy(a).to(device) for a in arrays))
 
     @property
@@ -123,19 +135,20 @@ class DeviceTrie:
             allowed: from `allow`, or None. With both, `excluded` must have been made for the same
                 masks. A child is alive while its rows hold one that is allowed and not excluded.
         """
-        states = states.unsqueeze(-1)
-        first = _look_up(self.first_child, states)  # (B, W, 1)
+        width = self.source.branching[depth]
+        first = _look_up(self.first_child, states)
         count = _look_up(self.first_child, states + 1) - first
-        place = torch.arange(self.source.branching[depth], device=states.device)
-        alive = place < count
-        child = first + torch.minimum(place, count - 1)  # (B, W, C)
+        # children lie side by side, so all that is known of them is read in runs
+        alive = _runs(self.ramp, len(self.ramp) // 2 - count, width)
         if allowed is not None:
-            alive &= allowed.at(child)
+            alive &= allowed.runs(first, width)
+        place = torch.arange(width, device=states.device)
+        child = first.unsqueeze(-1) + torch.minimum(place, count.unsqueeze(-1) - 1)  # (B, W, C)
         if excluded is not None and excluded.dead[depth].shape[1]:
             dead, flat = excluded.dead[depth], child.flatten(1)
             nearest = torch.searchsorted(dead, flat).clamp_(max=dead.shape[1] - 1)
             alive &= (dead.gather(1, nearest) != flat).view_as(child)
-        return Children(child, _look_up(self.symbol, child), alive)
+        return Children(child, _runs(self.symbol, first, width).long(), alive)
 
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:
         """Token that leads into each state; any for the root."""
@@ -181,16 +194,21 @@ class DeviceTrie:
         if not any(distinct.values()):
             return None
         line = {key: place for place, key in enumerate(distinct)}
-        alive = [
-            torch.ones(self.source.num_states, dtype=torch.bool, device=self.device)
-            if mask is None
-            else mask.to(self.device)
-            for mask in distinct.values()
-        ]
+        size = self.source.num_states + max(self.source.branching)
+        everything = torch.ones(size, dtype=torch.bool, device=self.device)
         return Allowed(
-            torch.stack(alive) if len(alive) > 1 else alive[0][None],
+            tuple(everything if m is None else m.to(self.device) for m in distinct.values()),
             torch.tensor([line[id(mask)] for mask in masks], device=self.device),
         )
+
+
+def _runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
+    """(..., width) runs of `table` from each of the places `first` on.
+
+    A run is copied as a whole, which takes a quarter of the time of reading entry by entry.
+    """
+    rows: torch.Tensor = table.unfold(0, width, 1).index_select(0, first.flatten())
+    return rows.view(*first.shape, width)
 
 
 def _look_up(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -207,7 +207,9 @@ def test_a_branch_dies_with_its_last_allowed_row_by_hand():
     trie = ItemTrie.build(DRAWN)  # rows 53, 57 (two items), 91
     one = RowMask.of(trie, np.array([True, False, False, True]))  # of items 2, 1, 3, 0
     assert one.before.tolist() == [0, 1, 1, 2]
-    assert one.alive.tolist() == [True, True, True, True, False, True]
+    assert trie.alphabet.tolist() == [1, 3, 5, 7, 9]
+    assert trie.symbol.tolist() == [0, 2, 4, 1, 3, 0]
+    assert one.alive.tolist() == [True, True, True, True, False, True, False, False]
     assert one.eligible == 2
     dead = dead_states(trie, [np.array([0, 0]), np.array([1]), np.array([0, 1])], [one, one, None])
     assert dead[0].tolist() == [[1], [6], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
