@@ -1,10 +1,10 @@
 """Constraint: what building, keeping, stepping and filtering a trie costs, against what others do.
 
 Catalogues are random: uniform codes give more prefixes than any real index of their size, which is
-the worst case for memory. A step is the children of B x K beams in the middle of a search. All but
-the builds are times of the processor: neighbours on a machine stretch what passes on a clock. Others
+the worst case for memory. A step is the children of B x K beams in the middle of a search. Others
 are Hugging Face's `PrefixConstrainedLogitsProcessor` over a nested dict, and over a table of sorted
-sequences that is searched by halves; what they allow is compared first.
+sequences that is searched by halves; what they allow is compared first. But for files, times are
+the processor's: neighbours on a machine stretch what passes on a clock.
 """
 
 from __future__ import annotations
