@@ -133,9 +133,9 @@ def choice(options: Sequence[str]) -> Grammar:
     """One of some texts."""
     if not options:
         raise ValueError("choice: no option")
-    return Grammar(
-        "choice", LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, options)))
-    )
+    # one terminal, not a rule of many: the parser then has one item to follow, the lexer the rest
+    texts = " | ".join(map(_literal, options))
+    return Grammar("choice", LLMatcher.grammar_from_lark(f"start: OPTION\nOPTION: {texts}"))
 
 
 def substring_of(text: str, unit: str = "characters") -> Grammar:

@@ -142,7 +142,7 @@ class _Rules:
             log_probs = log_probs.index_fill(-1, self.end, -torch.inf)
         if guide is not None:
             allowed = guide.allowed(beams.states[:, : logits.shape[1]])
-            log_probs = log_probs.masked_fill(~allowed, -torch.inf)
+            log_probs = log_probs.masked_fill_(~allowed, -torch.inf)
         total = (beams.scores.unsqueeze(-1) + log_probs).flatten(1)
         count = max(2, 1 + len(self.end)) * K
         if guide is None:
