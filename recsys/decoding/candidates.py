@@ -109,7 +109,7 @@ class UnionDrafter:
         passes = sum(p.passes for p in proposals)
         above = torch.zeros((len(prompts), 1), dtype=torch.int64, device=prompts.tokens.device)
         merged: list[Frontier] = []
-        for depth, width in enumerate(split_nodes(self.nodes, step.trie)):
+        for depth, width in enumerate(split_nodes(self.nodes, step.trie, num_beams)):
             found = [p.levels[depth] for p in proposals if len(p.levels) > depth]
             if not found:
                 break

@@ -182,12 +182,20 @@ def test_widths_can_be_given_level_by_level(wide):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"), [(256, [56, 85, 115]), (2, [1, 1, 1]), (20, [4, 6, 10])]
+    ("nodes", "beams", "expected"),
+    [
+        (256, 1, [42, 85, 129]),
+        (256, 20, [42, 85, 129]),
+        (128, 20, [25, 41, 62]),  # the first level gets a quarter more than K
+        (60, 20, [20, 20, 20]),  # and no level so much that another would get none
+        (2, 20, [1, 1, 1]),
+        (20, 1, [3, 6, 11]),
+    ],
 )
-def test_nodes_are_split_in_rising_shares(nodes, expected):
+def test_nodes_are_split_in_rising_shares(nodes, beams, expected):
     rng = np.random.default_rng(0)
     trie = ItemTrie.build(rng.integers(0, 256, (20_000, 4))).to()
-    assert split_nodes(nodes, trie) == expected
+    assert split_nodes(nodes, trie, beams) == expected
 
 
 def proposed(drafter, trie, prompts, exclude=None):
