@@ -8,7 +8,7 @@ are int64, which PyTorch indexes fastest with.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.constraint.trie import ItemTrie
+
+T = TypeVar("T")
 
 
 class Children(NamedTuple):
@@ -78,6 +81,35 @@ class Allowed:
             return torch.stack([_runs(self.alive[line], f, width) for f, line in lines])
         size = len(self.alive[0])
         return _runs(torch.cat(self.alive), first + (self.line * size)[:, None], width)
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """What each request's items gain, as the most below each state.
+
+    Attributes:
+        most: (S,) float32 each, one a distinct boost (`Boost`).
+        line: (B,) int64 which of them is each request's.
+    """
+
+    most: tuple[torch.Tensor, ...]
+    line: torch.Tensor
+
+    def take(self, requests: torch.Tensor) -> Gains:
+        """The same for some requests of the batch."""
+        return Gains(self.most, self.line[requests])
+
+    def at(self, states: torch.Tensor) -> torch.Tensor:
+        """(B, W, C) of each of the states."""
+        if len(self.most) == 1:
+            return self.most[0].index_select(0, states.flatten()).view_as(states)
+        if states.device.type == "cpu":
+            lines = zip(states, self.line.tolist(), strict=True)
+            return torch.stack(
+                [self.most[line].index_select(0, s.flatten()).view_as(s) for s, line in lines]
+            )
+        places = states + (self.line * len(self.most[0]))[:, None, None]
+        return torch.cat(self.most).index_select(0, places.flatten()).view_as(places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +190,10 @@ class DeviceTrie:
         """Row of each leaf; 0 for other states."""
         return (leaves - self.source.depth_start[-2]).clamp(min=0)
 
+    def leaves_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Leaf of each row."""
+        return rows + self.source.depth_start[-2]
+
     def sizes(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Rows below each of the states, all at `depth`."""
         source = self.source
@@ -190,15 +226,33 @@ class DeviceTrie:
         Args:
             masks: of each request; None for everything.
         """
-        distinct = {id(mask): mask for mask in masks}
-        if not any(distinct.values()):
+        if not any(masks):
             return None
-        line = {key: place for place, key in enumerate(distinct)}
+        distinct, line = self._distinct(masks)
         size = self.source.num_states + max(self.source.branching)
         everything = torch.ones(size, dtype=torch.bool, device=self.device)
         return Allowed(
-            tuple(everything if m is None else m.to(self.device) for m in distinct.values()),
-            torch.tensor([line[id(mask)] for mask in masks], device=self.device),
+            tuple(everything if m is None else m.to(self.device) for m in distinct), line
+        )
+
+    def gain(self, boosts: Sequence[Boost | None]) -> Gains | None:
+        """What each request's items gain, ready for a step; None where none gains anything.
+
+        Args:
+            boosts: of each request; None for nothing.
+        """
+        if not any(boosts):
+            return None
+        distinct, line = self._distinct(boosts)
+        nothing = torch.zeros(self.source.num_states, device=self.device)
+        return Gains(tuple(nothing if b is None else b.to(self.device) for b in distinct), line)
+
+    def _distinct(self, given: Sequence[T]) -> tuple[list[T], torch.Tensor]:
+        """The different objects among those given, and (B,) the place of each one's."""
+        distinct = {id(one): one for one in given}
+        place = {key: i for i, key in enumerate(distinct)}
+        return list(distinct.values()), torch.tensor(
+            [place[id(one)] for one in given], device=self.device
         )
 
 

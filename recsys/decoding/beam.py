@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
 
@@ -37,6 +38,7 @@ def beam_search(
     *,
     exclude: Sequence[ArrayLike] | None = None,
     masks: Sequence[RowMask | None] | None = None,
+    boosts: Sequence[Boost | None] | None = None,
     normalize: Normalize = "vocabulary",
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -53,6 +55,8 @@ def beam_search(
         num_beams: K, at least 1; may exceed the catalogue.
         exclude: trie rows that each request must not get (`ItemTrie.excluded_rows`).
         masks: what each request may get; None for everything.
+        boosts: what each request's items gain; the best are then those of the largest sums of
+            log-probability and boost, and `scores` are log-probabilities still.
         normalize: `vocabulary` (default) or `allowed`, see `Step`.
         seeds: one a request: sample K sequences without replacement from the model's distribution
             over what is allowed (`recsys.decoding.sampling`), in the order drawn. None searches.
@@ -64,8 +68,8 @@ def beam_search(
         Beams of shape (B, K); where fewer than K sequences exist, scores are -inf and rows -1.
 
     Raises:
-        ValueError: no beams, an empty prompt, a token outside the model's vocabulary, or a
-            temperature that is not above 0.
+        ValueError: no beams, an empty prompt, a token outside the model's vocabulary, a
+            temperature that is not above 0, or a sample with boosts.
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
@@ -77,6 +81,7 @@ def beam_search(
         exclude,
         normalize,
         masks=masks,
+        boosts=boosts,
         seeds=seeds,
         temperature=temperature,
     )
@@ -110,15 +115,19 @@ def prepare(
     normalize: Normalize,
     *,
     masks: Sequence[RowMask | None] | None = None,
+    boosts: Sequence[Boost | None] | None = None,
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> Step:
     """What is the same in every step, checked, on the model's device."""
     if num_beams < 1:
         raise ValueError(f"num_beams must be at least 1, got {num_beams}")
-    for name, values in (("exclude", exclude), ("masks", masks), ("seeds", seeds)):
+    given = {"exclude": exclude, "masks": masks, "boosts": boosts, "seeds": seeds}
+    for name, values in given.items():
         if values is not None and len(values) != requests:
             raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")
+    if seeds is not None and boosts is not None and any(boosts):
+        raise ValueError("boosts: a sample is drawn from the model's distribution alone")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     device = model.device
@@ -131,6 +140,7 @@ def prepare(
         if seeds is None
         else Noise(torch.tensor(list(seeds), dtype=torch.int64, device=device), temperature),
         None if masks is None else trie.allow(masks),
+        None if boosts is None else trie.gain(boosts),
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
     from recsys.decoding.output import Beams, DecodeStats
@@ -39,6 +40,7 @@ def complete(
     *,
     exclude: Sequence[ArrayLike] | None = None,
     masks: Sequence[RowMask | None] | None = None,
+    boosts: Sequence[Boost | None] | None = None,
     normalize: Normalize = "vocabulary",
     prompt_slots: int = 0,
     pass_nodes: int = 128,
@@ -53,6 +55,7 @@ def complete(
         trie: as given there.
         exclude: as given there.
         masks: as given there.
+        boosts: as given there.
         normalize: as given there.
         prompt_slots: as given there.
         pass_nodes: prefixes looked into at a time.
@@ -77,12 +80,16 @@ def complete(
     ready = Prompts.of(prompts, model).take(places)
     some = None if exclude is None else [exclude[i] for i in places]
     theirs = None if masks is None else [masks[i] for i in places]
-    step = prepare(model, len(ready), trie, num_beams, some, normalize, masks=theirs)
+    gains = None if boosts is None else [boosts[i] for i in places]
+    step = prepare(model, len(ready), trie, num_beams, some, normalize, masks=theirs, boosts=gains)
     rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
     known = CandidateDrafter(rows, num_beams * (levels - 1))
     proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)
     # The K-th score, as the table will compute it again: leave room for another rounding.
     limit = beams.scores[todo, -1:].to(model.score_dtype)
+    if step.gains is not None:
+        last = step.trie.leaves_of(beams.rows[todo, -1:].clamp(min=0)).unsqueeze(-1)
+        limit = limit + step.gains.at(last).squeeze(-1)
     limit = limit - 1e-4 * limit.abs().nan_to_num(posinf=0)
     found = Frontier.root(len(beams.rows), model.score_dtype, model.device).padded(num_beams)
     found = Frontier(*(part.clone() for part in found))  # its parts are written one by one

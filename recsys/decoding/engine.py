@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.decoding.draft import Drafter
     from recsys.decoding.expand import Normalize
@@ -111,6 +112,7 @@ class Engine:
         mode: Mode = "planned",
         exclude: Sequence[ArrayLike] | None = None,
         masks: Sequence[RowMask | None] | None = None,
+        boosts: Sequence[Boost | None] | None = None,
         normalize: Normalize = "vocabulary",
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
@@ -125,6 +127,7 @@ class Engine:
             mode: `planned` chooses; the others insist. `draft` needs a draft model.
             exclude: trie rows that each request must not get.
             masks: what each request may get; None for everything.
+            boosts: what each request's items gain, as for `beam_search`.
             normalize: `vocabulary` or `allowed`.
             seeds: one a request, to sample instead of searching.
             temperature: divides the logits, when sampling.
@@ -146,6 +149,7 @@ class Engine:
         options: dict[str, Any] = {
             "exclude": exclude,
             "masks": masks,
+            "boosts": boosts,
             "normalize": normalize,
             "prompt_slots": self.prompt_slots,
         }

@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from recsys.constraint.transitions import Allowed, Children, DeviceTrie, Excluded
+    from recsys.constraint.transitions import Allowed, Children, DeviceTrie, Excluded, Gains
     from recsys.decoding.sampling import Noise
 
 Normalize = Literal["vocabulary", "allowed"]
@@ -57,7 +57,7 @@ class Frontier(NamedTuple):
         tokens: (B, W) int64 last token.
         parents: (B, W) int64 place of the parent in the previous frontier.
         log_probs: (B, W) sum of log-probabilities. The scores themselves, but for sampling, where
-            a score is a perturbed log-probability.
+            a score is a perturbed log-probability, and with boosts, which scores include.
         rest: (B, 1) best score of a prefix that was pruned on the way; complete sequences are not
             prefixes. -inf if none was.
     """
@@ -134,6 +134,7 @@ class Step:
         noise: turns the search for the most probable sequences into sampling; then
             log-probabilities are at its temperature, and over the allowed tokens.
         allowed: what may be reached (`DeviceTrie.allow`), or None for everything.
+        gains: what scores are to have beside log-probabilities (`DeviceTrie.gain`), or None.
     """
 
     trie: DeviceTrie
@@ -141,6 +142,7 @@ class Step:
     normalize: Normalize = "vocabulary"
     noise: Noise | None = None
     allowed: Allowed | None = None
+    gains: Gains | None = None
 
     @property
     def levels(self) -> int:
@@ -154,6 +156,7 @@ class Step:
             excluded=None if self.excluded is None else self.excluded.take(requests),
             noise=None if self.noise is None else self.noise.take(requests),
             allowed=None if self.allowed is None else self.allowed.take(requests),
+            gains=None if self.gains is None else self.gains.take(requests),
         )
 
     def children(self, states: torch.Tensor, depth: int) -> Children:
@@ -197,10 +200,12 @@ class Step:
         else:
             # a dead beam has nothing allowed: keep its total finite, or -inf - -inf would be NaN
             total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
-        gains = chosen - total
+        steps = chosen - total
         if self.trie.source.end is not None:
-            gains = gains.masked_fill(self._ended(frontier.states) & children.alive, 0.0)
-        log_probs = frontier.log_probs.unsqueeze(-1) + gains
+            steps = steps.masked_fill(self._ended(frontier.states) & children.alive, 0.0)
+        log_probs = frontier.log_probs.unsqueeze(-1) + steps
+        if self.gains is not None:
+            return log_probs + self.gains.at(children.states), log_probs
         if self.noise is None:
             return log_probs, log_probs
         return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs

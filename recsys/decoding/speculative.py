@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from recsys.constraint import ItemTrie
+    from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import Children, DeviceTrie
     from recsys.decoding.draft import Proposal
@@ -50,6 +51,7 @@ def speculative_beam_search(
     *,
     exclude: Sequence[ArrayLike] | None = None,
     masks: Sequence[RowMask | None] | None = None,
+    boosts: Sequence[Boost | None] | None = None,
     normalize: Normalize = "vocabulary",
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -71,6 +73,7 @@ def speculative_beam_search(
             the target's distribution (`recsys.decoding.relaxed`); it needs seeds and a draft model.
         exclude: trie rows that each request must not get.
         masks: what each request may get; None for everything.
+        boosts: what each request's items gain, as for `beam_search`.
         normalize: `vocabulary` (default) or `allowed`.
         seeds: one a request, to sample as `beam_search` does; the same sample.
         temperature: divides the logits, when sampling.
@@ -100,6 +103,7 @@ def speculative_beam_search(
         exclude,
         normalize,
         masks=masks,
+        boosts=boosts,
         seeds=seeds,
         temperature=temperature,
     )

@@ -1,0 +1,68 @@
+"""Boosts: what recommending an item is worth beside its log-probability; a soft constraint.
+
+An item's score is log p + boost. A prefix is ranked by its log-probability and the most that any
+row below it gains, so a prefix's score still bounds those of all its descendants: beam search
+prunes by an upper bound, and its certificate, and best-first completion, hold as they are. What a
+mask or an exclusion hides still counts in that bound, which is then looser, not wrong. NumPy, but
+for `to`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from recsys.constraint.trie import ItemTrie
+
+
+@dataclass(frozen=True, eq=False)
+class Boost:
+    """What items gain, as a trie sees it.
+
+    Attributes:
+        items: (items,) float32, by place in `ItemTrie.row_items`.
+        most: (S,) float32 the most that any item below a state gains.
+    """
+
+    items: NDArray[np.float32]
+    most: NDArray[np.float32]
+    _devices: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
+        """From (items,) float32, by place in `trie.row_items`.
+
+        Raises:
+            ValueError: a value that is not finite.
+        """
+        if not np.isfinite(items).all():
+            raise ValueError("boosts must be finite")
+        below = items
+        if trie.num_rows < trie.num_items:
+            below = np.maximum.reduceat(items, trie.row_item_start[:-1])
+        levels = [below]
+        for depth in reversed(range(trie.num_levels)):
+            first, last = trie.depth_start[depth : depth + 2]
+            below = np.maximum.reduceat(below, trie.first_child[first:last] - last)
+            levels.append(below)
+        return cls(items, np.concatenate(levels[::-1]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.items.nbytes + self.most.nbytes
+
+    def to(self, device: str | torch.device) -> torch.Tensor:
+        """`most` on `device`; copied once a device and kept."""
+        import torch
+
+        key = str(device)
+        if key not in self._devices:
+            self._devices[key] = torch.from_numpy(self.most).to(device)
+        return self._devices[key]
