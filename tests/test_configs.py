@@ -15,6 +15,7 @@ from recsys.evaluation.protocol import EvaluationConfig
 from training.draft import DraftConfig
 from training.ids import IdsConfig
 from training.target import TargetConfig
+from training.teacher import TeacherConfig
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.y*ml"))
@@ -22,6 +23,7 @@ READERS = {
     "data": DataConfig,
     "ids": IdsConfig,
     "target": TargetConfig,
+    "teacher": TeacherConfig,
     "draft": DraftConfig,
     "evaluate": EvaluationConfig,
 }
