@@ -98,7 +98,9 @@ def byte_level_tokenizer(
     )
     bpe.train_from_iterator(texts, trainer)
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>"  # noqa: S106
+        tokenizer_object=bpe,
+        bos_token="<s>",  # noqa: S106
+        eos_token="</s>",  # noqa: S106
     )
 
 
