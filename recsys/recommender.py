@@ -15,7 +15,7 @@ import numpy as np
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import FilterCache, ItemFilter
+from recsys.constraint.filters import FilterCache, ItemBoosts, ItemFilter
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from recsys.artifacts import Manifest
     from recsys.catalog import Catalog
+    from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.decoding.engine import Mode
     from recsys.decoding.output import Beams, Certificate
@@ -43,7 +44,8 @@ class Recommendation:
 
     Attributes:
         item_id: outside id.
-        score: log-probability of its semantic ID given the history, over the whole vocabulary.
+        score: log-probability of its semantic ID given the history, over the whole vocabulary,
+            and what it gains by the request's boosts.
         title: from the catalogue.
         semantic_id: its codes, 0-based.
     """
@@ -71,10 +73,12 @@ class RecommendRequest:
         temperature: flattens (above 1) or sharpens that distribution.
         filter: recommend only items whose attributes it fits (`recsys.constraint.filters`); the
             search never leaves them.
+        boosts: filters with weights that are added to the scores of items that fit; what is found
+            is as exact as without.
 
     Raises:
-        ValueError: a field out of its range, or a seed together with `global`.
-        FilterError: a malformed filter.
+        ValueError: a field out of its range, or a seed together with `global` or boosts.
+        FilterError: a malformed filter or boost.
     """
 
     history: Sequence[str]
@@ -85,6 +89,7 @@ class RecommendRequest:
     seed: int | None = None
     temperature: float = 1.0
     filter: Mapping[str, Any] | None = None
+    boosts: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -95,13 +100,23 @@ class RecommendRequest:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
         if self.seed is not None and self.guarantee == "global":
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
+        if self.seed is not None and self.boosts:
+            raise ValueError("boosts are for the best items, a seed asks for a sample")
+        # malformed ones are refused here
         if self.filter is not None:
-            _ = self.item_filter  # malformed ones are refused here
+            _ = self.item_filter
+        if self.boosts:
+            _ = self.item_boosts
 
     @cached_property
     def item_filter(self) -> ItemFilter:
         """The filter, parsed; one that allows everything if there is none."""
         return ItemFilter.parse(self.filter or {})
+
+    @cached_property
+    def item_boosts(self) -> ItemBoosts:
+        """The boosts, parsed."""
+        return ItemBoosts.parse(self.boosts)
 
 
 @dataclass(frozen=True)
@@ -238,8 +253,8 @@ class Recommender:
         nothing. Filters may differ.
 
         Raises:
-            FilterError: a filter does not fit the items' attributes. `eligible` finds that out for
-                one request alone.
+            FilterError: a filter or boost does not fit the items' attributes. `eligible` finds that
+                out for one request alone.
         """
         results: dict[int, RecommendResult] = {}
         groups: dict[_Kind, list[int]] = {}
@@ -253,12 +268,13 @@ class Recommender:
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
 
-        Makes the filter's mask, in the calling thread, so that answering the request will not.
+        Makes the masks of filter and boosts, in the calling thread, so that answering the request
+        will not.
 
         Raises:
-            FilterError: the filter does not fit the items' attributes.
+            FilterError: the filter or a boost does not fit the items' attributes.
         """
-        mask = self._mask(request)
+        mask, _ = self._mask(request), self._boost(request)
         return None if mask is None else mask.eligible
 
     def rank(
@@ -297,8 +313,9 @@ class Recommender:
             group = histories.take(places)
             seen = group if exclude_seen else Histories.of([[]] * len(group))
             kind = _Kind(beams or max(MIN_BEAMS, k))
-            masks = [None] * len(group)
-            items[places], scores[places], _ = self._top(group, seen, masks, k, kind)
+            items[places], scores[places], _ = self._top(
+                group, seen, [None] * len(group), [None] * len(group), k, kind
+            )
             if advance is not None:
                 advance(len(places))
         return items, scores
@@ -334,7 +351,8 @@ class Recommender:
         seeds = [r.seed for r in requests if r.seed is not None] or None
         hidden = Histories.of(excluded)
         masks = [self._mask(request) for request in requests]
-        items, scores, beams = self._top(Histories.of(known), hidden, masks, k, kind, seeds)
+        boosts = [self._boost(request) for request in requests]
+        items, scores, beams = self._top(Histories.of(known), hidden, masks, boosts, k, kind, seeds)
         return [
             RecommendResult(
                 self._name(items[i], scores[i], request.k),
@@ -348,6 +366,9 @@ class Recommender:
             )
         ]
 
+    def _boost(self, request: RecommendRequest) -> Boost | None:
+        return self.filters.boost(request.item_boosts) if request.boosts else None
+
     def _mask(self, request: RecommendRequest) -> RowMask | None:
         return None if request.filter is None else self.filters.mask(request.item_filter)
 
@@ -356,6 +377,7 @@ class Recommender:
         histories: Histories,
         excluded: Histories,
         masks: Sequence[RowMask | None],
+        boosts: Sequence[Boost | None],
         k: int,
         kind: _Kind,
         seeds: list[int] | None = None,
@@ -370,12 +392,13 @@ class Recommender:
                 for items, mask in zip(excluded, masks, strict=True)
             ],
             masks=masks,
+            boosts=boosts,
             seeds=seeds,
             temperature=kind.temperature,
             until_global=kind.guarantee == "global",
         ).beams
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        items, scores = _items_of_rows(self.trie, rows, row_scores, excluded, masks, k)
+        items, scores = _items_of_rows(self.trie, rows, row_scores, excluded, masks, boosts, k)
         return items, scores, beams
 
     def _name(
@@ -416,11 +439,13 @@ def _items_of_rows(
     row_scores: NDArray[np.floating[Any]],
     excluded: Histories,
     masks: Sequence[RowMask | None],
+    boosts: Sequence[Boost | None],
     k: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Items of the rows (n, K), best first; a shared leaf gives its items one by one.
 
-    Those that are excluded, or that the request's mask hides, are left out.
+    Those that are excluded, or that the request's mask hides, are left out. Boosts count for items
+    one by one, and may change their order.
     """
     n, width = rows.shape
     items = np.full((n, k), -1, np.int32)
@@ -437,7 +462,14 @@ def _items_of_rows(
     if len(excluded.items):
         keys = excluded.rows * trie.num_items + excluded.items
         keep &= ~np.isin(owner * trie.num_items + flat, keys)
+    for request, boost in enumerate(boosts):
+        if boost is not None:
+            here = owner == request
+            flat_scores[here] += boost.items[places[here]]
     flat, owner, flat_scores = flat[keep], owner[keep], flat_scores[keep]
+    if any(boosts):
+        order = np.lexsort((-flat_scores, owner))  # stable: equal scores keep row order
+        flat, flat_scores = flat[order], flat_scores[order]
     first = np.searchsorted(owner, np.arange(n))
     place = np.arange(len(flat)) - first[owner]
     kept = place < k

@@ -8,6 +8,9 @@ A group holds where all of its `must` do, one of its `should` (if it has any), a
 `must_not`; groups nest. A clause holds where the attribute equals `match`, is one of `any`, lies
 within `range` (`gt`, `gte`, `lt`, `lte`), or is known (`exists`); of a list, where any element
 does. An item that lacks the attribute fails all of these but `"exists": false`.
+
+Boosts are filters with weights: `{"filter": {...}, "weight": 0.5}`. Items that fit several gain the
+sum.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.errors import FilterError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from recsys.constraint.attributes import Attributes, Column, Kind, Scalar
@@ -35,6 +41,10 @@ if TYPE_CHECKING:
 MOST_DEPTH = 16
 MOST_PARTS = 10_000
 MOST_CHARACTERS = 1000
+MOST_BOOSTS = 100
+MOST_WEIGHT = 1000.0
+
+K = TypeVar("K", RowMask, Boost)
 _GROUPS = ("must", "should", "must_not")
 _TESTS = ("match", "any", "range", "exists")
 _BOUNDS = ("gt", "gte", "lt", "lte")
@@ -115,13 +125,17 @@ class ItemFilter:
     _root: _Group
 
     @classmethod
-    def parse(cls, expression: Mapping[str, Any]) -> ItemFilter:
+    def parse(cls, expression: Mapping[str, Any], at: str = "filter") -> ItemFilter:
         """Parse a JSON expression; which attributes there are is not looked at.
+
+        Args:
+            expression: see above.
+            at: what messages call it.
 
         Raises:
             FilterError: malformed, too deep or too long; the text names the place.
         """
-        root = _Parser().group(expression, "filter", 1)
+        root = _Parser().group(expression, at, 1)
         return cls(_text(root.canonical()), root)
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
@@ -131,6 +145,54 @@ class ItemFilter:
             FilterError: an attribute that items do not have, or of another type.
         """
         return self._root.evaluate(attributes)
+
+
+@dataclass(frozen=True)
+class ItemBoosts:
+    """Parsed boosts.
+
+    Attributes:
+        key: equal for boosts that are the same but for order.
+        parts: filters and the weight of what fits them.
+    """
+
+    key: str
+    parts: tuple[tuple[ItemFilter, float], ...]
+
+    @classmethod
+    def parse(cls, boosts: Sequence[Mapping[str, Any]]) -> ItemBoosts:
+        """Parse a JSON list of boosts.
+
+        Raises:
+            FilterError: malformed, too many, or a weight beyond 1000; the text names the place.
+        """
+        if not isinstance(boosts, list | tuple):
+            raise FilterError(f"boosts: want a list of boosts, got {_show(boosts)}")
+        if len(boosts) > MOST_BOOSTS:
+            raise FilterError(f"boosts: want at most {MOST_BOOSTS}, got {len(boosts)}")
+        parts = []
+        for i, boost in enumerate(boosts):
+            at = f"boosts[{i}]"
+            if not isinstance(boost, Mapping) or not {"filter", "weight"} <= boost.keys():
+                raise FilterError(f"{at}: want an object with filter and weight")
+            _check_keys(boost, ("filter", "weight"), at)
+            weight = float(_number(boost["weight"], f"{at}.weight"))
+            if abs(weight) > MOST_WEIGHT:
+                raise FilterError(f"{at}.weight: want at most {MOST_WEIGHT:g} either way")
+            parts.append((ItemFilter.parse(boost["filter"], f"{at}.filter"), weight))
+        parts.sort(key=lambda part: (part[0].key, part[1]))
+        return cls(_text([[wanted.key, weight] for wanted, weight in parts]), tuple(parts))
+
+    def evaluate(self, attributes: Attributes) -> NDArray[np.float32]:
+        """(items,) float32 what each item gains, in the attributes' order.
+
+        Raises:
+            FilterError: an attribute that items do not have, or of another type.
+        """
+        total = np.zeros(len(attributes.order), np.float32)
+        for wanted, weight in self.parts:
+            total[wanted.evaluate(attributes)] += weight
+        return total
 
 
 class _Parser:
@@ -203,7 +265,7 @@ class _Parser:
 
 @dataclass(frozen=True)
 class FilterStats:
-    """Counters of a `FilterCache`.
+    """Counters of a `FilterCache`; boosts count as masks.
 
     Attributes:
         hits: masks that were there.
@@ -223,7 +285,7 @@ class FilterStats:
 
 
 class FilterCache:
-    """Row masks of the filters used last; may be shared between threads.
+    """Row masks of the filters used last, and boosts; may be shared between threads.
 
     Attributes:
         trie: the catalogue.
@@ -240,7 +302,7 @@ class FilterCache:
             raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
         self.trie, self.attributes = trie, attributes
         self._max_bytes = max_bytes
-        self._masks: OrderedDict[str, RowMask] = OrderedDict()
+        self._kept: OrderedDict[tuple[type, str], RowMask | Boost] = OrderedDict()
         self._lock = threading.Lock()
         self._hits = self._misses = self._evictions = self._bytes = 0
         self._seconds = 0.0
@@ -250,7 +312,7 @@ class FilterCache:
         """What has happened so far."""
         with self._lock:
             counters = self._hits, self._misses, self._evictions
-            return FilterStats(*counters, len(self._masks), self._bytes, self._seconds)
+            return FilterStats(*counters, len(self._kept), self._bytes, self._seconds)
 
     def mask(self, wanted: ItemFilter | Mapping[str, Any]) -> RowMask:
         """The items that a filter allows; made on first use, outside of any lock.
@@ -260,28 +322,45 @@ class FilterCache:
         """
         if not isinstance(wanted, ItemFilter):
             wanted = ItemFilter.parse(wanted)
+        return self._get(RowMask, wanted, RowMask.of)
+
+    def boost(self, wanted: ItemBoosts) -> Boost:
+        """What items gain; made on first use, outside of any lock.
+
+        Raises:
+            FilterError: one of the filters does not fit the attributes.
+        """
+        return self._get(Boost, wanted, Boost.of)
+
+    def _get(
+        self,
+        kind: type[K],
+        wanted: ItemFilter | ItemBoosts,
+        make: Callable[[ItemTrie, NDArray[Any]], K],
+    ) -> K:
+        key = kind, wanted.key
         with self._lock:
-            found = self._masks.get(wanted.key)
-            if found is not None:
-                self._masks.move_to_end(wanted.key)
+            found = self._kept.get(key)
+            if isinstance(found, kind):
+                self._kept.move_to_end(key)
                 self._hits += 1
                 return found
         start = time.perf_counter()
-        made = RowMask.of(self.trie, wanted.evaluate(self.attributes))
+        made = make(self.trie, wanted.evaluate(self.attributes))
         seconds = time.perf_counter() - start
         with self._lock:
             self._misses += 1
             self._seconds += seconds
-            # another thread may have been faster; then all share its mask
-            found = self._masks.setdefault(wanted.key, made)
-            self._masks.move_to_end(wanted.key)
-            if found is made:
+            # another thread may have been faster; then all share what it made
+            kept = self._kept.setdefault(key, made)
+            self._kept.move_to_end(key)
+            if kept is made:
                 self._bytes += made.nbytes
             while self._bytes > self._max_bytes:
-                _, dropped = self._masks.popitem(last=False)
+                _, dropped = self._kept.popitem(last=False)
                 self._bytes -= dropped.nbytes
                 self._evictions += 1
-            return found
+            return kept if isinstance(kept, kind) else made
 
 
 def _text(value: Any) -> str:

@@ -259,6 +259,53 @@ def test_a_filter_that_cannot_be_is_named_before_anything_is_decoded(coloured):
             refuse(wrong)
 
 
+def test_boosts_are_added_item_by_item_and_decide_the_order(coloured):
+    boosts = [{"filter": RED, "weight": 2.5}, {"filter": CHEAP, "weight": -1}]
+    plain = coloured.recommend_batch([RecommendRequest(["id-3"], ITEMS)])[0].recommendations
+    gains = [2.5 * (i % 2 == 1) - 1.0 * bool(i % 2 == 0 and i % 7 and i < 20) for i in range(ITEMS)]
+    worth = {r.item_id: r.score + gains[int(r.item_id[3:])] for r in plain}
+    for k, fits in ((ITEMS, None), (5, None), (10, CHEAP)):
+        request = RecommendRequest(["id-3"], k, filter=fits, boosts=boosts, guarantee="global")
+        (found,) = coloured.recommend_batch([request])
+        left = [i for i in worth if fits is None or gains[int(i[3:])] == -1]
+        expected = sorted(left, key=lambda i: -worth[i])[:k]
+        assert found.certificate == "global-exact"
+        assert [worth[r.item_id] for r in found.recommendations] == pytest.approx(
+            [worth[i] for i in expected], abs=1e-4
+        )
+        for r in found.recommendations:
+            assert r.score == pytest.approx(worth[r.item_id], abs=1e-4)
+    with_none, without = coloured.recommend_batch([request, replace(request, boosts=[])])
+    assert with_none != without
+    assert coloured.recommend_batch([replace(request, boosts=())]) == [without]
+
+
+@pytest.mark.parametrize(
+    ("boosts", "says"),
+    [
+        ("x", "boosts: want a list of boosts, got 'x'"),
+        ([3], r"boosts\[0\]: want an object with filter and weight"),
+        ([{"filter": {}, "weight": 1}, {"filter": {}}], r"boosts\[1\]: want an object with"),
+        ([{"filter": {}, "weight": 1, "x": 2}], r"boosts\[0\]: unknown key 'x'"),
+        ([{"filter": {}, "weight": "1"}], r"boosts\[0\].weight: want a number, got '1'"),
+        ([{"filter": {}, "weight": -1e9}], r"boosts\[0\].weight: want at most 1000 either way"),
+        ([{"filter": {"must": 1}, "weight": 1}], r"boosts\[0\].filter.must: want a list"),
+        ([{"filter": {}, "weight": 1}] * 101, "boosts: want at most 100, got 101"),
+    ],
+)
+def test_boosts_that_cannot_be_are_named(boosts, says):
+    with pytest.raises(FilterError, match=says):
+        RecommendRequest([], boosts=boosts)
+
+
+def test_boosts_do_not_go_with_a_sample_or_attributes_that_are_not_there(coloured):
+    with pytest.raises(ValueError, match="boosts are for the best items"):
+        RecommendRequest([], seed=1, boosts=[{"filter": {}, "weight": 1}])
+    wrong = {"filter": {"must": [{"key": "size", "match": 1}]}, "weight": 1}
+    with pytest.raises(FilterError, match=r"boosts\[0\].filter.must\[0\].key: no attribute 'size'"):
+        coloured.eligible(RecommendRequest([], boosts=[wrong]))
+
+
 def test_a_list_may_end_inside_a_leaf(recommender):
     left = ["id-0", "id-44", "id-45", "id-9"]
     hidden = [f"id-{i}" for i in range(ITEMS) if f"id-{i}" not in left]
