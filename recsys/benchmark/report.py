@@ -77,13 +77,15 @@ def _summary(rows: list[Row]) -> Document:
 
 def headline(document: Document) -> list[str]:
     """What the figures come to, in sentences."""
-    rounded = [row["agreement"] for row in document["rows"] if row["agreement"]["requests"] < 1]
+    rounded = [row for row in document["rows"] if row["agreement"]["requests"] < 1]
     agreement = []
     if rounded:
-        worst = min(rounded, key=lambda a: a["items"])
+        kinds = dict.fromkeys(row.get("dtype", document["dtype"][0]) for row in rounded)
+        lists, items = (min(row["agreement"][k] for row in rounded) for k in ("requests", "items"))
+        gap = max(row["agreement"]["gap"] for row in rounded)
         agreement = [
-            f"In {', '.join(document['dtype'])} some lists are not beam search's: at worst "
-            f"{worst['items']:.1%} of items are in common, their scores up to {worst['gap']} apart."
+            f"In {', '.join(kinds)} some lists are not beam search's: at worst {lists:.1%} are, "
+            f"{items:.1%} of items are in common, and a score is {gap} away."
         ]
     if document["kind"] == "sizes":
         return [_pays(entry, document) for entry in document["pays_from"]] + agreement

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SIZES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 8), (768, 8), (1024, 8))  # hidden, layers
 DRAFT, NODES = "tiny", 128
+CLEARLY = 1.05
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -104,7 +105,7 @@ def sweep(
 
 
 def pays_from(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Smallest target from which a forced mode beats plain beams, there and at all larger sizes.
+    """Smallest target from which a forced mode clearly beats plain beams, there and at all larger.
 
     One entry for each precision, reuse and mode; `parameters` is None where it never does.
     """
@@ -114,7 +115,7 @@ def pays_from(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         same = [r for r in rows if (r["dtype"], r["reuse"], r["mode"]) == (dtype, reuse, mode)]
         parameters = None
         for row in sorted(same, key=lambda r: r["parameters"], reverse=True):
-            if row["ws_beam"]["p50"] <= 1:
+            if row["ws_beam"]["p50"] < CLEARLY:
                 break
             parameters = row["parameters"]
         if mode != "beam":
