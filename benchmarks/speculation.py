@@ -2,6 +2,9 @@
 
     python benchmarks/speculation.py var/bundles/atspeed-beauty var/datasets/atspeed-beauty
 
+The draft's cost stands beside: multiplications and additions of layers and head a node, as a share
+of the target's (attention over cached keys left out of both).
+
 Users of the test split ask for their next item. Every answer is compared with plain beam search's
 (same items; places may differ among scores within 1e-5) before it is counted. Beam search takes one
 pass a level. Intervals are 95 % over users. The last line is JSON.
@@ -33,15 +36,18 @@ def main() -> None:
     arguments.add_argument("dataset")
     arguments.add_argument("--users", type=int, default=300)
     arguments.add_argument("--beams", type=int, nargs="+", default=[5, 10, 20, 50])
-    arguments.add_argument("--nodes", type=int, nargs="+", default=[128, 256, 400])
+    arguments.add_argument("--nodes", type=int, nargs="+", default=[128, 256, 400, 800])
+    arguments.add_argument("--patch-nodes", type=int, default=256)
+    arguments.add_argument("--threads", type=int, default=1)
     args = arguments.parse_args()
+    torch.set_num_threads(args.threads)
     recommender = Recommender.load(args.bundle)
     draft = load_model(recommender.bundle.draft, dtype=torch.float32).eval()
     examples = Dataset.load(args.dataset).examples("test")
     chosen = np.random.default_rng(0).permutation(len(examples))[: args.users]
     prompts = recommender.encoder.encode_all(examples.histories.take(np.sort(chosen)))
     drafters = {"none (two-pass exhaustion)": None}
-    drafters |= {f"SFT, {n} nodes": ModelDrafter(draft, n) for n in args.nodes}
+    drafters |= {f"draft, {n} nodes": ModelDrafter(draft, n) for n in args.nodes}
     target, trie = recommender.model, recommender.trie
     table = Table("drafter", *[f"K={k}" for k in args.beams], title="Target passes a request")
     rows = []
@@ -52,7 +58,7 @@ def main() -> None:
             for start in range(0, len(prompts), BATCH):
                 group = prompts[start : start + BATCH]
                 found = speculative_beam_search(
-                    target, drafter, group, trie, beams, patch_nodes=256
+                    target, drafter, group, trie, beams, patch_nodes=args.patch_nodes
                 )
                 check(found, beam_search(target, group, trie, beams))
                 passes += [s.target_passes for s in found.stats]
@@ -69,9 +75,15 @@ def main() -> None:
                 }
             )
         table.add_row(name, *cells)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    cost, least = flops_per_node(target), flops_per_node(draft)
+    console.print(f"FLOPs a node: target {cost:,}, draft {least:,} ({least / cost:.1%})")
     result = {
         "benchmark": "speculation",
+        "patch_nodes": args.patch_nodes,
+        "target_flops_per_node": cost,
+        "draft_flops_per_node": least,
         "users": len(prompts),
         "target_parameters": sum(p.numel() for p in target.parameters()),
         "draft_parameters": sum(p.numel() for p in draft.parameters()),
@@ -79,6 +91,12 @@ def main() -> None:
         **environment(),
     }
     print(json.dumps(result))
+
+
+def flops_per_node(model) -> int:  # noqa: ANN001
+    """Two for each weight of layers and head; embeddings are looked up."""
+    layers = sum(p.numel() for p in model.get_decoder().layers.parameters())
+    return 2 * (layers + model.get_output_embeddings().weight.numel())
 
 
 def check(found, expected) -> None:  # noqa: ANN001
