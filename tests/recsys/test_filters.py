@@ -317,7 +317,7 @@ DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
     how=st.sampled_from(["beam", "exhaustive", "draft"]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
     seed, items, levels, beams, shares, excluded, how, normalize
 ):
