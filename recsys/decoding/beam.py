@@ -68,8 +68,9 @@ def beam_search(
         Beams of shape (B, K); where fewer than K sequences exist, scores are -inf and rows -1.
 
     Raises:
-        ValueError: no beams, an empty prompt, a token outside the model's vocabulary, a
-            temperature that is not above 0, or a sample with boosts.
+        ValueError: no beams, an empty prompt, a token (of a prompt or of the catalogue) outside the
+            model's vocabulary, an unknown `normalize`, a temperature that is not above 0, or a
+            sample with boosts.
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
@@ -130,8 +131,11 @@ def prepare(
         raise ValueError("boosts: a sample is drawn from the model's distribution alone")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
+    if normalize not in ("vocabulary", "allowed"):
+        raise ValueError(f"normalize {normalize!r} is neither 'vocabulary' nor 'allowed'")
     device = model.device
     trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
+    check_vocabulary(model, trie)
     return Step(
         trie,
         None if exclude is None else trie.pad_excluded([np.asarray(e) for e in exclude], masks),
@@ -142,6 +146,18 @@ def prepare(
         None if masks is None else trie.allow(masks),
         None if boosts is None else trie.gain(boosts),
     )
+
+
+def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
+    """Raise unless the model knows every token of the catalogue.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if (last := int(trie.source.alphabet[-1])) >= model.vocabulary_size:
+        raise ValueError(
+            f"the catalogue has token {last}; the model knows 0 .. {model.vocabulary_size - 1}"
+        )
 
 
 def grow(tree: TokenTree, step: Step, widths: Sequence[int]) -> Iterator[Frontier]:
@@ -174,5 +190,5 @@ def finish(frontier: Frontier, step: Step, num_beams: int, stats: list[DecodeSta
         frontier.log_probs.gather(1, order),
         rows.masked_fill(scores == -torch.inf, -1),
         stats,
-        complete.squeeze(1),
+        None if step.noise is not None else complete.squeeze(1),  # a sample is not the best K
     )

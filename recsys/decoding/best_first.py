@@ -85,12 +85,6 @@ def complete(
     rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
     known = CandidateDrafter(rows, num_beams * (levels - 1))
     proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)
-    # The K-th score, as the table will compute it again: leave room for another rounding.
-    limit = beams.scores[todo, -1:].to(model.score_dtype)
-    if step.gains is not None:
-        last = step.trie.leaves_of(beams.rows[todo, -1:].clamp(min=0)).unsqueeze(-1)
-        limit = limit + step.gains.at(last).squeeze(-1)
-    limit = limit - 1e-4 * limit.abs().nan_to_num(posinf=0)
     found = Frontier.root(len(beams.rows), model.score_dtype, model.device).padded(num_beams)
     found = Frontier(*(part.clone() for part in found))  # its parts are written one by one
     proven = torch.zeros(len(beams.rows), dtype=torch.bool, device=model.device)
@@ -101,7 +95,7 @@ def complete(
         request = todo
         while len(request):
             table.run()
-            answer, wanted = _look(table, limit, num_beams, pass_nodes)
+            answer, wanted = _look(table, num_beams, pass_nodes)
             finished = ~(wanted.scores > -torch.inf).any(1)
             room = tree.nodes + pass_nodes <= max_nodes
             leave = finished if room else torch.ones_like(finished)
@@ -111,7 +105,7 @@ def complete(
             for i, n in zip(request[leave].tolist(), tree.lengths[leave].tolist(), strict=True):
                 stats[i] = _add(stats[i], tree, n, int(tree.cached[todo.tolist().index(i)]))
             going_on = (~leave).nonzero().squeeze(1)
-            request, limit, wanted = request[going_on], limit[going_on], wanted.take(going_on)
+            request, wanted = request[going_on], wanted.take(going_on)
             table.keep(going_on)
             if len(going_on):
                 real = wanted.scores > -torch.inf
@@ -129,14 +123,11 @@ def complete(
     )
 
 
-def _look(
-    table: Table, limit: torch.Tensor, num_beams: int, pass_nodes: int
-) -> tuple[Frontier, Frontier]:
+def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Frontier]:
     """The best K complete sequences that the table knows, and the prefixes still to look into.
 
     Args:
         table: all of it has been run.
-        limit: (b, 1) no answer's K-th score can be below.
         num_beams: K.
         pass_nodes: most prefixes.
     """
@@ -146,7 +137,7 @@ def _look(
     leaves = leaves.at(order)  # row order settles ties
     best, _ = stable_top(leaves.scores, min(num_beams, leaves.scores.shape[1]))
     answer = leaves.at(best).padded(num_beams)
-    limit = torch.maximum(limit, answer.scores.amin(1, keepdim=True))
+    limit = answer.scores.amin(1, keepdim=True)  # the known answers are in from the first pass
     open_ = []
     for depth in range(levels - 1):
         run, children = table.children(depth, nodes)

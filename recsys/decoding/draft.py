@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from recsys.decoding.beam import grow
+from recsys.decoding.beam import check_vocabulary, grow
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
@@ -82,6 +82,11 @@ class ModelDrafter:
         self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
     ) -> Proposal:
         """See `Drafter`."""
+        check_vocabulary(self.model, step.trie)
+        if len(prompts) and (most := prompts.host_tokens.max()) >= self.model.vocabulary_size:
+            raise ValueError(
+                f"a prompt has token {most}; the draft knows 0 .. {self.model.vocabulary_size - 1}"
+            )
         source = step.trie.source
         widths = split_nodes(self.nodes, step.trie, num_beams)
         if self.widths is not None:
@@ -119,7 +124,7 @@ class ExhaustiveDrafter:
 
 
 def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:
-    """Nodes of levels 1 .. L - 1 that add up to at most `nodes`.
+    """Nodes of levels 1 .. L - 1 that add up to `nodes` at most, but for one a level at least.
 
     Shares rise by level as 1 : 2 : 3 ..., the best measured for four levels (43 / 85 / 128 of 256),
     but a level gets a quarter more than K where that can be: with fewer than K nodes it cannot be

@@ -157,7 +157,7 @@ class Engine:
         start = time.perf_counter()
         beams = self._follow(plan, ready, num_beams, traced=traced, **options, **sampling)
         seconds = time.perf_counter() - start
-        if self.planner is not None and len(ready):
+        if self.planner is not None and len(ready) and not traced:  # tracing takes time too
             self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
         if until_global:
             nodes = max(2048, num_beams * self.trie.num_levels + 256)

@@ -24,6 +24,7 @@ _EXPLORE_EVERY = 64
 _EXPLORE_WITHIN = 1.5
 _RECENT = 15
 _FORGET = 0.98
+_WIDEST = 1024  # first levels that are exhausted; a tree's masks grow with its square
 
 
 @dataclass(frozen=True, order=True)
@@ -144,8 +145,9 @@ class Planner:
         self._target, self._draft = target, draft
         self.levels, self._first_level = levels, first_level
         self.plans = [Plan()]
-        if levels > 1:
+        if levels > 1 and first_level <= _WIDEST:
             self.plans.append(Plan("exhaustive"))
+        if levels > 1:
             self.plans += [Plan("draft", n) for n in nodes] if draft is not None else []
         self._passes: dict[tuple[Plan, int], Passes] = {}
         self._records: dict[tuple[Plan, int, int], _Record] = {}
@@ -161,13 +163,14 @@ class Planner:
     def near(self, load: Load) -> list[Plan]:
         """Plans not far from the best one expected."""
         expected = {plan: self.expect(plan, load) for plan in self.plans}
-        limit = _EXPLORE_WITHIN * min(expected.values())
+        least = min(expected.values())  # what is left over may make it negative
+        limit = least + (_EXPLORE_WITHIN - 1) * abs(least)
         return [plan for plan in self.plans if expected[plan] <= limit]
 
     def expect(self, plan: Plan, load: Load) -> float:
         """Expected seconds of a plan."""
         left_over = self._record(plan, load).left_over
-        return self._forwards(plan, load) + (median(left_over) if left_over else 0.0)
+        return self.forwards(plan, load) + (median(left_over) if left_over else 0.0)
 
     def learn(self, plan: Plan, load: Load, seconds: float, passes: Sequence[int]) -> None:
         """Take note of a batch that was decoded.
@@ -180,14 +183,14 @@ class Planner:
         """
         record = self._record(plan, load)
         record.used += 1
-        record.left_over.append(seconds - self._forwards(plan, load))
+        record.left_over.append(seconds - self.forwards(plan, load, passes))
         if plan.kind != "beam":
             counts = self._counts(plan, load)
             for count in passes:
                 counts.add(count)
 
-    def _forwards(self, plan: Plan, load: Load) -> float:
-        """Expected seconds of all forwards."""
+    def forwards(self, plan: Plan, load: Load, passes: Sequence[int] | None = None) -> float:
+        """Expected seconds of all forwards; for `passes` a request where they are known."""
         target, batch, beams = self._target, load.batch, load.beams
         if plan.kind == "beam":
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
@@ -200,6 +203,10 @@ class Planner:
         seconds += target(batch, load.tokens + nodes)
         counts = self._counts(plan, load)
         for done in range(1, self.levels):
+            if passes is not None:
+                going_on = sum(taken > done for taken in passes)
+                seconds += target(going_on, 3 * beams) if going_on else 0.0
+                continue
             share = counts.more_than(done)
             # a pass is needed if any request needs it, and runs only those that do
             seconds += (1 - (1 - share) ** batch) * target(max(1.0, batch * share), 3 * beams)
@@ -209,7 +216,7 @@ class Planner:
         key = plan, load.beams
         if key not in self._passes:
             two = [0.0, 1.0] + [0.0] * (self.levels - 2)
-            unknown = [1.0] * self.levels
+            unknown = [0.25] * self.levels
             self._passes[key] = Passes(two if plan.kind == "exhaustive" else unknown)
         return self._passes[key]
 

@@ -91,6 +91,8 @@ def speculative_beam_search(
     """
     if verification not in ("strict", "relaxed"):
         raise ValueError(f"verification {verification!r} is neither 'strict' nor 'relaxed'")
+    if patch_nodes < 1:
+        raise ValueError(f"patch_nodes must be at least 1, got {patch_nodes}")
     if traced and verification == "relaxed":
         raise ValueError("only strict verification can be traced")
     model = TreeModel.of(target)

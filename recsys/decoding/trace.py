@@ -66,8 +66,8 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     beams = _beams(table, num_beams)
     states, parents, depth = (x[done] for x in (table.states, table.parents, table.depth))
     tokens = table.step.trie.tokens_of(states.clamp(min=0))
-    scores = nodes.scores[done].double()
-    drafted = [level.scores[table.request[done]].double() for level in levels]
+    scores = nodes.log_probs[done].double()
+    drafted = [level.log_probs[table.request[done]].double() for level in levels]
     draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]
     is_beam = (beams[done][:, None, :] == states[:, :, None]).any(-1)
     runs = torch.tensor(table.runs, device=states.device)

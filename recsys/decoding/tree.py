@@ -145,13 +145,15 @@ class TokenTree:
 
     def __enter__(self) -> Self:
         """Borrow a cache, and fill it with what is known of the prompts."""
-        self.cache = self._borrowed.enter_context(self.model.pool.lend(*self._slots))
-        store = self.model.prefixes
-        if store is not None:
-            tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
-            with store.lookup(self.model.version, tokens, lengths) as hit:
-                store.load(hit, self.cache.buffer)
-                self.cached = hit.cached
+        with ExitStack() as borrowed:  # given back if filling it fails
+            self.cache = borrowed.enter_context(self.model.pool.lend(*self._slots))
+            store = self.model.prefixes
+            if store is not None:
+                tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
+                with store.lookup(self.model.version, tokens, lengths) as hit:
+                    store.load(hit, self.cache.buffer)
+                    self.cached = hit.cached
+            self._borrowed = borrowed.pop_all()
         return self
 
     def __exit__(

@@ -151,6 +151,9 @@ class CachePool:
                 shape = (layers, 2, tokens, heads, size)
                 storage = torch.zeros(shape, dtype=self._dtype, device=self._device)
             yield SlotCache(storage, batch, prompt, nodes)
+        except BaseException:
+            storage = None  # what failed may have left values that are not finite
+            raise
         finally:
             with self._lock:
                 self.lent -= 1

@@ -213,6 +213,9 @@ class PinnedPool(CachePool):
             return
         try:
             yield mine
+        except BaseException:
+            self.storage.zero_()  # what failed may have left values that are not finite
+            raise
         finally:
             with self._lock:
                 self.pinned, self.lent = None, self.lent - 1

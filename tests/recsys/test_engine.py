@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search
+from recsys.decoding import beam_search, complete, speculative_beam_search
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
 from recsys.testing import random_catalogue, random_prompts, tiny_model
@@ -191,11 +191,58 @@ def test_a_trace_tells_every_node_and_its_fate(mode):
         ({"until_global": True, "seeds": [1]}, "drawn from all sequences already"),
         ({"seeds": [1], "temperature": 0.0}, "temperature must be above 0"),
         ({"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
+        ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
     ],
 )
 def test_what_cannot_be_is_said(settings_, message):
     with pytest.raises(ValueError, match=message):
         engine().decode(PROMPTS[:1], 3, **settings_)
+
+
+def test_models_and_catalogues_that_do_not_fit_are_refused():
+    small = tiny_model("llama", vocabulary=20)
+    with pytest.raises(ValueError, match=r"the catalogue has token 63; the model knows 0 \.\. 19"):
+        beam_search(small, [[1]], TRIE)
+    with pytest.raises(ValueError, match="the catalogue has token 63"):
+        Engine(TARGET, TRIE, draft=small).decode([[1]], mode="draft")
+    with pytest.raises(ValueError, match="patch_nodes must be at least 1, got 0"):
+        speculative_beam_search(TARGET, None, [[1]], TRIE, patch_nodes=0)
+
+
+def test_a_sample_is_not_called_the_best_of_all():
+    drawn = engine().decode(PROMPTS[:2], 5, seeds=[1, 2]).beams
+    assert drawn.certificates == ["beam-exact"] * 2
+    with pytest.raises(ValueError, match="only an exact search can be completed"):
+        complete(TARGET, drawn, PROMPTS[:2], TRIE)
+
+
+def test_what_a_broken_decode_leaves_behind_is_not_used_again():
+    """Values that are not finite would go through a mask."""
+    each = Engine(tiny_model("llama", seed=4), TRIE, draft=None)
+    weight = each.target._model.model.layers[0].self_attn.v_proj.weight
+    good = weight.detach().clone()
+    expected = each.decode(PROMPTS[:1]).beams
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    with pytest.raises((RuntimeError, IndexError)):
+        each.decode(PROMPTS)
+    with torch.no_grad():
+        weight.copy_(good)
+    assert torch.equal(each.decode(PROMPTS[:1]).beams.scores, expected.scores)
+
+
+def test_a_prompt_store_that_fails_leaves_no_cache_lent():
+    each = Engine(TARGET, TRIE, prefix_bytes=1 << 20)
+
+    def broken(*_):
+        raise OSError("gone")
+
+    each.target.prefixes.load = broken
+    with pytest.raises(OSError, match="gone") as caught:
+        each.decode(PROMPTS[:1])
+    assert caught.value is not None  # held, and with it the frames
+    assert each.target.pool.lent == 0
+    assert each.target.prefixes.pinned == 0
 
 
 def test_drafting_needs_a_draft_and_measuring_a_prompt():
