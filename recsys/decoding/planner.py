@@ -24,6 +24,8 @@ _EXPLORE_EVERY = 64
 _EXPLORE_WITHIN = 1.5
 _RECENT = 15
 _FORGET = 0.98
+_KEEP_FOR = 16  # decodes
+_LIKE_TOKENS = 16
 _WIDEST = 1024  # first levels that are exhausted; a tree's masks grow with its square
 
 
@@ -151,6 +153,7 @@ class Planner:
             self.plans += [Plan("draft", n) for n in nodes] if draft is not None else []
         self._passes: dict[tuple[Plan, int], Passes] = {}
         self._records: dict[tuple[Plan, int, int], _Record] = {}
+        self._chosen: dict[tuple[int, int, int], tuple[Plan, int]] = {}
         self._decodes = 0
 
     def choose(self, load: Load) -> Plan:
@@ -158,7 +161,13 @@ class Planner:
         self._decodes += 1
         if self._decodes % _EXPLORE_EVERY == 0:
             return min(self.near(load), key=lambda plan: self._record(plan, load).used)
-        return min(self.plans, key=lambda plan: (self.expect(plan, load), plan))
+        # Thinking costs as much as a small pass: what was best for like loads is so for a while.
+        key = load.batch.bit_length(), load.tokens // _LIKE_TOKENS, load.beams
+        plan, until = self._chosen.get(key, (None, 0))
+        if plan is None or until < self._decodes:
+            plan = min(self.plans, key=lambda plan: (self.expect(plan, load), plan))
+            self._chosen[key] = plan, self._decodes + _KEEP_FOR
+        return plan
 
     def near(self, load: Load) -> list[Plan]:
         """Plans not far from the best one expected."""
