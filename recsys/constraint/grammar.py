@@ -58,7 +58,12 @@ def regex(pattern: str) -> Grammar:
 
 
 def lark(grammar: str) -> Grammar:
-    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`."""
+    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`.
+
+    Terminals that may follow each other without a border, as in `/a+/ /a+/+`, can keep llguidance
+    looking for forced bytes for very long. Make them one terminal, or begin the grammar with
+    `%llguidance {"no_forcing": true}`. Do not compile grammars of strangers.
+    """
     return Grammar("lark", LLMatcher.grammar_from_lark(grammar))
 
 
@@ -157,10 +162,13 @@ def delimited_list(
 ) -> Grammar:
     """`least` to `most` texts that match a regular expression, with a delimiter between them."""
     _check_counts("delimited_list", least, most)
-    more = f"({_literal(delimiter)} item){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
-    start = f"item {more}" if least else f"(item {more})?"
-    item = f"item: /{regex_to_lark(pattern, '')}/"
-    return Grammar("delimited_list", LLMatcher.grammar_from_lark(f"start: {start}\n{item}"))
+    more = f"({_literal(delimiter)} ITEM){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
+    whole = f"ITEM {more}" if least else f"(ITEM {more})?"
+    item = f"ITEM: /{regex_to_lark(pattern, '')}/"
+    # one terminal again: where items may touch, a rule would leave open which of them goes on
+    return Grammar(
+        "delimited_list", LLMatcher.grammar_from_lark(f"start: LIST\nLIST: {whole}\n{item}")
+    )
 
 
 def delimited_subsequence(

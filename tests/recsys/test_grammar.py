@@ -299,3 +299,32 @@ def test_a_choice_may_have_thousands_of_options_and_an_empty_one():
     assert accepts(choice(options), "item 4321")
     assert accepts(choice(options), "")
     assert not accepts(choice(options), "item 43210")
+
+
+KEYWORDS = """
+    type properties items required additionalProperties enum const anyOf allOf $ref minimum maximum
+    multipleOf minLength maxLength minItems maxItems pattern format a
+"""
+keys = st.sampled_from(KEYWORDS.split())
+values = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, "", "string", "object", "array", "#", "(", "^a*$"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    schema=st.dictionaries(keys, values, max_size=4),
+    pattern=st.text("ab|*+?()[]{}^$.\\-,&d\np12", max_size=12),
+    rules=st.text('startXa:|"()*+?{}1\n%', max_size=30),  # no terminals that may touch
+)
+@settings(max_examples=200, deadline=None)
+def test_anything_is_compiled_or_refused(schema, pattern, rules):
+    for grammar, field in ((json_schema, schema), (regex, pattern), (lark, f"start: {rules}")):
+        refused = ""
+        try:
+            constraint = COMPILER.constraint(grammar(field))
+            assert constraint.allowed([constraint.initial()]).any()
+        except ValueError as error:
+            refused = str(error)
+        assert not refused or refused.startswith(f"{grammar.__name__}: ")
