@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -61,15 +62,14 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
 
     service.on_phase = on_phase
     say(escape(f"Loading {settings.bundle} ..."))
-    with listener:
-        try:
-            server.run(sockets=[listener])
-        except KeyboardInterrupt:  # uvicorn raises the signal again after a clean stop
-            say("Stopped.")
+    # uvicorn raises the signal again after a clean stop, if it comes after start-up
+    with listener, contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
     if isinstance(service.failure, RecsysError):
         raise service.failure
     if service.failure is not None:
         raise RecsysError(f"the service could not start: {service.failure}") from service.failure
+    say("Stopped.")
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -21,11 +21,11 @@ TREE = {
     "run": (),
     "data": ("prepare", "synth", "stats"),
     "ids": ("train", "report"),
-    "train": ("target", "draft"),
+    "train": ("target", "teacher", "draft"),
     "bundle": (),
     "evaluate": (),
     "recommend": (),
-    "benchmark": ("decode",),
+    "benchmark": ("atspeed", "constraint", "decode"),
     "serve": (),
     "doctor": (),
 }

@@ -7,6 +7,7 @@ and what "good" means is the callback's.
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import time
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
 METRIC = "ndcg@10"
+
+
+@atexit.register
+def _leave_process_group() -> None:
+    """Several processes part in order: one that only ends may take the others down with it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ _EXPLORE_EVERY = 64
 _EXPLORE_WITHIN = 1.5
 _RECENT = 15
 _FORGET = 0.98
+_GAIN = 0.1  # of plain search's time: estimates are not better than that
 _KEEP_FOR = 16  # decodes
 _LIKE_TOKENS = 16
 _WIDEST = 1024  # first levels that are exhausted; a tree's masks grow with its square
@@ -165,9 +166,16 @@ class Planner:
         key = load.batch.bit_length(), load.tokens // _LIKE_TOKENS, load.beams
         plan, until = self._chosen.get(key, (None, 0))
         if plan is None or until < self._decodes:
-            plan = min(self.plans, key=lambda plan: (self.expect(plan, load), plan))
+            plan = self._best(load)
             self._chosen[key] = plan, self._decodes + _KEEP_FOR
         return plan
+
+    def _best(self, load: Load) -> Plan:
+        """Plain search, unless another plan is expected to be clearly quicker."""
+        expected = {plan: self.expect(plan, load) for plan in self.plans}
+        best = min(expected, key=lambda plan: (expected[plan], plan))
+        plain = expected[Plan()]
+        return best if expected[best] < plain - _GAIN * abs(plain) else Plan()
 
     def near(self, load: Load) -> list[Plan]:
         """Plans not far from the best one expected."""
