@@ -1,7 +1,7 @@
 """Recommender: a loaded bundle that turns histories into items. The first module that says "user".
 
-It holds no state between calls, so equal requests get equal answers: alone, in any batch, and after
-a restart (float32, a fixed number of threads).
+What it keeps between calls changes no answer: equal requests get equal bits alone, in any batch and
+after a restart, where it searches plainly (mode `beam`; float32, a fixed number of threads).
 """
 
 from __future__ import annotations
@@ -158,11 +158,13 @@ class Recommender:
         mode: Mode = "beam",
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
+        max_batch: int = 8,
     ) -> None:
         """Use `model` for `bundle`; `load` does both."""
         from recsys.decoding import Engine
 
         self.bundle, self.model, self.mode = bundle, model, mode
+        self.max_batch = max_batch
         self.encoder = bundle.encoder
         self.trie = ItemTrie.build(self.encoder.item_tokens)
         columns = Attributes(self.catalog.items, self.trie.row_items)
@@ -186,6 +188,7 @@ class Recommender:
         mode: Mode | Literal["auto"] = "auto",
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
+        max_batch: int = 8,
         check: bool = True,
     ) -> Recommender:
         """Load a bundle's models.
@@ -199,6 +202,7 @@ class Recommender:
             prefix_bytes: memory for the keys and values of histories seen before, from which a
                 returning user's prompt goes on; 0 keeps none. It changes no bit of any answer.
             filter_bytes: memory for the masks of the filters asked for last.
+            max_batch: largest batch that the planner measures in `warm_up`.
             check: compare every file with its checksum first.
 
         Raises:
@@ -225,6 +229,7 @@ class Recommender:
             model,
             draft=draft,
             mode=mode,
+            max_batch=max_batch,
             prefix_bytes=prefix_bytes,
             filter_bytes=filter_bytes,
         )
@@ -331,7 +336,9 @@ class Recommender:
             0, len(self.catalog), (_TYPICAL_PROMPTS, self.encoder.config.max_items)
         )
         if self.mode == "planned":
-            self.engine.warm_up(self.encoder.encode_all(Histories.of(items.tolist())), MIN_BEAMS)
+            prompts = self.encoder.encode_all(Histories.of(items.tolist()))
+            batches = sorted({1, min(8, self.max_batch), self.max_batch})
+            self.engine.warm_up(prompts, MIN_BEAMS, batches)
         self.recommend([self.catalog.item_ids[:1]], k=1)
         self.engine.forget()
 

@@ -90,5 +90,6 @@ class Engine:
                 dtype=settings.dtype,
                 mode=settings.mode,
                 prefix_bytes=settings.prefix_mb << 20,
+                max_batch=settings.max_batch,
             )
         self._recommender.warm_up()
