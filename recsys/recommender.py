@@ -74,7 +74,7 @@ class RecommendRequest:
         filter: recommend only items whose attributes it fits (`recsys.constraint.filters`); the
             search never leaves them.
         boosts: filters with weights that are added to the scores of items that fit; what is found
-            is as exact as without.
+            is as exact as without; where items share leaves, the certificate says if not.
 
     Raises:
         ValueError: a field out of its range, or a seed together with `global` or boosts.
@@ -365,11 +365,13 @@ class Recommender:
                 self._name(items[i], scores[i], request.k),
                 unknown[i],
                 {"beams": kind.beams, **vars(beams.stats[i])},
-                certificate,
+                certificate
+                if self._covers(beams, i, boost, scores[i, request.k - 1])
+                else "approximate",
                 None if mask is None else mask.eligible,
             )
-            for i, (request, mask, certificate) in enumerate(
-                zip(requests, masks, beams.certificates, strict=True)
+            for i, (request, mask, boost, certificate) in enumerate(
+                zip(requests, masks, boosts, beams.certificates, strict=True)
             )
         ]
 
@@ -378,6 +380,18 @@ class Recommender:
 
     def _mask(self, request: RecommendRequest) -> RowMask | None:
         return None if request.filter is None else self.filters.mask(request.item_filter)
+
+    def _covers(self, beams: Beams, i: int, boost: Boost | None, last: float) -> bool:
+        """Whether what is proven of the leaves of answer i holds for its items.
+
+        A leaf that several items share is searched by the most that one of them gains, so the last
+        item may score less than the last leaf found, and than an item of a leaf that was not.
+        """
+        row = int(beams.rows[i, -1])
+        if boost is None or row < 0 or self.trie.num_rows == self.trie.num_items:
+            return True
+        most = boost.most[self.trie.depth_start[self.trie.num_levels] + row]
+        return bool(last >= np.float32(float(beams.scores[i, -1]) + most))
 
     def _top(
         self,

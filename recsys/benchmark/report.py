@@ -316,11 +316,16 @@ def render(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> None:
     """Write `result.json`, `report.html` and a drawing for each part, `PART.svg`."""
+    save(folder, document, render(document), plots(document))
+
+
+def save(folder: Path, document: Document, page: str, drawings: dict[str, str]) -> None:
+    """Write a result, its page and its drawings (SVG) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1)
     (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-    (folder / "report.html").write_text(render(document), encoding="utf-8")
-    for name, drawing in plots(document).items():
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    for name, drawing in drawings.items():
         (folder / f"{name}.svg").write_text(alone(drawing), encoding="utf-8")
 
 

@@ -27,7 +27,8 @@ class Boost:
 
     Attributes:
         items: (items,) float32, by place in `ItemTrie.row_items`.
-        most: (S,) float32 the most that any item below a state gains.
+        most: (S,) float32 the most that any item below a state gains. At a leaf that several items
+            share it may be more than the gain of the one that is shown.
     """
 
     items: NDArray[np.float32]

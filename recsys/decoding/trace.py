@@ -26,8 +26,9 @@ class TraceNode:
         token: that leads into it.
         state: of the trie.
         target_pass: the pass it was run in, from 1.
-        draft_log_prob: the drafter's score; None for a patched node.
-        target_log_prob: the target's.
+        draft_log_prob: the drafter's score (a model's log-probability; 0 from exhaustion; from
+            candidates minus their rank); None for a patched node.
+        target_log_prob: the target's, with what the request's boosts add.
         fate: `accepted` drafted, and a beam of the target's search; `rejected` run without being
             one; `patched` a beam that no draft had, added afterwards.
     """
@@ -72,29 +73,26 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     is_beam = (beams[done][:, None, :] == states[:, :, None]).any(-1)
     runs = torch.tensor(table.runs, device=states.device)
     passes = torch.searchsorted(runs, torch.arange(table.places, device=states.device), right=True)
-    first_patch = 1 + draft.shape[1]
+    real = (states != PADDING) & (depth > 0)
+    number = torch.cumsum(real, 1) - 1
+    above = torch.where(parents == 0, -1, number.gather(1, parents))
+    # one copy to the host of each; a line a place of a request
+    told = [x.tolist() for x in (above, depth, tokens, states, scores, is_beam, real)]
+    pass_of, drafted_scores = passes.tolist(), draft.tolist()
     traces = []
-    for i in range(len(done)):
-        real = (states[i] != PADDING) & (depth[i] > 0)
-        number = torch.cumsum(real, 0) - 1
-        above = torch.where(parents[i] == 0, -1, number[parents[i]])
-        traces.append(
-            Trace(
-                [
-                    TraceNode(
-                        parent=int(above[p]),
-                        depth=int(depth[i, p]),
-                        token=int(tokens[i, p]),
-                        state=int(states[i, p]),
-                        target_pass=int(passes[p]) + 1,
-                        draft_log_prob=float(draft[i, p - 1]) if p < first_patch else None,
-                        target_log_prob=float(scores[i, p]),
-                        fate=_fate(p < first_patch, bool(is_beam[i, p])),
-                    )
-                    for p in real.nonzero().squeeze(1).tolist()
-                ]
-            )
-        )
+    for draft_line, *lines in zip(drafted_scores, *told, strict=True):
+        first_patch, nodes_ = 1 + len(draft_line), []
+        for place, (parent, level, token, state, score, beam, is_node) in enumerate(
+            zip(*lines, strict=True)
+        ):
+            if is_node:
+                draft_score = draft_line[place - 1] if place < first_patch else None
+                fate = _fate(place < first_patch, beam)
+                in_pass = pass_of[place] + 1
+                nodes_.append(
+                    TraceNode(parent, level, token, state, in_pass, draft_score, score, fate)
+                )
+        traces.append(Trace(nodes_))
     return traces
 
 

@@ -492,6 +492,26 @@ def test_a_global_list_is_the_best_of_all(recommender):
     ]
 
 
+def test_a_hidden_gain_on_a_shared_leaf_takes_the_certificate(recommender):
+    """Items 0, 44 and 45 share a leaf: the one with the gain is hidden, the others have a loss."""
+
+    def boost(items: list[str], weight: float) -> dict[str, Any]:
+        return {"filter": {"must": [{"key": "item_id", "any": items}]}, "weight": weight}
+
+    lost = RecommendRequest(
+        ["id-3"], 20, exclude_items=["id-44", "id-46", "id-47"],
+        boosts=[boost(["id-44"], 50.0), boost(["id-0", "id-45"], -50.0)],
+    )  # fmt: skip
+    (found,) = recommender.recommend_batch([lost])
+    assert found.recommendations[-1].score < -40
+    assert found.certificate == "approximate"
+    (wide,) = recommender.recommend_batch([replace(lost, k=ITEMS)])  # leaves nothing out
+    assert wide.certificate == "global-exact"
+    assert wide.recommendations[19].score > found.recommendations[-1].score
+    (few,) = recommender.recommend_batch([replace(lost, k=5)])
+    assert few.certificate != "approximate"
+
+
 def test_a_seed_draws_the_same_items_in_any_company(recommender):
     request = RecommendRequest(["id-3", "id-20"], 5, seed=11, temperature=2.0)
     (first,) = recommender.recommend_batch([request])

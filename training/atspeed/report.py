@@ -6,7 +6,6 @@ same.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -567,11 +566,6 @@ def render(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> None:
     """Write `result.json`, `report.html` and a drawing for each part, `PART.svg`."""
-    from recsys.benchmark.report import alone
+    from recsys.benchmark.report import save
 
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-    (folder / "report.html").write_text(render(document), encoding="utf-8")
-    for name, drawing in plots(document).items():
-        (folder / f"{name}.svg").write_text(alone(drawing), encoding="utf-8")
+    save(folder, document, render(document), plots(document))
