@@ -267,7 +267,7 @@ class Engine:
     def _new_tokens(self, prompts: Prompts) -> int:
         """Most prompt tokens that a request has to run."""
         store, lengths = self.target.prefixes, prompts.host_lengths
-        if store is None:
+        if store is None or self.planner is None:  # only a planner wants to know
             return int(lengths.max(initial=0))
         known = store.known(self.target.version, prompts.host_tokens, lengths)
         return int((lengths - known).max(initial=0))
