@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
-from serving.schemas import InvalidField
+from serving.schemas.common import InvalidField
 from serving.service import NotReadyError, UnknownItemError, UnknownUserError
 from serving.stores import StoreError
 

@@ -13,7 +13,8 @@ from rich.markup import escape
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
 from serving import logs
-from serving.app import create_app, example
+from serving.api.pages import example
+from serving.app import create_app
 from serving.service import Phase, Service
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from recsys.errors import RecsysError
 from recsys.recommender import RecommendRequest, RecommendResult
 from serving.batcher import Answer, Batcher, DeadlineExceededError
 from serving.engine import Engine
-from serving.schemas import (
-    MAX_HISTORY,
-    Item,
-    ModelInfo,
-    ModelRef,
+from serving.schemas.common import MAX_HISTORY, ModelRef
+from serving.schemas.items import Item
+from serving.schemas.models import ModelInfo
+from serving.schemas.recommendations import (
     Note,
     RecommendationsRequest,
     RecommendationsResponse,

@@ -642,7 +642,7 @@ async def test_the_examples_of_openapi_are_valid_requests(client: httpx.AsyncCli
 
 
 def test_the_response_example_is_a_valid_response(tmp_path: Path) -> None:
-    from serving.schemas import RecommendationsResponse
+    from serving.schemas.recommendations import RecommendationsResponse
 
     schema = RecommendationsResponse.model_json_schema()
     (example,) = schema["examples"]

@@ -1,18 +1,13 @@
-"""Wire format: what goes in and out over HTTP. Unknown fields are refused, sizes are bounded."""
+"""Recommendations on the wire."""
 
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MAX_K = 200
-MAX_HISTORY = 2_000
-MAX_ID = 256
+from serving.schemas.common import MAX_HISTORY, ItemId, K, ModelRef, UserId
 
-ItemId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
-UserId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
 Include = Literal["metadata", "timing"]
-K = Annotated[int, Field(ge=1, le=MAX_K, description="Items wanted.")]
 ExcludeSeen = Annotated[bool, Field(description="Leave out the items of the history.")]
 Includes = Annotated[
     list[Include],
@@ -64,13 +59,6 @@ class UserQuery(BaseModel):
     k: K = 10
     exclude_seen: ExcludeSeen = True
     include: Includes = []
-
-
-class ModelRef(BaseModel):
-    """The model that answered."""
-
-    name: str
-    version: str = Field(description="Digest of the bundle.")
 
 
 class RecommendedItem(BaseModel):
@@ -137,51 +125,3 @@ class RecommendationsResponse(BaseModel):
     eligible_items: int = Field(description="Items that could have been recommended.")
     note: Note | None
     timing: Timing | None = None
-
-
-class Item(BaseModel):
-    """An item of the catalogue."""
-
-    item_id: str
-    title: str
-    semantic_id: list[int] = Field(description="Codes, coarse to fine, 0-based.")
-    metadata: dict[str, Any] = Field(description="Attributes.")
-
-
-class ModelInfo(ModelRef):
-    """A loaded model."""
-
-    items: int = Field(description="Items it can recommend.")
-    levels: int = Field(description="Codes in a semantic ID.")
-
-
-class ModelList(BaseModel):
-    """The loaded models."""
-
-    models: list[ModelInfo]
-
-
-class Health(BaseModel):
-    """A health check that passed."""
-
-    status: Literal["live", "ready"]
-
-
-class InvalidField(BaseModel):
-    """One field that was refused."""
-
-    location: Literal["body", "query", "path", "header"]
-    pointer: str = Field(description="JSON pointer within the location.")
-    detail: str
-
-
-class Problem(BaseModel):
-    """An error (RFC 9457). `code` is stable; `title` and `detail` are for people."""
-
-    type: str = Field(description="`urn:recsys:problem:` and the code.")
-    title: str
-    status: int
-    code: str
-    detail: str
-    request_id: str | None = Field(None, description="As in the header X-Request-ID.")
-    errors: list[InvalidField] | None = Field(None, description="Refused fields.")

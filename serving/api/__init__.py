@@ -1,0 +1,1 @@
+"""Routes, a module a resource: HTTP in, a call of the service, HTTP out."""

@@ -1,0 +1,22 @@
+"""Health checks."""
+
+# Annotations stay live here: FastAPI reads them.
+from fastapi import APIRouter
+
+from serving.api.routing import Ready
+from serving.errors import documented
+from serving.schemas.common import Health
+
+router = APIRouter(prefix="/health")
+
+
+@router.get("/live", responses=documented())
+async def live() -> Health:
+    """The process runs."""
+    return Health(status="live")
+
+
+@router.get("/ready", responses=documented("not_ready"))
+async def ready(service: Ready) -> Health:
+    """The model is loaded and warm; recommendations are answered."""
+    return Health(status="ready")

@@ -1,0 +1,47 @@
+"""What several parts of the wire format share: ids, limits, health, problems."""
+
+# Annotations stay live here: pydantic reads them.
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
+
+MAX_K = 200
+MAX_HISTORY = 2_000
+MAX_ID = 256
+
+ItemId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
+UserId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
+K = Annotated[int, Field(ge=1, le=MAX_K, description="Items wanted.")]
+
+
+class ModelRef(BaseModel):
+    """The model that answered."""
+
+    name: str
+    version: str = Field(description="Digest of the bundle.")
+
+
+class Health(BaseModel):
+    """A health check that passed."""
+
+    status: Literal["live", "ready"]
+
+
+class InvalidField(BaseModel):
+    """One field that was refused."""
+
+    location: Literal["body", "query", "path", "header"]
+    pointer: str = Field(description="JSON pointer within the location.")
+    detail: str
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457). `code` is stable; `title` and `detail` are for people."""
+
+    type: str = Field(description="`urn:recsys:problem:` and the code.")
+    title: str
+    status: int
+    code: str
+    detail: str
+    request_id: str | None = Field(None, description="As in the header X-Request-ID.")
+    errors: list[InvalidField] | None = Field(None, description="Refused fields.")
