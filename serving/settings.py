@@ -43,8 +43,9 @@ class ServingSettings(BaseSettings):
         bundle: artifact to serve.
         histories: canonical data set whose histories are imported at the first start; None imports
             nothing. Default: the data set of the bundle's name, if there is one.
-        store: SQLite file of histories. One a bundle's name, because user ids of different data
-            sets have nothing to do with each other.
+        store: histories and events: a SQLite file, `sqlite:///...` or `postgresql://...`. By
+            default a file for each bundle's name, because user ids of different data sets have
+            nothing to do with each other.
         device: where the models run.
         dtype: their arithmetic.
         threads: CPU threads of one forward pass; None leaves torch's choice.
@@ -57,6 +58,24 @@ class ServingSettings(BaseSettings):
         queue_limit: requests waiting at most; more are answered 429.
         deadline_ms: a request not answered by then is answered 504.
         max_body_bytes: larger request bodies are answered 413.
+        models_dir: folder of the bundles that an alias may be given, each by its folder's name;
+            None for the folder that `bundle` lies in.
+        history_cache: `redis://...` of a cache of histories that several processes share; None
+            for none.
+        keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
+            needs a key with the route's scope.
+        rate_limit: requests a second that each key, or each address without keys, may make on
+            average; more are answered 429. None for no limit.
+        rate_burst: requests that it may make at once.
+        forwarded_allow_ips: addresses of proxies, with commas, whose `X-Forwarded-For` and
+            `X-Forwarded-Proto` are believed; `*` believes everybody.
+        allowed_hosts: values of the header Host that are answered, with commas; `*.example.org`
+            takes subdomains; `*` takes all. By default, names of this machine where only it can
+            reach the service, and all names otherwise.
+        shadow_fraction: share of the requests that are run again in the background.
+        shadow_alias: alias of the model that does it; None searches plainly with the model that
+            answered.
+        gc_freeze: take what is loaded at the start out of the garbage collector's sight.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
@@ -70,7 +89,7 @@ class ServingSettings(BaseSettings):
             path if (path := _workspace(fields).dataset).is_dir() else None
         )
     )
-    store: Path = Field(default_factory=_default_store)
+    store: str | Path = Field(default_factory=_default_store)
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     threads: int | None = Field(None, ge=1)
@@ -81,11 +100,28 @@ class ServingSettings(BaseSettings):
     queue_limit: int = Field(256, ge=1)
     deadline_ms: float = Field(5000.0, gt=0)
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
+    models_dir: Path | None = None
+    history_cache: str | None = None
+    keys: Path | None = None
+    rate_limit: float | None = Field(None, gt=0)
+    rate_burst: int = Field(100, ge=1)
+    forwarded_allow_ips: str = "127.0.0.1"
+    allowed_hosts: str | None = None
+    shadow_fraction: float = Field(0.0, ge=0, le=1)
+    shadow_alias: str | None = None
+    gc_freeze: bool = True
 
-    @field_validator("bundle", "histories", "store")
+    @field_validator("bundle", "histories", "models_dir", "keys")
     @classmethod
     def _expand(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser()
+
+    @field_validator("store")
+    @classmethod
+    def _url_or_path(cls, store: str | Path) -> str | Path:
+        if isinstance(store, str) and "://" in store:
+            return store
+        return Path(store).expanduser()
 
     @model_validator(mode="after")
     def _stay_on_this_machine(self) -> Self:
