@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter as Tally
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -23,6 +24,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -36,6 +38,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
+STAGES = ("history", "queue", "compute", "total")
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 PASSES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 SLOT_S = 5.0
@@ -54,6 +57,7 @@ class Metrics:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start from nothing. `clock` counts seconds and never goes back."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self.series = Series(clock)
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
@@ -78,6 +82,7 @@ class Metrics:
             SECONDS,
             "stage",
         )
+        self._of_stage = [self._stages.labels(stage) for stage in STAGES]
         self._answers = counter(
             "recommendations", "Answers by model and certificate.", "model", "certificate"
         )
@@ -169,13 +174,13 @@ class Metrics:
             certificate: of the answer.
             sources: of each item.
         """
-        for stage, seconds in (
-            ("history", history_s), ("queue", queue_s), ("compute", compute_s), ("total", total_s),
-        ):  # fmt: skip
-            self._stages.labels(stage).observe(seconds)
+        for histogram, seconds in zip(
+            self._of_stage, (history_s, queue_s, compute_s, total_s), strict=True
+        ):
+            histogram.observe(seconds)
         self._answers.labels(model, certificate or "none").inc()
-        for source in sources:
-            self._items.labels(source).inc()
+        for source, items in Tally(sources).items():
+            self._items.labels(source).inc(items)
         slot = self.series.now
         slot.observe(total_s * 1000)
         if stats is None:
@@ -396,18 +401,21 @@ class Series:
         return {
             "slot_seconds": SLOT_S,
             "ago_seconds": [round(now.began - slot.began, 1) for slot in slots],
-            **_columns([[slot] for slot in slots]),
-            "last_minute": {key: values[0] for key, values in _columns([recent]).items()},
+            **_columns([[slot] for slot in slots], self._clock()),
+            "last_minute": {
+                key: values[0] for key, values in _columns([recent], self._clock()).items()
+            },
         }
 
 
-def _columns(groups: Sequence[Sequence[Slot]]) -> dict[str, list[Any]]:
-    rows = [_facts(group) for group in groups]
+def _columns(groups: Sequence[Sequence[Slot]], now: float) -> dict[str, list[Any]]:
+    rows = [_facts(group, now) for group in groups]
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def _facts(slots: Sequence[Slot]) -> dict[str, float | int | None]:
-    """Figures of some slots taken together."""
+def _facts(slots: Sequence[Slot], now: float) -> dict[str, float | int | None]:
+    """Figures of some neighbouring slots taken together; the last may have only begun."""
+    seconds = max(1.0, min(now, slots[-1].began + SLOT_S) - slots[0].began)
 
     def total(name: str) -> Any:
         return sum(getattr(slot, name) for slot in slots)
@@ -420,7 +428,7 @@ def _facts(slots: Sequence[Slot]) -> dict[str, float | int | None]:
         for bin_, count in slot.latency.items():
             latency[bin_] = latency.get(bin_, 0) + count
     return {
-        "qps": round(total("answers") / (SLOT_S * len(slots)), 2),
+        "qps": round(total("answers") / seconds, 2),
         "answers": total("answers"),
         "p50_ms": _quantile(latency, 0.50),
         "p99_ms": _quantile(latency, 0.99),
