@@ -148,7 +148,8 @@ def settings_of(
     values = settings.values
     draft = {**values.get("draft", {}), **PLAIN}
     if variant.init == "scratch":
-        draft |= SCRATCH
+        # settings of a draft that is cut from its target say nothing of one that is not
+        draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
     else:
         draft["init_from_target"] = True
     draft |= {"max_minutes": budget.minutes, "epochs": budget.epochs, **variant.options}

@@ -87,8 +87,13 @@ class Scene:
             yield group, list(range(start, start + len(group)))
 
 
+def device() -> torch.device:
+    """Where models are asked: the accelerator that training would take, or the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _model(path: Any) -> Any:
-    return load_model(path / MODEL, dtype=torch.float32).eval()
+    return load_model(path / MODEL, dtype=torch.float32, device=device()).eval()
 
 
 def load_draft(workspace: Workspace) -> TreeModel:

@@ -43,6 +43,7 @@ from training.atspeed.measure import (
     accuracy,
     costs,
     describe,
+    device,
     difference,
     load_draft,
     scene_of,
@@ -349,7 +350,8 @@ class _Study:
 
 def _speed(context: Context, options: Options, drafts: dict[str, DraftSpace]) -> list[Row]:
     scene = scene_of(context.workspace, options.users)
-    causal = load_model(context.workspace.run("target") / MODEL, dtype=torch.float32).eval()
+    checkpoint = context.workspace.run("target") / MODEL
+    causal = load_model(checkpoint, dtype=torch.float32, device=device()).eval()
     questions = [Question(k, v, options.drafts) for v in VERIFICATIONS for k in options.ks]
     with track("walltime", len(questions)) as bar:
         rows = walltimes(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
 from recsys.decoding import beam_search
@@ -45,6 +46,7 @@ def walltimes(
         hf_rounds: how many of them Hugging Face is asked.
         advance: called after each question.
     """
+    finish = torch.cuda.synchronize if scene.target.device.type == "cuda" else _nothing
     order = np.random.default_rng(1).permutation(len(scene.prompts))
     allowed = allowed_tokens(scene.catalogue)
     rows = []
@@ -57,15 +59,24 @@ def walltimes(
 
         def beams(number: int, k: int = question.beams, sampled: bool = relaxed) -> object:
             prompts, seeds = group(number)
-            return beam_search(
+            found = beam_search(
                 scene.target, prompts, scene.trie, k, seeds=seeds if sampled else None
             )
+            finish()
+            return found
 
         def drafted(draft: TreeModel, asked: Question = question) -> Callable[[int], object]:
-            return lambda number: ask(scene, draft, asked, *group(number))
+            def run(number: int) -> object:
+                found = ask(scene, draft, asked, *group(number))
+                finish()
+                return found
+
+            return run
 
         def hugging_face(number: int, k: int = question.beams) -> object:
-            return huggingface_beam_search(causal, group(number)[0], allowed, k)
+            found = huggingface_beam_search(causal, group(number)[0], allowed, k)
+            finish()
+            return found
 
         sides = {BEAM: Side(beams)}
         sides |= {name: Side(drafted(draft)) for name, draft in drafts.items()}
@@ -89,3 +100,7 @@ def walltimes(
         ]
         advance()
     return rows
+
+
+def _nothing() -> None:
+    """A CPU has nothing left to finish when a call returns."""
