@@ -8,22 +8,23 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.middleware import Middleware
 
 from recsys import __version__
 from serving import errors
-from serving.api import health, items, models, pages, recommendations
+from serving.api import health, items, models, operations, pages, recommendations, security
 from serving.engine import Recommends
-from serving.middleware import BodyLimit, RequestContext
+from serving.middleware import around
 from serving.schemas.common import Problem
 from serving.service import Service
 from serving.settings import ServingSettings
 from serving.stores import HistoryStore
+from serving.telemetry import OpenTelemetry, Telemetry
 
 ROUTERS = (
     recommendations.router,
     items.router,
     models.router,
+    operations.router,
     health.router,
     pages.router,
 )
@@ -46,6 +47,8 @@ def create_app(
         store: one that is open already, instead of `settings.store`.
     """
     service = Service(settings, recommender, store)
+    telemetry = OpenTelemetry.exporting() if settings.otel else Telemetry()
+    service.metrics.telemetry = telemetry
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -53,6 +56,7 @@ def create_app(
         yield
         await starting  # loading cannot be left halfway
         await service.stop()
+        telemetry.close()
 
     app = FastAPI(
         title="recsys",
@@ -63,10 +67,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[
-            Middleware(RequestContext),
-            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
-        ],
+        middleware=around(settings, service.metrics, telemetry),
     )
     app.state.service = service
     for router in ROUTERS:
@@ -88,6 +89,7 @@ def _describe(app: FastAPI) -> None:
             problem = Problem.model_json_schema(ref_template=template)
             schemas = schema.setdefault("components", {}).setdefault("schemas", {})
             schemas |= problem.pop("$defs") | {"Problem": problem}
+            security.describe(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 

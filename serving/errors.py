@@ -41,14 +41,20 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
+    "unknown_host": Kind(400, "The service does not answer to this host name"),
+    "unauthenticated": Kind(401, "A key is needed"),
+    "forbidden": Kind(403, "The key does not reach this far"),
     "not_found": Kind(404, "There is nothing at this path"),
     "unknown_user": Kind(404, "The user has no history here"),
     "unknown_item": Kind(404, "The model does not know the item"),
     "method_not_allowed": Kind(405, "The path does not answer to this method"),
     "body_too_large": Kind(413, "The body is too large"),
+    "target_too_long": Kind(414, "The path and query are too long"),
     "unsupported_media_type": Kind(415, "The body must be application/json"),
     "invalid_request": Kind(422, "The request is not valid"),
     "queue_full": Kind(429, "Too many requests are waiting", 1),
+    "rate_limited": Kind(429, "This client asks too often", 1),
+    "headers_too_large": Kind(431, "The headers are too large"),
     "internal_error": Kind(500, "The service failed"),
     "not_ready": Kind(503, "The model is not ready", 1),
     "shutting_down": Kind(503, "The service is shutting down", 5),
@@ -100,7 +106,7 @@ def problem_response(request: Request, error: ProblemError) -> Response:
         body["errors"] = [field.model_dump() for field in error.errors]
     headers = dict(error.headers or {})
     if kind.retry_after_s is not None:
-        headers["Retry-After"] = str(kind.retry_after_s)
+        headers.setdefault("Retry-After", str(kind.retry_after_s))
     # ASCII: a refused field may hold characters that UTF-8 cannot.
     return Response(json.dumps(body), kind.status, headers, MEDIA_TYPE)
 

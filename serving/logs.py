@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_request: ContextVar[str | None] = ContextVar("request", default=None)
+
+
+@contextmanager
+def of_request(request_id: str) -> Iterator[None]:
+    """Lines logged meanwhile, in the tasks begun meanwhile too, carry this request_id."""
+    token = _request.set(request_id)
+    try:
+        yield
+    finally:
+        _request.reset(token)
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as JSON: time, level, logger, message, the record's `fields`, and its exception."""
+    """A record as JSON: time, level, logger, message, request, its `fields`, and its exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
@@ -18,6 +35,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **({} if (request_id := _request.get()) is None else {"request_id": request_id}),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

@@ -29,6 +29,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from serving.telemetry import Telemetry
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -53,11 +55,13 @@ class Metrics:
     Attributes:
         registry: of Prometheus.
         series: the last ten minutes, for `/v1/stats`.
+        telemetry: told of the stages of each answer; traces nothing unless it is replaced.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start from nothing. `clock` counts seconds and never goes back."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.telemetry = Telemetry()
         self.registry = registry = CollectorRegistry()
         self.series = Series(clock)
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
@@ -178,6 +182,9 @@ class Metrics:
             self._of_stage, (history_s, queue_s, compute_s, total_s), strict=True
         ):
             histogram.observe(seconds)
+        self.telemetry.stages(
+            {"history": history_s, "queue": queue_s, "decode": compute_s}, stats or {}
+        )
         self._answers.labels(model, certificate or "none").inc()
         for source, items in Tally(sources).items():
             self._items.labels(source).inc(items)

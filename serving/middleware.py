@@ -1,43 +1,98 @@
-"""What happens around every request: its id, one access line, the last catch, the body limit."""
+"""What happens around every request: id, log line, metrics, limits, keys, headers, last catch.
+
+The order, from outside: `RequestContext` knows of everything, `Guard` refuses what may not come in
+before any of its body is read, `BodyLimit` stands before the routes.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 import uuid
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 
+from serving import auth, logs
+from serving.auth import Keyring, Scope
 from serving.errors import ProblemError, problem_response
+from serving.limits import RateLimit, network
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Send
+    from starlette.types import Scope as AsgiScope
+
+    from serving.metrics import Metrics
+    from serving.settings import ServingSettings
+    from serving.telemetry import Telemetry
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499  # nginx's number for an answer that found nobody
+METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+MAX_TARGET = 8 * 1024
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16 * 1024
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 access = logging.getLogger("serving.access")
 failures = logging.getLogger("serving.failures")
 
 
+def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:
+    """The middleware of an application, outermost first.
+
+    Raises:
+        ConfigError: the keys cannot be read.
+    """
+    return [
+        Middleware(RequestContext, metrics=metrics, telemetry=telemetry),
+        Middleware(
+            Guard,
+            metrics=metrics,
+            keys=None if settings.keys is None else Keyring(settings.keys),
+            limit=(
+                None
+                if settings.rate_limit is None
+                else RateLimit(settings.rate_limit, settings.rate_burst)
+            ),
+            hosts=settings.hosts,
+        ),
+        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+    ]
+
+
 class RequestContext:
-    """Outermost: gives each request an id, logs one line, and lets no exception pass unanswered."""
+    """Outermost: gives each request an id, counts it, logs one line, answers every exception."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
         """Wrap `app`."""
-        self.app = app
+        self.app, self.metrics, self.telemetry = app, metrics, telemetry
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         start = time.perf_counter()
-        given = Headers(scope=scope).get(REQUEST_ID, "")
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
@@ -47,32 +102,158 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                marked = MutableHeaders(scope=message)
+                marked[REQUEST_ID] = request_id
+                for name, value in SECURITY_HEADERS.items():
+                    marked[name] = value
+                if scope["path"].startswith(("/v1/", "/metrics")):
+                    marked["cache-control"] = "no-store"
             await send(message)
 
+        self.metrics.began()
+        with logs.of_request(request_id), self.telemetry.request(scope, headers) as span:
+            try:
+                await self.app(scope, receive, send_marked)
+            except ClientDisconnect:
+                pass
+            except Exception:
+                failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
+                if status is not None:
+                    raise  # half an answer is out: only closing the connection can say so
+                detail = "The failure is in the service's log under this request_id."
+                error = ProblemError("internal_error", detail)
+                await problem_response(Request(scope), error)(scope, receive, send_marked)
+            finally:
+                seconds = time.perf_counter() - start
+                answered = CLIENT_CLOSED if status is None else status
+                # The template where there is one: paths hold user ids, and are without number.
+                route = getattr(scope.get("route"), "path", None)
+                fields = {
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "route": route or scope["path"],
+                    "status": answered,
+                    "ms": round(seconds * 1000, 2),
+                }
+                fields |= {name: state[name] for name in ("problem", "key") if name in state}
+                access.info("request", extra={"fields": fields})
+                method = scope["method"] if scope["method"] in METHODS else "OTHER"
+                self.metrics.ended(method, route or "unmatched", answered, seconds)
+                if "problem" in state:
+                    self.metrics.error(state["problem"])
+                span.end(method, route, answered)
+
+
+class Guard:
+    """Refuses by size of target and headers, by host, by rate and by key, in this order."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        keys: Keyring | None = None,
+        limit: RateLimit | None = None,
+        hosts: tuple[str, ...] = ("*",),
+    ) -> None:
+        """Wrap `app`.
+
+        Args:
+            app: what is guarded.
+            metrics: that count refusals.
+            keys: those that are let in; None lets everybody in.
+            limit: of each key's (or, without a good one, each address's) requests.
+            hosts: values of the header Host that are answered, lower case, without port.
+        """
+        self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
         try:
-            await self.app(scope, receive, send_marked)
-        except ClientDisconnect:
-            pass
-        except Exception:
-            failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
-            if status is not None:
-                raise  # half an answer is out: only closing the connection can say so
-            detail = "The failure is in the service's log under this request_id."
-            error = ProblemError("internal_error", detail)
-            await problem_response(Request(scope), error)(scope, receive, send_marked)
-        finally:
-            fields = {
-                "request_id": request_id,
-                "method": scope["method"],
-                # The template where there is one: paths hold user ids.
-                "route": getattr(scope.get("route"), "path", None) or scope["path"],
-                "status": CLIENT_CLOSED if status is None else status,
-                "ms": round((time.perf_counter() - start) * 1000, 2),
-            }
-            if "problem" in state:
-                fields["problem"] = state["problem"]
-            access.info("request", extra={"fields": fields})
+            self._check(scope)
+        except ProblemError as error:
+            await problem_response(Request(scope), error)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _check(self, scope: AsgiScope) -> None:
+        target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        if target > MAX_TARGET:
+            raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
+        raw = scope["headers"]
+        size = sum(len(name) + len(value) for name, value in raw)
+        if len(raw) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
+            raise ProblemError("headers_too_large", text)
+        headers = Headers(scope=scope)
+        self._check_host(headers)
+        template = auth.template_of(scope["path"])
+        if template is not None and template.startswith("/health/"):
+            return  # an orchestrator asks often, and without a key
+        shown = _bearer(headers)
+        key = None if self.keys is None or shown is None else self.keys.find(shown)
+        if key is not None:
+            scope["state"]["key"] = key.name
+        self._check_rate(f"key {key.name}" if key is not None else _address(scope))
+        if self.keys is None:
+            return
+        needed = None if template is None else auth.scope_of(scope["method"], template)
+        if needed is Scope.PUBLIC:
+            return
+        if key is None:
+            detail = (
+                "Send 'Authorization: Bearer rk_...' with a key of this service."
+                if shown is None
+                else "The key is not one of this service's; it may have been revoked."
+            )
+            raise ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+        if key.may is Scope.ADMIN:
+            return
+        if template is None:
+            raise ProblemError("not_found", "No resource is there; /docs lists what there is.")
+        if needed is None:
+            allow = {"Allow": ", ".join(auth.methods_of(template))}
+            detail = f"{scope['method']} is not among the methods of {template}."
+            raise ProblemError("method_not_allowed", detail, headers=allow)
+        if key.may < needed:
+            detail = f"{scope['method']} {template} needs a key of scope {needed.word}."
+            raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page of a foreign name that was pointed at this address is not let in."""
+        given = headers.get("host")
+        if given is None or "*" in self.hosts:
+            return
+        host = re.sub(r":\d+$", "", given).lower().removesuffix(".").strip("[]")
+        for allowed in self.hosts:
+            if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):
+                return
+        raise ProblemError(
+            "unknown_host", "The header Host is not a name of this service (allowed_hosts)."
+        )
+
+    def _check_rate(self, client: str) -> None:
+        if self.limit is None:
+            return
+        if wait := self.limit.take(client):
+            self.metrics.limited()
+            raise ProblemError(
+                "rate_limited",
+                "Too many requests of this client; slow down.",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+
+
+def _bearer(headers: Headers) -> str | None:
+    kind, _, secret = headers.get("authorization", "").partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else None
+
+
+def _address(scope: AsgiScope) -> str:
+    client = scope.get("client")
+    return network(client[0]) if client else "unknown"
 
 
 class BodyLimit:
@@ -82,7 +263,7 @@ class BodyLimit:
         """Wrap `app`."""
         self.app, self.max_bytes = app, max_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)

@@ -18,6 +18,7 @@ from recsys.errors import RecsysError
 from recsys.recommender import RecommendRequest, RecommendResult
 from serving.batcher import Answer, Batcher, DeadlineExceededError
 from serving.engine import Engine
+from serving.metrics import Metrics
 from serving.schemas.common import MAX_HISTORY, ModelRef
 from serving.schemas.items import Item
 from serving.schemas.models import ModelInfo
@@ -71,6 +72,7 @@ class Service:
         phase: where in its life it is.
         failure: why it could not start, in phase FAILED.
         on_phase: called after each change of phase.
+        metrics: of what it does.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Service:
         self.phase = Phase.STARTING
         self.failure: Exception | None = None
         self.on_phase: Callable[[Service], None] = lambda service: None
+        self.metrics = Metrics()
         self._store = store
         self._model: ModelInfo | None = None
         self._engine = Engine(settings, recommender)

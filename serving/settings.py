@@ -33,11 +33,16 @@ def _default_store(fields: dict[str, Any]) -> Path:
     return workspace.home / "serving" / workspace.name / "histories.db"
 
 
+def default_keys() -> Path:
+    """Where keys lie if nothing else is said."""
+    return Workspace.of("demo").home / "serving" / "keys.json"
+
+
 class ServingSettings(BaseSettings):
     """Everything that configures one serving process.
 
     Attributes:
-        host: address to listen on; beyond loopback only with `insecure_listen`.
+        host: address to listen on; beyond loopback only with `keys` or `insecure_listen`.
         port: TCP port; 0 takes a free one.
         insecure_listen: accept that whoever reaches `host` may ask anything, without a key.
         bundle: artifact to serve.
@@ -63,7 +68,8 @@ class ServingSettings(BaseSettings):
         history_cache: `redis://...` of a cache of histories that several processes share; None
             for none.
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
-            needs a key with the route's scope.
+            needs a key with the route's scope. Default: `keys.json` beside the stores, if there
+            is one.
         rate_limit: requests a second that each key, or each address without keys, may make on
             average; more are answered 429. None for no limit.
         rate_burst: requests that it may make at once.
@@ -75,6 +81,7 @@ class ServingSettings(BaseSettings):
         shadow_fraction: share of the requests that are run again in the background.
         shadow_alias: alias of the model that does it; None searches plainly with the model that
             answered.
+        otel: send traces by OpenTelemetry (extra `otel`), configured by its own variables.
         gc_freeze: take what is loaded at the start out of the garbage collector's sight.
     """
 
@@ -102,13 +109,16 @@ class ServingSettings(BaseSettings):
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
     models_dir: Path | None = None
     history_cache: str | None = None
-    keys: Path | None = None
+    keys: Path | None = Field(
+        default_factory=lambda: path if (path := default_keys()).is_file() else None
+    )
     rate_limit: float | None = Field(None, gt=0)
     rate_burst: int = Field(100, ge=1)
     forwarded_allow_ips: str = "127.0.0.1"
     allowed_hosts: str | None = None
     shadow_fraction: float = Field(0.0, ge=0, le=1)
     shadow_alias: str | None = None
+    otel: bool = False
     gc_freeze: bool = True
 
     @field_validator("bundle", "histories", "models_dir", "keys")
@@ -125,13 +135,22 @@ class ServingSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _stay_on_this_machine(self) -> Self:
-        if not self.insecure_listen and not _is_loopback(self.host):
+        if self.keys is None and not self.insecure_listen and not _is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} can be reached from other machines and the service has no "
-                "keys; listen on 127.0.0.1 behind a proxy that authenticates, or accept the risk "
-                "with --insecure-listen"
+                "keys; make one with `recsys keys create`, listen on 127.0.0.1 behind a proxy that "
+                "authenticates, or accept the risk with --insecure-listen"
             )
         return self
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Values of the header Host that are answered, lower case, without port."""
+        if self.allowed_hosts is not None:
+            return tuple(host.strip().lower() for host in self.allowed_hosts.split(","))
+        if _is_loopback(self.host):
+            return ("localhost", "127.0.0.1", "::1", self.host.lower())
+        return ("*",)
 
     @classmethod
     def load(

@@ -149,7 +149,7 @@ async def run_app(
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
         service: Service = app.state.service
         if wait:

@@ -1,0 +1,62 @@
+"""For operators: Prometheus' text, and the same as short series for the page."""
+
+# Annotations stay live here: FastAPI reads them.
+import os
+import threading
+import time
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+
+from recsys import __version__
+from serving.api.routing import AnyPhase
+from serving.errors import documented
+from serving.metrics import CONTENT_TYPE
+from serving.schemas.operations import Process, Queue, Stats
+from serving.service import Phase
+
+router = APIRouter()
+_STARTED = time.monotonic()
+_PROC = Path("/proc/self")
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **documented()},
+)
+async def metrics(service: AnyPhase) -> Response:
+    """Counters, gauges and histograms in Prometheus' text format."""
+    return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/v1/stats", responses=documented())
+async def stats(service: AnyPhase) -> Stats:
+    """Phase, models, queue, and the last ten minutes in slots of five seconds."""
+    found = service.metrics.series.snapshot()
+    return Stats.model_validate(
+        {
+            "phase": service.phase.value,
+            "version": __version__,
+            "models": [service.model] if service.phase is Phase.READY else [],
+            "aliases": {},
+            "queue": Queue(depth=service.metrics.queue_depth, limit=service.settings.queue_limit),
+            "process": process(),
+            "last_minute": found.pop("last_minute"),
+            "series": found,
+        }
+    )
+
+
+def process() -> Process:
+    """What the system says of this process."""
+    rss = files = None
+    if _PROC.is_dir():
+        rss = int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        files = len(list((_PROC / "fd").iterdir()))
+    return Process(
+        uptime_s=round(time.monotonic() - _STARTED, 1),
+        rss_bytes=rss,
+        open_files=files,
+        threads=threading.active_count(),
+    )

@@ -1,0 +1,124 @@
+"""Traces by OpenTelemetry, where it is asked for: a span a request, and one a stage below it.
+
+Without `serve.otel` nothing of OpenTelemetry is imported, and a request pays an empty `with`.
+The exporter is configured by the variables of the standard (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from recsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, MutableMapping
+
+SERVICE = "recsys"
+
+
+class RequestSpan(Protocol):
+    """The span of one request."""
+
+    def end(self, method: str, route: str | None, status: int) -> None:
+        """Say how it was answered."""
+
+
+class Telemetry:
+    """Traces nothing."""
+
+    def request(
+        self, scope: MutableMapping[str, Any], headers: Mapping[str, str]
+    ) -> AbstractContextManager[RequestSpan]:
+        """The span around a request."""
+        return _NOTHING
+
+    def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
+        """Spans of the stages, in seconds and in order, of which the last has just ended."""
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+
+
+class _NoSpan:
+    def end(self, method: str, route: str | None, status: int) -> None:
+        pass
+
+
+_NOTHING: AbstractContextManager[RequestSpan] = nullcontext(_NoSpan())
+
+
+class OpenTelemetry(Telemetry):
+    """Traces by OpenTelemetry."""
+
+    def __init__(self, provider: Any) -> None:
+        """Trace with `provider`, a `TracerProvider` of the SDK."""
+        from opentelemetry import propagate, trace
+
+        self._provider, self._trace, self._extract = provider, trace, propagate.extract
+        self._tracer = provider.get_tracer("recsys.serving")
+
+    @classmethod
+    def exporting(cls) -> OpenTelemetry:
+        """Send to the collector that the environment names.
+
+        Raises:
+            ConfigError: the extra is not installed.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise ConfigError(
+                f"serve.otel: {error.name} is not installed; pip install 'recsys[otel]'"
+            ) from error
+        provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        return cls(provider)
+
+    @contextmanager
+    def _request(self, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
+        with self._tracer.start_as_current_span(
+            "request", context=self._extract(dict(headers)), kind=self._trace.SpanKind.SERVER
+        ) as span:
+            yield _Span(span)
+
+    def request(
+        self, scope: MutableMapping[str, Any], headers: Mapping[str, str]
+    ) -> AbstractContextManager[RequestSpan]:
+        """The span around a request, below the caller's if it sent a `traceparent`."""
+        return self._request(headers)
+
+    def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
+        """Spans of the stages, in seconds and in order, of which the last has just ended."""
+        moment = time.time_ns() - round(sum(stages.values()) * 1e9)
+        for name, seconds in stages.items():
+            if seconds <= 0:
+                continue
+            span = self._tracer.start_span(name, start_time=moment)
+            moment += round(seconds * 1e9)
+            if name == "decode":
+                span.set_attributes(attributes)
+            span.end(end_time=moment)
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+        self._provider.shutdown()
+
+
+class _Span:
+    def __init__(self, span: Any) -> None:
+        self._span = span
+
+    def end(self, method: str, route: str | None, status: int) -> None:
+        self._span.update_name(f"{method} {route}" if route else method)
+        self._span.set_attributes(
+            {
+                "http.request.method": method,
+                "http.route": route or "",
+                "http.response.status_code": status,
+            }
+        )
