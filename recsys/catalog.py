@@ -61,9 +61,25 @@ class Catalog:
     def _index(self) -> dict[str, int]:
         return {item_id: i for i, item_id in enumerate(self.item_ids)}
 
+    def item_id(self, item: int) -> str:
+        """Outside id of one item."""
+        return self.item_ids[item]
+
+    def title(self, item: int) -> str:
+        """Title of one item."""
+        return self.titles[item]
+
+    def find(self, item_id: str) -> int:
+        """Dense item of an outside id; -1 where the catalogue has no such item."""
+        return self._index.get(item_id, -1)
+
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """Dense items of outside ids; -1 where the catalogue has no such item."""
         return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
+
+    def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
+        """As `index`, and also those that a history may name but nothing recommends any more."""
+        return self.index(item_ids)
 
     def attributes(self, item: int) -> dict[str, Any]:
         """Attribute columns of one item."""

@@ -21,3 +21,11 @@ class ArtifactError(RecsysError, ValueError):
 
 class FilterError(RecsysError, ValueError):
     """A filter over item attributes is malformed; the text names the clause and the way out."""
+
+
+class ItemError(RecsysError, ValueError):
+    """An item to add is malformed or cannot be placed; the text names item, field and way out."""
+
+
+class RequestError(RecsysError, ValueError):
+    """A request asks for what this bundle cannot do; the text names the field and the way out."""

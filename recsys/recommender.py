@@ -1,38 +1,45 @@
 """Recommender: a loaded bundle that turns histories into items. The first module that says "user".
 
 What it keeps between calls changes no answer: equal requests get equal bits alone, in any batch and
-after a restart, where it searches plainly (mode `beam`; float32, a fixed number of threads).
+after a restart, where it searches plainly (mode `beam`; float32, a fixed number of threads). Items
+may come and go meanwhile (`recsys.live`): a batch decodes over the epoch that is current when it
+begins, to its end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from recsys.bundle import Bundle
-from recsys.constraint import ItemTrie
-from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import FilterCache, ItemBoosts, ItemFilter
-from recsys.errors import ArtifactError
+from recsys.constraint.filters import ItemBoosts, ItemFilter
+from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
+from recsys.live import Epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from recsys.artifacts import Manifest
     from recsys.catalog import Catalog
+    from recsys.constraint import ItemTrie
     from recsys.constraint.boost import Boost
+    from recsys.constraint.filters import FilterCache
     from recsys.constraint.mask import RowMask
     from recsys.decoding.engine import Mode
     from recsys.decoding.output import Beams, Certificate
+    from recsys.decoding.trace import Trace
+    from recsys.live import Epoch, NewItem
+    from recsys.prompts import PromptEncoder
 
 Guarantee = Literal["beam", "global"]
+Verification = Literal["auto", "strict", "relaxed", "beam"]
 MIN_BEAMS = 20
 DTYPES = ("float32", "bfloat16", "float64")
 _TYPICAL_PROMPTS = 8
@@ -75,9 +82,14 @@ class RecommendRequest:
             search never leaves them.
         boosts: filters with weights that are added to the scores of items that fit; what is found
             is as exact as without; where items share leaves, the certificate says if not.
+        mode: `auto` decodes as the recommender does; `beam` searches plainly; `strict` verifies a
+            drafted tree (by the bundle's draft, else all of level 1), with the same answer;
+            `relaxed` samples approximately, by what the draft proposes and chance accepts.
+        trace: also say how the answer was found; plain search is then replaced by `strict`.
 
     Raises:
-        ValueError: a field out of its range, or a seed together with `global` or boosts.
+        ValueError: a field out of its range, a seed together with `global` or boosts, or `relaxed`
+            without a seed or with a trace.
         FilterError: a malformed filter or boost.
     """
 
@@ -90,6 +102,8 @@ class RecommendRequest:
     temperature: float = 1.0
     filter: Mapping[str, Any] | None = None
     boosts: Sequence[Mapping[str, Any]] = ()
+    mode: Verification = "auto"
+    trace: bool = False
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -102,6 +116,12 @@ class RecommendRequest:
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
         if self.seed is not None and self.boosts:
             raise ValueError("boosts are for the best items, a seed asks for a sample")
+        if self.mode not in ("auto", "strict", "relaxed", "beam"):
+            raise ValueError(f"mode {self.mode!r} is not one of auto, strict, relaxed, beam")
+        if self.mode == "relaxed" and self.seed is None:
+            raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
+        if self.mode == "relaxed" and self.trace:
+            raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
         # malformed ones are refused here
         if self.filter is not None:
             _ = self.item_filter
@@ -125,10 +145,12 @@ class RecommendResult:
 
     Attributes:
         recommendations: best first; fewer than k where the catalogue has no more.
-        unknown_items: ids of the history that the catalogue does not have.
+        unknown_items: ids of the history that mean nothing to the model.
         stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
         certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
         eligible: items that the request's filter allows; None without a filter.
+        epoch: number of the epoch of the catalogue that it is from.
+        trace: how it was found, if asked for.
     """
 
     recommendations: list[Recommendation]
@@ -136,17 +158,19 @@ class RecommendResult:
     stats: dict[str, int] = field(default_factory=dict)
     certificate: Certificate = "beam-exact"
     eligible: int | None = None
+    epoch: int = 0
+    trace: Trace | None = None
 
 
 class Recommender:
-    """Top-K over one bundle's catalogue.
+    """Top-K over one bundle's catalogue, as it is now.
+
+    One thread at a time may ask for recommendations; any may change the catalogue meanwhile.
 
     Attributes:
         bundle: what was loaded.
-        trie: its catalogue as a trie.
         model: the target (Hugging Face).
         engine: what decodes.
-        filters: row masks of the filters asked for last.
     """
 
     def __init__(
@@ -165,10 +189,7 @@ class Recommender:
 
         self.bundle, self.model, self.mode = bundle, model, mode
         self.max_batch = max_batch
-        self.encoder = bundle.encoder
-        self.trie = ItemTrie.build(self.encoder.item_tokens)
-        columns = Attributes(self.catalog.items, self.trie.row_items)
-        self.filters = FilterCache(self.trie, columns, filter_bytes)
+        self._epochs = Epochs(bundle, filter_bytes, prepare=self._prepare)
         self.engine = Engine(
             model,
             self.trie,
@@ -222,7 +243,7 @@ class Recommender:
             raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
         of = getattr(torch, dtype)
         model, draft = load_model(bundle.target, dtype=of, device=device).eval(), None
-        if mode in ("planned", "draft") and bundle.draft is not None:
+        if bundle.draft is not None:  # whatever the mode, a request may ask for it
             draft = load_model(bundle.draft, dtype=of, device=device).eval()
         return cls(
             bundle,
@@ -235,9 +256,29 @@ class Recommender:
         )
 
     @property
+    def epoch(self) -> Epoch:
+        """The catalogue as it is now; it never changes, the next one takes its place."""
+        return self._epochs.current
+
+    @property
     def catalog(self) -> Catalog:
-        """Items that can be recommended."""
-        return self.bundle.catalog
+        """Items of the current epoch."""
+        return self.epoch.catalog
+
+    @property
+    def trie(self) -> ItemTrie:
+        """The current epoch's trie."""
+        return self.epoch.trie
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """History -> tokens, in the current epoch."""
+        return self.epoch.encoder
+
+    @property
+    def filters(self) -> FilterCache:
+        """Row masks of the filters asked for last, in the current epoch."""
+        return self.epoch.filters
 
     @property
     def manifest(self) -> Manifest:
@@ -255,19 +296,22 @@ class Recommender:
         """Answer requests of any mix of lengths and k together.
 
         Requests are decoded in groups of one kind and beam width, so a neighbour's k changes
-        nothing. Filters may differ.
+        nothing. Filters may differ. All of them see the epoch that is current when the call begins.
 
         Raises:
             FilterError: a filter or boost does not fit the items' attributes. `eligible` finds that
                 out for one request alone.
+            RequestError: a request's mode needs a draft, and the bundle has none; `eligible` finds
+                that out, too.
         """
+        epoch = self._begin()
         results: dict[int, RecommendResult] = {}
         groups: dict[_Kind, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(_Kind.of(request), []).append(place)
         for kind, places in groups.items():
             group = [requests[i] for i in places]
-            results |= zip(places, self._decode(group, kind), strict=True)
+            results |= zip(places, self._decode(epoch, group, kind), strict=True)
         return [results[i] for i in range(len(requests))]
 
     def eligible(self, request: RecommendRequest) -> int | None:
@@ -278,9 +322,27 @@ class Recommender:
 
         Raises:
             FilterError: the filter or a boost does not fit the items' attributes.
+            RequestError: the request's mode needs a draft, and the bundle has none.
         """
-        mask, _ = self._mask(request), self._boost(request)
-        return None if mask is None else mask.eligible
+        self._engine_mode(request.mode)
+        epoch = self.epoch
+        mask, _ = _mask(epoch, request), _boost(epoch, request)
+        return None if request.filter is None or mask is None else mask.eligible
+
+    def upsert(self, items: Sequence[NewItem]) -> Epoch:
+        """Add items, or replace those that are there (`recsys.live.Epochs.upsert`).
+
+        All or none of them; what is returned has them. Any thread may call it; small calls that
+        come together share one epoch.
+
+        Raises:
+            ItemError: an item is malformed or cannot be placed; the text names item and field.
+        """
+        return self._epochs.upsert(items)
+
+    def remove(self, item_ids: Iterable[str]) -> list[str]:
+        """Take items away: no batch that begins after the call has them. Those that were there."""
+        return self._epochs.remove(item_ids)
 
     def rank(
         self,
@@ -310,6 +372,7 @@ class Recommender:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
+        epoch = self._begin()
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
@@ -318,8 +381,9 @@ class Recommender:
             group = histories.take(places)
             seen = group if exclude_seen else Histories.of([[]] * len(group))
             kind = _Kind(beams or max(MIN_BEAMS, k))
+            masks = [epoch.mask] * len(group)
             items[places], scores[places], _ = self._top(
-                group, seen, [None] * len(group), [None] * len(group), k, kind
+                epoch, group, seen, masks, [None] * len(group), k, kind
             )
             if advance is not None:
                 advance(len(places))
@@ -342,13 +406,40 @@ class Recommender:
         self.recommend([self.catalog.item_ids[:1]], k=1)
         self.engine.forget()
 
-    def _decode(self, requests: Sequence[RecommendRequest], kind: _Kind) -> list[RecommendResult]:
+    # Retrieval, blends and exact scores of given items.
+
+    # What the above is made of.
+
+    def _begin(self) -> Epoch:
+        """The epoch that a batch is to see; what decodes is set to it."""
+        epoch = self.epoch
+        self.engine.use(epoch.trie)
+        return epoch
+
+    def _prepare(self, trie: ItemTrie) -> None:
+        """Make a new trie's tensors in the thread that made the trie."""
+        # elsewhere the device is left to the thread that decodes
+        if self.engine.target.device.type == "cpu":
+            trie.to(self.engine.target.device)
+
+    def _engine_mode(self, mode: Verification) -> Mode:
+        if mode == "strict":
+            return "exhaustive" if self.engine.draft is None else "draft"
+        if mode == "relaxed" and self.engine.draft is None:
+            raise RequestError(
+                "mode 'relaxed' needs a draft model, and this bundle has none; ask for 'strict'"
+            )
+        return self.mode if mode == "auto" else mode
+
+    def _decode(
+        self, epoch: Epoch, requests: Sequence[RecommendRequest], kind: _Kind
+    ) -> list[RecommendResult]:
         known, unknown, excluded = [], [], []
         for request in requests:
-            items = self.catalog.index(request.history)
+            items = epoch.catalog.known(request.history)
             known.append(items[items >= 0])
             unknown.append([i for i, item in zip(request.history, items, strict=True) if item < 0])
-            listed = self.catalog.index(request.exclude_items)
+            listed = epoch.catalog.index(request.exclude_items)
             excluded.append(
                 np.concatenate(
                     [listed[listed >= 0], known[-1][: None if request.exclude_seen else 0]]
@@ -357,44 +448,37 @@ class Recommender:
         k = max(request.k for request in requests)
         seeds = [r.seed for r in requests if r.seed is not None] or None
         hidden = Histories.of(excluded)
-        masks = [self._mask(request) for request in requests]
-        boosts = [self._boost(request) for request in requests]
-        items, scores, beams = self._top(Histories.of(known), hidden, masks, boosts, k, kind, seeds)
+        masks = [_mask(epoch, request) for request in requests]
+        boosts = [_boost(epoch, request) for request in requests]
+        items, scores, beams = self._top(
+            epoch, Histories.of(known), hidden, masks, boosts, k, kind, seeds
+        )
+        traces: list[Trace | None] = [None] * len(requests)
+        if kind.trace:
+            traces = [
+                _told(trace, epoch.trie, self.bundle.vocabulary.level_sizes, mask)
+                for trace, mask in zip(beams.traces, masks, strict=True)
+            ]
         return [
             RecommendResult(
-                self._name(items[i], scores[i], request.k),
+                _name(epoch.catalog, items[i], scores[i], request.k),
                 unknown[i],
                 {"beams": kind.beams, **vars(beams.stats[i])},
                 certificate
-                if self._covers(beams, i, boost, scores[i, request.k - 1])
+                if _covers(epoch.trie, beams, i, boost, scores[i, request.k - 1])
                 else "approximate",
-                None if mask is None else mask.eligible,
+                None if request.filter is None or mask is None else mask.eligible,
+                epoch.number,
+                traces[i],
             )
             for i, (request, mask, boost, certificate) in enumerate(
                 zip(requests, masks, boosts, beams.certificates, strict=True)
             )
         ]
 
-    def _boost(self, request: RecommendRequest) -> Boost | None:
-        return self.filters.boost(request.item_boosts) if request.boosts else None
-
-    def _mask(self, request: RecommendRequest) -> RowMask | None:
-        return None if request.filter is None else self.filters.mask(request.item_filter)
-
-    def _covers(self, beams: Beams, i: int, boost: Boost | None, last: float) -> bool:
-        """Whether what is proven of the leaves of answer i holds for its items.
-
-        A leaf that several items share is searched by the most that one of them gains, so the last
-        item may score less than the last leaf found, and than an item of a leaf that was not.
-        """
-        row = int(beams.rows[i, -1])
-        if boost is None or row < 0 or self.trie.num_rows == self.trie.num_items:
-            return True
-        most = boost.most[self.trie.depth_start[self.trie.num_levels] + row]
-        return bool(last >= np.float32(float(beams.scores[i, -1]) + most))
-
     def _top(
         self,
+        epoch: Epoch,
         histories: Histories,
         excluded: Histories,
         masks: Sequence[RowMask | None],
@@ -405,11 +489,11 @@ class Recommender:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], Beams]:
         """(n, k) items and scores of one batch, and what they were taken from."""
         beams = self.engine.decode(
-            self.encoder.encode_all(histories),
+            epoch.encoder.encode_all(histories),
             kind.beams,
-            mode=self.mode,
+            mode=self._engine_mode(kind.mode),
             exclude=[
-                self.trie.excluded_rows(items, mask)
+                epoch.excluded_rows(items, mask)
                 for items, mask in zip(excluded, masks, strict=True)
             ],
             masks=masks,
@@ -417,25 +501,65 @@ class Recommender:
             seeds=seeds,
             temperature=kind.temperature,
             until_global=kind.guarantee == "global",
+            traced=kind.trace,
         ).beams
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        items, scores = _items_of_rows(self.trie, rows, row_scores, excluded, masks, boosts, k)
+        items, scores = _items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
         return items, scores, beams
 
-    def _name(
-        self, items: NDArray[np.int32], scores: NDArray[np.float32], k: int
-    ) -> list[Recommendation]:
-        catalog = self.catalog
-        return [
-            Recommendation(
-                catalog.item_ids[item],
-                float(score),
-                catalog.titles[item],
-                tuple(int(c) for c in catalog.codes[item]),
-            )
-            for item, score in zip(items[:k], scores[:k], strict=True)
-            if item >= 0
-        ]
+
+def _boost(epoch: Epoch, request: RecommendRequest) -> Boost | None:
+    return epoch.filters.boost(request.item_boosts) if request.boosts else None
+
+
+def _mask(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
+    return epoch.allowed(None if request.filter is None else request.item_filter)
+
+
+def _covers(trie: ItemTrie, beams: Beams, i: int, boost: Boost | None, last: float) -> bool:
+    """Whether what is proven of the leaves of answer i holds for its items.
+
+    A leaf that several items share is searched by the most that one of them gains, so the last
+    item may score less than the last leaf found, and than an item of a leaf that was not.
+    """
+    row = int(beams.rows[i, -1])
+    if boost is None or row < 0 or trie.num_rows == trie.num_items:
+        return True
+    most = boost.most[trie.depth_start[trie.num_levels] + row]
+    return bool(last >= np.float32(float(beams.scores[i, -1]) + most))
+
+
+def _name(
+    catalog: Catalog, items: NDArray[np.int32], scores: NDArray[np.float32], k: int
+) -> list[Recommendation]:
+    return [
+        Recommendation(
+            catalog.item_id(item),
+            score,
+            catalog.title(item),
+            tuple(catalog.codes[item].tolist()),
+        )
+        for item, score in zip(items[:k].tolist(), scores[:k].tolist(), strict=True)
+        if item >= 0
+    ]
+
+
+def _told(trace: Trace, trie: ItemTrie, sizes: Sequence[int], mask: RowMask | None) -> Trace:
+    """A trace with what the catalogue and the request's mask have to say of its nodes."""
+    place = trie.row_item_start
+    if mask is not None:
+        place = np.append(0, np.cumsum(mask.items))[place]
+    state = np.array([0, *(node.state for node in trace.nodes)], np.int64)
+    items = place[trie.row_stop[state]] - place[trie.row_start[state]]
+    nodes = [replace(n, items=int(count)) for n, count in zip(trace.nodes, items[1:], strict=True)]
+    blocked = dict.fromkeys(range(1, trie.num_levels + 1), 0)
+    beams = [0, *(n.state for n in nodes if n.fate != "rejected")]
+    depths = [0, *(n.depth for n in nodes if n.fate != "rejected")]
+    for beam, depth in zip(beams, depths, strict=True):
+        first, last = trie.first_child[beam : beam + 2].tolist()
+        open_ = last - first if mask is None else int(np.count_nonzero(mask.alive[first:last]))
+        blocked[depth + 1] += sizes[depth] - open_
+    return replace(trace, nodes=nodes, blocked=blocked)
 
 
 @dataclass(frozen=True)
@@ -446,12 +570,21 @@ class _Kind:
     guarantee: Guarantee = "beam"
     sampled: bool = False
     temperature: float = 1.0
+    mode: Verification = "auto"
+    trace: bool = False
 
     @classmethod
     def of(cls, request: RecommendRequest) -> _Kind:
         sampled = request.seed is not None
         temperature = request.temperature if sampled else 1.0
-        return cls(max(MIN_BEAMS, request.k), request.guarantee, sampled, temperature)
+        return cls(
+            max(MIN_BEAMS, request.k),
+            request.guarantee,
+            sampled,
+            temperature,
+            request.mode,
+            request.trace,
+        )
 
 
 def _items_of_rows(

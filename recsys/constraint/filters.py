@@ -292,8 +292,24 @@ class FilterCache:
         attributes: of its items, in the order of `trie.row_items`.
     """
 
-    def __init__(self, trie: ItemTrie, attributes: Attributes, max_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        trie: ItemTrie,
+        attributes: Attributes,
+        max_bytes: int = 1 << 28,
+        *,
+        left: NDArray[np.bool_] | None = None,
+        after: FilterCache | None = None,
+    ) -> None:
         """Keep masks of up to `max_bytes` in all.
+
+        Args:
+            trie: the catalogue.
+            attributes: of its items.
+            max_bytes: memory for masks.
+            left: (items,) bool in the attributes' order, the items that are still there; None for
+                all. No mask has another one, and no boost counts for one.
+            after: the cache that this one stands in for from now on, whose counters go on.
 
         Raises:
             ValueError: `max_bytes` is negative.
@@ -306,6 +322,11 @@ class FilterCache:
         self._lock = threading.Lock()
         self._hits = self._misses = self._evictions = self._bytes = 0
         self._seconds = 0.0
+        self._left = left
+        if after is not None:
+            with after._lock:
+                self._hits, self._misses = after._hits, after._misses
+                self._evictions, self._seconds = after._evictions, after._seconds
 
     @property
     def stats(self) -> FilterStats:
@@ -322,7 +343,7 @@ class FilterCache:
         """
         if not isinstance(wanted, ItemFilter):
             wanted = ItemFilter.parse(wanted)
-        return self._get(RowMask, wanted, RowMask.of)
+        return self._get(RowMask, wanted, self._mask)
 
     def boost(self, wanted: ItemBoosts) -> Boost:
         """What items gain; made on first use, outside of any lock.
@@ -330,7 +351,15 @@ class FilterCache:
         Raises:
             FilterError: one of the filters does not fit the attributes.
         """
-        return self._get(Boost, wanted, Boost.of)
+        return self._get(Boost, wanted, self._boost)
+
+    def _mask(self, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
+        return RowMask.of(trie, items if self._left is None else items & self._left)
+
+    def _boost(self, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
+        if self._left is not None:  # an item that is not there must not raise the bound of a prefix
+            items = np.where(self._left, items, items.min())
+        return Boost.of(trie, items)
 
     def _get(
         self,

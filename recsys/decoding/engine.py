@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from recsys.decoding.expand import Normalize
     from recsys.decoding.output import Beams
 
-Mode = Literal["planned", "beam", "exhaustive", "draft"]
+Mode = Literal["planned", "beam", "exhaustive", "draft", "relaxed"]
 _MEASURED_TOKENS = (4, 64, 256)
 _MOST_TOKENS = 2048
 _REPEATS = 3
@@ -104,6 +104,22 @@ class Engine:
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self._graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
+    def use(self, trie: ItemTrie) -> None:
+        """Decode over another catalogue of as many levels from here on.
+
+        Raises:
+            ValueError: of other than as many.
+        """
+        if trie is self.trie:
+            return
+        if trie.num_levels != self.trie.num_levels:
+            raise ValueError(
+                f"the catalogue has {trie.num_levels} levels, the one before {self.trie.num_levels}"
+            )
+        self.trie = trie
+        if self.planner is not None:
+            self.planner.first_level = trie.branching[0]
+
     def decode(
         self,
         prompts: Sequence[ArrayLike],
@@ -124,7 +140,8 @@ class Engine:
         Args:
             prompts: token ids of each request.
             num_beams: K.
-            mode: `planned` chooses; the others insist. `draft` needs a draft model.
+            mode: `planned` chooses; the others insist. `draft` needs a draft model, and `relaxed`
+                seeds as well (`recsys.decoding.relaxed`).
             exclude: trie rows that each request must not get.
             masks: what each request may get; None for everything.
             boosts: what each request's items gain, as for `beam_search`.
@@ -157,7 +174,9 @@ class Engine:
         start = time.perf_counter()
         beams = self._follow(plan, ready, num_beams, traced=traced, **options, **sampling)
         seconds = time.perf_counter() - start
-        if self.planner is not None and len(ready) and not traced:  # tracing takes time too
+        # tracing takes time too, and relaxed decoding is no plan to choose from
+        counts = not traced and plan.kind != "relaxed"
+        if self.planner is not None and len(ready) and counts:
             self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
         if until_global:
             nodes = max(2048, num_beams * self.trie.num_levels + 256)
@@ -244,10 +263,17 @@ class Engine:
             beams = beam_search(target, prompts, trie, num_beams, **options)
         else:
             drafter: Drafter = ExhaustiveDrafter()
-            if plan.kind == "draft" and self.draft is not None:
-                drafter = ModelDrafter(self.draft, plan.nodes)
+            if plan.kind in ("draft", "relaxed") and self.draft is not None:
+                drafter = ModelDrafter(self.draft, plan.nodes or self.draft_nodes)
             beams = speculative_beam_search(
-                target, drafter, prompts, trie, num_beams, traced=traced, **options
+                target,
+                drafter,
+                prompts,
+                trie,
+                num_beams,
+                "relaxed" if plan.kind == "relaxed" else "strict",
+                traced=traced,
+                **options,
             )
         if target.device.type == "cuda":
             torch.cuda.synchronize(target.device)
@@ -256,12 +282,14 @@ class Engine:
     def _plan(self, mode: Mode, load: Load) -> Plan:
         if mode == "planned":
             return Plan() if self.planner is None or not load.batch else self.planner.choose(load)
+        if mode in ("draft", "relaxed") and self.draft is None:
+            raise ValueError(f"mode {mode!r} needs a draft model; the engine has none")
         if mode == "draft":
-            if self.draft is None:
-                raise ValueError("mode 'draft' needs a draft model; the engine has none")
             return Plan("draft", self.draft_nodes)
-        if mode not in ("beam", "exhaustive"):
-            raise ValueError(f"mode {mode!r} is not one of planned, beam, exhaustive, draft")
+        if mode not in ("beam", "exhaustive", "relaxed"):
+            raise ValueError(
+                f"mode {mode!r} is not one of planned, beam, exhaustive, draft, relaxed"
+            )
         return Plan(mode)
 
     def _new_tokens(self, prompts: Prompts) -> int:

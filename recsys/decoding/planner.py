@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Kind = Literal["beam", "exhaustive", "draft"]
+Kind = Literal["beam", "exhaustive", "draft", "relaxed"]
 _EXPLORE_EVERY = 64
 _EXPLORE_WITHIN = 1.5
 _RECENT = 15
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         kind: `beam` plain search; `exhaustive` all of level 1, no draft model; `draft` a tree by
-            the draft model.
+            the draft model; `relaxed` another answer, which no planner chooses.
         nodes: of the draft tree, for `draft`.
     """
 
@@ -125,6 +125,7 @@ class Planner:
     Attributes:
         plans: those to choose from; plain beam search is always one.
         levels: L.
+        first_level: children of the catalogue's root; may change with it.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Planner:
             nodes: sizes of draft trees to consider.
         """
         self._target, self._draft = target, draft
-        self.levels, self._first_level = levels, first_level
+        self.levels, self.first_level = levels, first_level
         self.plans = [Plan()]
         if levels > 1 and first_level <= _WIDEST:
             self.plans.append(Plan("exhaustive"))
@@ -212,7 +213,7 @@ class Planner:
         if plan.kind == "beam":
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
         seconds = 0.0
-        nodes = self._first_level
+        nodes = self.first_level
         if plan.kind == "draft" and self._draft is not None:
             nodes, level = plan.nodes, plan.nodes / max(1, self.levels - 1)
             seconds += self._draft(batch, load.tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,6 +31,7 @@ class TraceNode:
         target_log_prob: the target's, with what the request's boosts add.
         fate: `accepted` drafted, and a beam of the target's search; `rejected` run without being
             one; `patched` a beam that no draft had, added afterwards.
+        items: below the node that the request may get; None where nobody has counted.
     """
 
     parent: int
@@ -41,13 +42,21 @@ class TraceNode:
     draft_log_prob: float | None
     target_log_prob: float
     fate: Fate
+    items: int | None = None
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The tree of one request, parents before children."""
+    """The tree of one request.
+
+    Attributes:
+        nodes: parents before children.
+        blocked: by level, from 1, how many codes the catalogue or a mask closed below the search's
+            beams; empty where nobody has counted.
+    """
 
     nodes: list[TraceNode]
+    blocked: dict[int, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

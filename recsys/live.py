@@ -1,0 +1,322 @@
+"""The hot catalogue: items come and go while requests are answered. NumPy only, no models.
+
+What a batch sees of the catalogue is one `Epoch`, which never changes; `Epochs` makes the next one.
+Additions build a new trie, those of several callers together, and swap it in as a whole. A removal
+keeps the trie and hides the item behind the mask that filters use, so it takes effect at once; a
+trie is always built without what is hidden, and in the background once that is much.
+
+Dense numbers of the bundle's items stay for good, those of added items until one is removed. An
+added item that was removed is forgotten; one of the bundle is still understood where histories name
+it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.filters import FilterCache
+from recsys.constraint.mask import RowMask
+from recsys.errors import ItemError
+from recsys.live_catalog import FIXED, AddedItems, EpochAttributes, EpochCatalog, NewItem
+from recsys.placement import Placement, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from recsys.bundle import Bundle
+    from recsys.constraint.filters import ItemFilter
+    from recsys.placement import ItemCoder
+    from recsys.prompts import PromptEncoder
+
+__all__ = ["Epoch", "Epochs", "NewItem"]
+
+T = TypeVar("T", bound=np.generic)
+_FORGET = 4096  # removed items that are not worth the room they would give back
+_HIDDEN = 1 / 8  # of a trie's items, that make it worth building without them
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch:
+    """The catalogue as one batch sees it.
+
+    Attributes:
+        number: 0 is the bundle's own; every change makes the next one.
+        catalog: items; `index` finds those that can be recommended, `known` also the bundle's that
+            were removed. Rows of removed items stay: look at `alive`.
+        trie: of those that can be recommended, at least.
+        encoder: history -> tokens.
+        filters: row masks of filters, without the removed items.
+        left: (items of the trie,) bool, whether each can be recommended, by place in
+            `trie.row_items`; None if all can.
+    """
+
+    number: int
+    catalog: EpochCatalog
+    trie: ItemTrie
+    encoder: PromptEncoder
+    filters: FilterCache
+    left: NDArray[np.bool_] | None = None
+
+    @property
+    def alive(self) -> NDArray[np.bool_]:
+        """(items,) bool, whether an item can be recommended."""
+        return self.catalog.alive
+
+    @cached_property
+    def num_items(self) -> int:
+        """Items that can be recommended."""
+        return int(np.count_nonzero(self.alive))
+
+    @cached_property
+    def mask(self) -> RowMask | None:
+        """What the trie holds beside removed items; None where it has none."""
+        return None if self.left is None else RowMask.of(self.trie, self.left)
+
+    def allowed(self, wanted: ItemFilter | None) -> RowMask | None:
+        """What a filter leaves of the catalogue; None for everything.
+
+        Raises:
+            FilterError: the filter does not fit the items' attributes.
+        """
+        return self.mask if wanted is None else self.filters.mask(wanted)
+
+    def excluded_rows(self, items: NDArray[np.integer], mask: RowMask | None) -> NDArray[np.int32]:
+        """Rows that hold nothing but these items (`ItemTrie.excluded_rows`), removed or not."""
+        return self.trie.excluded_rows(items[self.trie.item_row[items] >= 0], mask)
+
+    def item(self, item_id: str) -> NewItem | None:
+        """An item as `upsert` would take it, with its codes; None if it cannot be recommended."""
+        item = self.catalog.find(item_id)
+        if item < 0:
+            return None
+        row = self.catalog.row(item)
+        known = {k: v for k, v in row.items() if k not in FIXED and v is not None}
+        codes = tuple(self.catalog.codes[item].tolist())
+        return NewItem(item_id, str(row["title"]), str(row["text"]), known, codes)
+
+
+class _Call:
+    """What one caller wants to add, and how that went."""
+
+    def __init__(self, items: Sequence[NewItem], table: pa.Table) -> None:
+        self.items, self.table = items, table
+        self.epoch: Epoch | None = None
+        self.error: BaseException | None = None
+
+
+class Epochs:
+    """The current epoch, and how the next one comes about; for any number of threads."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        filter_bytes: int = 1 << 28,
+        *,
+        coder: ItemCoder | None = None,
+        prepare: Callable[[ItemTrie], object] = lambda trie: None,
+    ) -> None:
+        """Begin with the bundle's own catalogue.
+
+        Args:
+            bundle: parts of a bundle.
+            filter_bytes: memory for masks of filters.
+            coder: finds codes of new items; None if the bundle has nothing to do so with.
+            prepare: called with each new trie before anything is decoded over it.
+        """
+        self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
+        self._filter_bytes = filter_bytes
+        size = len(bundle.catalog)
+        added, record = AddedItems(bundle.catalog), np.arange(size, dtype=np.int32)
+        alive = np.ones(size, np.bool_)
+        catalog = EpochCatalog(added, record, bundle.catalog.codes, alive)
+        encoder = bundle.encoder
+        trie = ItemTrie.build(encoder.item_tokens)
+        columns = EpochAttributes(trie.row_items, added.columns, record)
+        filters = FilterCache(trie, columns, filter_bytes)
+        self._epoch = Epoch(0, catalog, trie, encoder, filters)
+        self._waiting: list[_Call] = []
+        self._queue, self._build, self._publish = (threading.Lock() for _ in range(3))
+        self._compacting = False
+
+    @property
+    def current(self) -> Epoch:
+        """The newest epoch."""
+        return self._epoch
+
+    def upsert(self, items: Sequence[NewItem]) -> Epoch:
+        """Add items, or replace those that are there; all of them or, on an error, none.
+
+        Callers that come while a trie is built share the next one. Of two that name one item the
+        later one wins.
+
+        Args:
+            items: of distinct ids; `like` may name one before it.
+
+        Returns:
+            The first epoch that has them.
+
+        Raises:
+            ItemError: an item is malformed or cannot be placed; the text names item and field.
+        """
+        items = list(items)
+        call = _Call(items, table_of(items, self._epoch.catalog.added.base.items.schema))
+        if not items:
+            return self._epoch
+        with self._queue:
+            self._waiting.append(call)
+        with self._build:
+            if call.epoch is None and call.error is None:  # else another caller took it along
+                with self._queue:
+                    calls, self._waiting = self._waiting, []
+                self._commit(calls)
+        if call.error is not None:
+            raise call.error
+        assert call.epoch is not None  # noqa: S101 - for the type checker
+        return call.epoch
+
+    def remove(self, item_ids: Iterable[str]) -> list[str]:
+        """Take items away; no batch that begins afterwards recommends them.
+
+        Args:
+            item_ids: outside ids; unknown ones and repetitions are passed over.
+
+        Returns:
+            Those that were there.
+        """
+        wanted = list(dict.fromkeys(item_ids))
+        with self._publish:
+            epoch = self._epoch
+            found = epoch.catalog.index(wanted)
+            there = [name for name, item in zip(wanted, found, strict=True) if item >= 0]
+            items = found[found >= 0]
+            if not len(items):
+                return []
+            catalog, trie, before = epoch.catalog, epoch.trie, epoch.filters
+            alive = catalog.alive.copy()
+            alive[items] = False
+            left = np.ones(len(trie.row_items), np.bool_)
+            if epoch.left is not None:
+                left = epoch.left.copy()
+            which, places = trie.places_of(trie.item_row[items])
+            left[places[trie.row_items[places] == items[which]]] = False
+            self._epoch = replace(
+                epoch,
+                number=epoch.number + 1,
+                catalog=EpochCatalog(catalog.added, catalog.record, catalog.codes, alive),
+                filters=FilterCache(
+                    trie, before.attributes, self._filter_bytes, left=left, after=before
+                ),
+                left=left,
+            )
+            hidden = len(left) - int(np.count_nonzero(left))
+            many = hidden > max(_FORGET, _HIDDEN * len(left)) and not self._compacting
+            self._compacting |= many
+        if many:
+            threading.Thread(target=self._compact, name="compaction", daemon=True).start()
+        return there
+
+    def compact(self) -> Epoch:
+        """Build the trie anew without what is hidden; answers stay as they are."""
+        with self._build:
+            if self._epoch.left is not None:
+                self._make([])
+        return self._epoch
+
+    def _compact(self) -> None:
+        try:
+            self.compact()
+        finally:
+            self._compacting = False
+
+    def _commit(self, calls: Sequence[_Call]) -> None:
+        """Publish what the calls want as one epoch; each gets that or an error."""
+        try:
+            epoch = self._epoch
+            placement = Placement(epoch.catalog, epoch.trie, self._vocabulary, self._coder)
+            taken = []
+            for call in calls:
+                try:
+                    taken.append((call, placement.codes_of(call.items, call.table)))
+                except ItemError as error:
+                    call.error = error
+            if taken:
+                made = self._make([(call.items, call.table, codes) for call, codes in taken])
+                for call, _ in taken:
+                    call.epoch = made
+        except BaseException as error:  # nobody may wait for an answer that does not come
+            for call in calls:
+                call.error = call.error or error
+
+    def _make(self, news: Sequence[tuple[Sequence[NewItem], pa.Table, NDArray[np.int32]]]) -> Epoch:
+        """Build and publish the next epoch; `_build` is held.
+
+        Args:
+            news: items, their rows and their codes, in the order in which they came.
+        """
+        seen = self._epoch
+        catalog, tokens = seen.catalog, seen.encoder.item_tokens
+        added, record, codes = catalog.added, catalog.record, catalog.codes
+        base = len(added.base)
+        kept = np.arange(len(catalog))
+        gone = int(np.count_nonzero(~catalog.alive[base:]))
+        if gone > max(_FORGET, (len(catalog) - base) // 2):
+            kept = np.flatnonzero(catalog.alive | (kept < base))
+            added, record = added.kept(kept, record[kept])
+            codes, tokens = codes[kept], tokens[kept]
+        for _, table, _ in news:
+            added.columns.extend(table)
+        places = [added.append(item) for items, _, _ in news for item in items]
+        dense, records = np.array(places, np.int32).reshape(-1, 2).T
+        new_codes = np.concatenate([codes[:0], *(c for _, _, c in news)])
+        size = base + len(added.ids)
+        record, codes, tokens = _longer(record, size), _longer(codes, size), _longer(tokens, size)
+        # a record that came twice: the last one stays
+        record[dense], codes[dense] = records, new_codes
+        tokens[dense] = self._vocabulary.encode(new_codes)
+        alive = np.zeros(size, np.bool_)
+        alive[: len(kept)] = catalog.alive[kept]
+        alive[dense] = True
+        trie = _build(tokens, alive) if alive.any() else seen.trie
+        self._prepare(trie)
+        attributes = EpochAttributes(trie.row_items, added.columns, record)
+        encoder = replace(seen.encoder, item_tokens=tokens)
+        with self._publish:
+            now = self._epoch
+            # what was removed while the trie was built stays so
+            alive[: len(kept)] = now.alive[kept]
+            alive[dense] = True
+            left: NDArray[np.bool_] | None = alive[trie.row_items]
+            left = None if left is None or left.all() else left
+            filters = FilterCache(
+                trie, attributes, self._filter_bytes, left=left, after=now.filters
+            )
+            catalog = EpochCatalog(added, record, codes, alive)
+            self._epoch = Epoch(now.number + 1, catalog, trie, encoder, filters, left)
+            return self._epoch
+
+
+def _longer(array: NDArray[T], size: int) -> NDArray[T]:
+    """A copy with room for `size` rows; those behind its own are zero."""
+    longer = np.zeros((size, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
+    """The trie of the items that are alive, under their own numbers."""
+    if alive.all():
+        return ItemTrie.build(tokens)
+    items = np.flatnonzero(alive).astype(np.int32)
+    trie = ItemTrie.build(tokens[items])
+    item_row = np.full(len(tokens), -1, np.int32)
+    item_row[items] = trie.item_row
+    return replace(trie, row_items=items[trie.row_items], item_row=item_row, _devices={})

@@ -1,0 +1,309 @@
+"""Items that come and go, kept so that a new epoch copies as little as can be. NumPy only.
+
+What is known of an item is a *record*: that of the bundle, or one that an update brought. Records,
+ids and columns only ever grow, and all epochs share them; an epoch has its own arrays of numbers
+(which record each item has, its codes, whether it is there) and never looks beyond their ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.catalog import Catalog
+from recsys.constraint.attributes import Attributes, Column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+FIXED = ("item_id", "title", "text")
+
+
+@dataclass(frozen=True)
+class NewItem:
+    """An item to add, or one of the catalogue as it shall be from now on.
+
+    Attributes:
+        item_id: outside id.
+        title: shown with it.
+        text: what it is placed by, with title and attributes.
+        attributes: what filters look at; those that are not named are missing.
+        semantic_id: its codes, 0-based. Without them an item that is there keeps its codes, one
+            that the bundle had gets those back, and any other is placed.
+        like: id of an item to be placed beside.
+    """
+
+    item_id: str
+    title: str = ""
+    text: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    semantic_id: Sequence[int] | None = None
+    like: str | None = None
+
+
+class AddedItems:
+    """What came after the bundle; it grows, and never changes what it has.
+
+    Attributes:
+        base: the bundle's catalogue; its items are the first ones and have the first records.
+        ids: outside ids of the items behind them.
+        index: place of each in `ids`.
+        records: items as they were given, behind the bundle's records.
+        columns: attributes of all records.
+    """
+
+    def __init__(self, base: Catalog, columns: Columns | None = None) -> None:
+        self.base = base
+        self.ids: list[str] = []
+        self.index: dict[str, int] = {}
+        self.records: list[NewItem] = []
+        self.columns = columns or Columns(base.items)
+
+    def find(self, item_id: str) -> int:
+        """Dense number of an id that has one in any epoch, or -1."""
+        item = self.base.find(item_id)
+        if item < 0 and (place := self.index.get(item_id)) is not None:
+            return len(self.base) + place
+        return item
+
+    def append(self, item: NewItem) -> tuple[int, int]:
+        """Keep one more record; its item's dense number, a new one for a new id, and its own."""
+        dense = self.find(item.item_id)
+        if dense < 0:
+            dense = len(self.base) + len(self.ids)
+            self.ids.append(item.item_id)
+            self.index[item.item_id] = len(self.ids) - 1  # last: who finds it finds the rest
+        self.records.append(item)
+        return dense, len(self.base) + len(self.records) - 1
+
+    def kept(
+        self, items: NDArray[np.int64], record: NDArray[np.int32]
+    ) -> tuple[AddedItems, NDArray[np.int32]]:
+        """A copy with these items alone, renumbered in their order.
+
+        Args:
+            items: dense numbers, ascending, all of the bundle's among them.
+            record: (items,) the record of each.
+
+        Returns:
+            The copy, and the records' numbers there.
+        """
+        size = len(self.base)
+        copy = AddedItems(self.base, Columns(self.base.items, self.columns))
+        copy.ids = [self.ids[i - size] for i in items[size:].tolist()]
+        copy.index = {item_id: i for i, item_id in enumerate(copy.ids)}
+        new = np.flatnonzero(record >= size)
+        copy.records = [self.records[r - size] for r in record[new].tolist()]
+        copy.columns.extend(self.columns.added().take(pa.array(record[new] - size)))
+        renumbered = record.copy()
+        renumbered[new] = size + np.arange(len(new))
+        return copy, renumbered
+
+
+class EpochCatalog(Catalog):
+    """The catalogue of one epoch. Rows of removed items stay: `alive` says which.
+
+    Attributes:
+        added: items and records behind the bundle's.
+        record: (items,) int32.
+        alive: (items,) bool, whether an item can be recommended.
+    """
+
+    added: AddedItems
+    record: NDArray[np.int32]
+    alive: NDArray[np.bool_]
+
+    def __init__(
+        self,
+        added: AddedItems,
+        record: NDArray[np.int32],
+        codes: NDArray[np.int32],
+        alive: NDArray[np.bool_],
+    ) -> None:
+        vars(self).update(added=added, record=record, codes=codes, alive=alive)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    @cached_property
+    def items(self) -> pa.Table:
+        """As `Catalog.items`; put together when first asked for."""
+        base = self.added.base
+        if len(self.record) == len(base) and (self.record < len(base)).all():
+            return base.items
+        tables = pa.concat_tables([base.items, self.added.columns.added()])
+        return tables.take(pa.array(self.record))
+
+    @cached_property
+    def item_ids(self) -> list[str]:
+        """Outside ids in dense order, those of removed items too."""
+        base = self.added.base
+        return [*base.item_ids, *self.added.ids[: len(self) - len(base)]]
+
+    @cached_property
+    def titles(self) -> list[str]:
+        """Titles in dense order."""
+        return [self.title(i) for i in range(len(self))]
+
+    def item_id(self, item: int) -> str:
+        """Outside id of one item."""
+        base = self.added.base
+        return base.item_ids[item] if item < len(base) else self.added.ids[item - len(base)]
+
+    def title(self, item: int) -> str:
+        """Title of one item."""
+        base, record = self.added.base, int(self.record[item])
+        return (
+            base.titles[record]
+            if record < len(base)
+            else self.added.records[record - len(base)].title
+        )
+
+    def find(self, item_id: str) -> int:
+        """Dense item of an outside id; -1 where it cannot be recommended."""
+        item = self.added.find(item_id)
+        return item if 0 <= item < len(self.alive) and self.alive[item] else -1
+
+    def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
+        """Dense items of outside ids; -1 where one cannot be recommended."""
+        return np.fromiter((self.find(i) for i in item_ids), np.int32)
+
+    def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
+        """As `index`, and also the bundle's items that were removed."""
+        base = self.added.base
+        found = ((base.find(i), i) for i in item_ids)
+        return np.fromiter((j if j >= 0 else self.find(i) for j, i in found), np.int32)
+
+    def row(self, item: int) -> dict[str, Any]:
+        """All columns of one item but its codes."""
+        base, record = self.added.base, int(self.record[item])
+        if record < len(base):
+            return dict(base.items.slice(record, 1).to_pylist()[0])
+        new = self.added.records[record - len(base)]
+        given = {"item_id": new.item_id, "title": new.title, "text": new.text, **new.attributes}
+        return {name: given.get(name) for name in base.items.column_names}
+
+    def attributes(self, item: int) -> dict[str, Any]:
+        """Attribute columns of one item."""
+        return {k: v for k, v in self.row(item).items() if k not in FIXED}
+
+
+class Columns:
+    """Attributes of all records, by record; may be shared between threads.
+
+    Attributes:
+        base: the bundle's items.
+    """
+
+    def __init__(self, base: pa.Table, like: Columns | None = None) -> None:
+        """Begin with the bundle's items; what `like` has read of them is not read again."""
+        self.base = base
+        self._tables: list[pa.Table] = []
+        self._read: dict[str, Column] = {} if like is None else like._read
+        self._grown: dict[str, tuple[Column, int]] = {}  # and how many tables are in it
+        self._lock = threading.Lock()
+
+    def extend(self, table: pa.Table) -> None:
+        """Add the next records, in the schema of the bundle's."""
+        self._tables.append(table)
+
+    def added(self) -> pa.Table:
+        """All records but the bundle's."""
+        return pa.concat_tables([self.base.slice(0, 0), *self._tables])
+
+    def column(self, name: str) -> Column:
+        """One column of the records that there are now, at least.
+
+        Raises:
+            FilterError: there is none, or not of a type that can be filtered by.
+        """
+        with self._lock:
+            if name not in self._read:
+                order = np.arange(self.base.num_rows, dtype=np.int32)
+                self._read[name] = Attributes(self.base, order).column(name)
+            column, done = self._grown.get(name, (self._read[name], 0))
+            tables = self._tables[done:]
+            if tables:
+                table = pa.concat_tables(tables)
+                order = np.arange(table.num_rows, dtype=np.int32)
+                column = _joined(column, Attributes(table, order).column(name))
+                self._grown[name] = column, done + len(tables)
+            return column
+
+
+class EpochAttributes(Attributes):
+    """Columns of an epoch's items, from those of the records.
+
+    Attributes:
+        source: columns of all records.
+        record: (items,) of each item.
+    """
+
+    source: Columns
+    record: NDArray[np.int32]
+
+    def __init__(
+        self, order: NDArray[np.int32], source: Columns, record: NDArray[np.int32]
+    ) -> None:
+        super().__init__(source.base, order)
+        vars(self).update(source=source, record=record)
+
+    def column(self, name: str) -> Column:
+        """One column, laid out in `order`.
+
+        Raises:
+            FilterError: there is none, or not of a type that can be filtered by.
+        """
+        found = self._columns.get(name)
+        if found is None:
+            found = self._columns[name] = _laid_out(
+                self.source.column(name), self.record[self.order]
+            )
+        return found
+
+
+def _joined(first: Column, second: Column) -> Column:
+    """The second column's items behind the first's. Words of the first gain places, if need be."""
+    values = second.values
+    if first.kind != "number":
+        words = first.words
+        place = np.array([*(words.setdefault(w, len(words)) for w in second.words), -1], np.int32)
+        values = place[values]
+    starts = None
+    if first.starts is not None and second.starts is not None:
+        starts = np.concatenate([first.starts, second.starts[1:] + first.starts[-1]])
+    return Column(
+        first.name,
+        first.kind,
+        np.concatenate([first.values, values]),
+        np.concatenate([first.known, second.known]),
+        first.words,
+        starts,
+    )
+
+
+def _laid_out(column: Column, records: NDArray[np.int32]) -> Column:
+    """A column with the items of these records, in their order."""
+    places, starts = records.astype(np.intp), None
+    if column.starts is not None:
+        begin = column.starts[places].astype(np.intp)
+        lengths = column.starts[places + 1] - begin
+        starts = np.append(0, np.cumsum(lengths)).astype(np.int32)
+        places = np.repeat(begin - starts[:-1], lengths) + np.arange(starts[-1])
+    return Column(
+        column.name,
+        column.kind,
+        column.values[places],
+        column.known[places],
+        column.words,
+        starts,
+    )

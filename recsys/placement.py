@@ -1,0 +1,273 @@
+"""Where an item goes: checks of items to add, and codes for them. NumPy only, no models.
+
+A placed item gets the codes that say what it is, but for the last one: that is the nearest one that
+no item has. Where the last level has no free code below a prefix, it shares a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.errors import ItemError
+from recsys.live_catalog import FIXED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from recsys.constraint import ItemTrie
+    from recsys.live_catalog import EpochCatalog, NewItem
+    from recsys.vocabulary import Vocabulary
+
+MOST_CHARACTERS = 512  # of an id
+
+
+class ItemCoder(Protocol):
+    """Knows what items of a bundle have in which codes (`recsys.semantic_ids.encoder`)."""
+
+    def encode(self, items: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """(n, L) codes of items, and (n, V) how far each is from each code of the last level."""
+
+    def beside(self, code: int) -> NDArray[np.float32]:
+        """(V,) how far codes of the last level are from one of them."""
+
+
+def table_of(items: Sequence[NewItem], schema: pa.Schema) -> pa.Table:
+    """Items as rows in the schema of a catalogue.
+
+    Raises:
+        ItemError: a field is malformed, an attribute unknown or of another type, an id twice.
+    """
+    seen = set()
+    for place, item in enumerate(items):
+        _check(item, place, schema)
+        if item.item_id in seen:
+            raise ItemError(f"item {item.item_id!r}: item_id is given twice; send it once")
+        seen.add(item.item_id)
+    columns = {name: [getattr(item, name) for item in items] for name in FIXED}
+    for name in schema.names:
+        if name not in columns:
+            columns[name] = [item.attributes.get(name) for item in items]
+    return pa.table(
+        [_column(columns[name], schema.field(name).type, name, items) for name in schema.names],
+        names=schema.names,
+    )
+
+
+def _check(item: NewItem, place: int, schema: pa.Schema) -> None:
+    if not isinstance(item.item_id, str) or not 0 < len(item.item_id) <= MOST_CHARACTERS:
+        raise ItemError(
+            f"items[{place}]: item_id: want text of 1 to {MOST_CHARACTERS} characters, "
+            f"got {_show(item.item_id)}"
+        )
+    at = f"item {item.item_id!r}"
+    for name in ("title", "text"):
+        if not isinstance(getattr(item, name), str):
+            raise ItemError(f"{at}: {name}: want text, got {_show(getattr(item, name))}")
+    if not isinstance(item.attributes, Mapping):
+        raise ItemError(f"{at}: attributes: want an object, got {_show(item.attributes)}")
+    for name in item.attributes:
+        if name in FIXED or name not in schema.names:
+            known = ", ".join(n for n in schema.names if n not in FIXED) or "none"
+            raise ItemError(
+                f"{at}: attributes: no attribute {_show(name)}; this catalogue has {known}"
+            )
+    if item.semantic_id is not None and item.like is not None:
+        raise ItemError(f"{at}: semantic_id and like: want one of them, got both")
+
+
+def _column(values: list[Any], of: pa.DataType, name: str, items: Sequence[NewItem]) -> pa.Array:
+    try:
+        return _array(values, of)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        for value, item in zip(values, items, strict=True):
+            try:
+                _array([value], of)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                where = name if name in FIXED else f"attributes.{name}"
+                raise ItemError(
+                    f"item {item.item_id!r}: {where}: want {_name(of)}, got {_show(value)}"
+                ) from None
+        raise
+
+
+def _array(values: list[Any], of: pa.DataType) -> pa.Array:
+    plain = of.value_type if pa.types.is_dictionary(of) else of
+    number = plain.value_type if pa.types.is_list(plain) or pa.types.is_large_list(plain) else plain
+    if pa.types.is_integer(number) or pa.types.is_floating(number):
+        # to Arrow a truth value is a number; to filters it is not
+        for value in values:
+            parts = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(part, bool) for part in parts):
+                raise TypeError
+    array = pa.array(values, plain)
+    return array.dictionary_encode().cast(of) if pa.types.is_dictionary(of) else array
+
+
+def _name(of: pa.DataType) -> str:
+    if pa.types.is_dictionary(of):
+        return _name(of.value_type)
+    if pa.types.is_list(of) or pa.types.is_large_list(of):
+        return f"a list of {_name(of.value_type)}"
+    if pa.types.is_integer(of):
+        return "a whole number"
+    if pa.types.is_floating(of):
+        return "a number"
+    if pa.types.is_boolean(of):
+        return "true or false"
+    if pa.types.is_null(of):
+        return "nothing, as every item of the bundle has"
+    return "text" if pa.types.is_string(of) or pa.types.is_large_string(of) else str(of)
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+class Placement:
+    """Codes for items that are added to one epoch, each beside those before it."""
+
+    def __init__(
+        self,
+        catalog: EpochCatalog,
+        trie: ItemTrie,
+        vocabulary: Vocabulary,
+        coder: ItemCoder | None,
+    ) -> None:
+        """Begin with an epoch's catalogue, and a trie that has all its items."""
+        self._catalog, self._trie, self._coder = catalog, trie, coder
+        self._vocabulary = vocabulary
+        self._new: dict[str, tuple[int, ...]] = {}
+        self._taken: dict[tuple[int, ...], set[int]] = {}
+
+    def codes_of(self, items: Sequence[NewItem], table: pa.Table) -> NDArray[np.int32]:
+        """(n, L) codes of some items; they count as taken from here on.
+
+        Args:
+            items: to be added.
+            table: their rows.
+
+        Raises:
+            ItemError: codes out of range, an unknown item to be like, or nothing to place one by.
+        """
+        known = [self._given(item) for item in items]
+        free = [i for i, codes in enumerate(known) if codes is None and items[i].like is None]
+        found: dict[int, tuple[tuple[int, ...], NDArray[np.float32]]] = {}
+        if free and self._coder is None:
+            raise ItemError(
+                f"item {items[free[0]].item_id!r}: semantic_id: this bundle has no item encoder to "
+                "find one with; give semantic_id, or like with the id of an item to be beside"
+            )
+        if free and self._coder is not None:
+            codes, far = self._coder.encode(table.take(pa.array(free)))
+            found = {i: (_tuple(c), f) for i, c, f in zip(free, codes, far, strict=True)}
+        before = dict(self._new)
+        try:
+            for i, item in enumerate(items):
+                codes_i = known[i]
+                if codes_i is None:
+                    at, distances = found[i] if i in found else self._beside(item)
+                    codes_i = self._free(at, distances)
+                self._new[item.item_id] = codes_i
+                self._take(codes_i)
+        except ItemError:
+            self._new = before  # codes taken in vain stay taken; the next ones are as near
+            raise
+        size = self._vocabulary.num_levels
+        return np.array([self._new[i.item_id] for i in items], np.int32).reshape(-1, size)
+
+    def _given(self, item: NewItem) -> tuple[int, ...] | None:
+        """Codes that need no looking for."""
+        if item.semantic_id is not None:
+            return self._checked(item)
+        if item.like is not None:
+            return None
+        if item.item_id in self._new:
+            return self._new[item.item_id]
+        there = self._catalog.find(item.item_id)
+        if there >= 0:
+            return _tuple(self._catalog.codes[there])
+        base = self._catalog.added.base
+        there = base.find(item.item_id)
+        return _tuple(base.codes[there]) if there >= 0 else None
+
+    def _checked(self, item: NewItem) -> tuple[int, ...]:
+        at, sizes = f"item {item.item_id!r}: semantic_id", self._vocabulary.level_sizes
+        given = item.semantic_id
+        if isinstance(given, np.ndarray):
+            given = given.tolist()
+        if not isinstance(given, list | tuple) or len(given) != len(sizes):
+            raise ItemError(f"{at}: want {len(sizes)} codes, got {_show(given)}")
+        for level, (code, size) in enumerate(zip(given, sizes, strict=True), 1):
+            whole = isinstance(code, int | np.integer) and not isinstance(code, bool)
+            if not whole or not 0 <= code < size:
+                raise ItemError(
+                    f"{at}: want 0 to {size - 1} at level {level}, got {_show(code)}; the model "
+                    "knows no others"
+                )
+        return _tuple(given)
+
+    def _beside(self, item: NewItem) -> tuple[tuple[int, ...], NDArray[np.float32]]:
+        like = str(item.like)
+        codes = self._new.get(like)
+        if codes is None:
+            there = self._catalog.find(like)
+            if there < 0:
+                raise ItemError(
+                    f"item {item.item_id!r}: like: the catalogue has no item {_show(item.like)}"
+                )
+            codes = _tuple(self._catalog.codes[there])
+        if self._coder is not None:
+            return codes, self._coder.beside(codes[-1])
+        size = self._vocabulary.level_sizes[-1]  # codes without centroids: none is nearer
+        return codes, ((np.arange(size) - codes[-1]) % size).astype(np.float32)
+
+    def _free(self, codes: tuple[int, ...], far: NDArray[np.float32]) -> tuple[int, ...]:
+        """The codes themselves if no item has them, else with the nearest last one that is free."""
+        taken = self._below(codes[:-1])
+        if codes[-1] not in taken:
+            return codes
+        if len(taken) >= len(far):
+            return codes
+        far = far.copy()
+        far[list(taken)] = np.inf
+        return (*codes[:-1], int(far.argmin()))
+
+    def _take(self, codes: tuple[int, ...]) -> None:
+        self._below(codes[:-1]).add(codes[-1])
+
+    def _below(self, prefix: tuple[int, ...]) -> set[int]:
+        """Last codes below a prefix that items have."""
+        found = self._taken.get(prefix)
+        if found is None:
+            found = self._taken[prefix] = self._in_trie(prefix)
+        return found
+
+    def _in_trie(self, prefix: tuple[int, ...]) -> set[int]:
+        trie, offsets = self._trie, self._vocabulary.level_offsets
+        state = 0
+        for code, offset in zip(prefix, offsets, strict=False):
+            symbol = int(np.searchsorted(trie.alphabet, code + offset))
+            if symbol == len(trie.alphabet) or trie.alphabet[symbol] != code + offset:
+                return set()
+            first, last = trie.first_child[state : state + 2].tolist()
+            place = first + int(np.searchsorted(trie.symbol[first:last], symbol))
+            if place == last or trie.symbol[place] != symbol:
+                return set()
+            state = place
+        first, last = trie.first_child[state : state + 2].tolist()
+        rows = np.arange(first, last) - trie.depth_start[-2]
+        owner, places = trie.places_of(rows)
+        there = np.zeros(len(rows), np.bool_)
+        there[owner[self._catalog.alive[trie.row_items[places]]]] = True
+        return set((trie.token[np.arange(first, last)[there]] - offsets[-1]).tolist())
+
+
+def _tuple(codes: Any) -> tuple[int, ...]:
+    return tuple(int(code) for code in codes)
