@@ -240,7 +240,10 @@ class Keyring:
         self._seen = self._state()
         self._keys = read(file)
         if not self._keys:
-            raise ConfigError(f"keys {file}: there is no key in it; `recsys keys create` makes one")
+            raise ConfigError(
+                f"keys {file}: there is no key in it; make one with `recsys keys create`, or "
+                "delete the file to serve this machine without keys"
+            )
         self._looked = time.monotonic()
 
     def find(self, secret: str) -> Key | None:

@@ -1,4 +1,4 @@
-"""`recsys serve`. Nothing heavy is imported at the top; `recsys --help` reads this module."""
+"""`recsys serve` and `recsys keys`. `recsys --help` reads this module: nothing heavy at the top."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recsys.options import ConfigFile, Name, Overrides
+from recsys.options import ConfigFile, Json, Name, Overrides
 
 
 def serve(
@@ -58,3 +58,81 @@ def serve(
     from serving.server import serve as run
 
     run(settings)
+
+
+keys = typer.Typer(no_args_is_help=True, add_completion=False)
+KeysFile = Annotated[
+    Path | None,
+    typer.Option("--keys", help="File of keys (default: serve.keys of --config, or keys.json)."),
+]
+
+
+@keys.callback()
+def _keys() -> None:
+    """API keys of the service: create, list, revoke. The file keeps hashes only."""
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Option(help="Whose it is: a plain word, in logs and for revoke.")],
+    scope: Annotated[str, typer.Option(help="read, write (and read) or admin (all).")] = "read",
+    file: KeysFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Make a key and print it, this once: it is kept nowhere.
+
+    A service that runs with the file takes it within about a second. One that was started without
+    any key has to be started again.
+
+    Example: recsys keys create --scope read --name shop-frontend
+    """
+    from recsys.progress import say
+    from serving import auth
+
+    place = _keys_file(file, config)
+    typer.echo(auth.create(place, name, scope))
+    say(f"Key {name} ({scope}) is in {place}, as a hash. Send it as 'Authorization: Bearer KEY'.")
+
+
+@keys.command("list")
+def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = False) -> None:
+    """Names, scopes and dates of the keys.
+
+    Example: recsys keys list
+    """
+    import json
+
+    from serving import auth
+
+    found = auth.read(_keys_file(file, config))
+    if as_json:
+        rows = [{"name": k.name, "scope": k.scope, "created": k.created} for k in found]
+        typer.echo(json.dumps(rows))
+        return
+    for key in found:
+        typer.echo(f"{key.name}\t{key.scope}\t{key.created}")
+
+
+@keys.command("revoke")
+def revoke_key(
+    name: Annotated[str, typer.Argument(help="Of the key.")],
+    file: KeysFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Take a key away; a running service refuses it within about a second.
+
+    Example: recsys keys revoke shop-frontend
+    """
+    from recsys.progress import say
+    from serving import auth
+
+    auth.revoke(_keys_file(file, config), name)
+    say(f"Key {name} is revoked.")
+
+
+def _keys_file(file: Path | None, config: Path | None) -> Path:
+    if file is not None:
+        return file
+    from serving.settings import ServingSettings, default_keys
+
+    return ServingSettings.load(config).keys or default_keys()

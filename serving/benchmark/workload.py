@@ -1,0 +1,100 @@
+"""Workload: requests over a bundle's catalogue. Reads the catalogue only; no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.bundle import CATALOG
+from recsys.catalog import CODE_COLUMN, Catalog
+from serving.benchmark.client import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RECOMMEND = "/v1/recommendations"
+KS = (1, 5, 10, 20, 50)
+USER_PREFIX = "load-test-"
+_FIXED = ("item_id", "title", "text", CODE_COLUMN)
+
+
+class Workload:
+    """Requests of random histories: every one is new to the server."""
+
+    def __init__(self, bundle: Path, seed: int = 0) -> None:
+        """Ask for items of `bundle`."""
+        catalog = Catalog.load(bundle / CATALOG)
+        self.item_ids = catalog.item_ids
+        self._rng = np.random.default_rng(seed)
+        self._filters = _filters(catalog.items, self._rng)
+
+    def plain(self, k: int = 10) -> Iterator[Request]:
+        """Histories of 1 to 20 items, nothing else asked for."""
+        while True:
+            yield Request.post(RECOMMEND, {"history": self._items(1, 20), "k": k})
+
+    def mixed(self) -> Iterator[Request]:
+        """All that a request can ask for, in any combination."""
+        rng = self._rng
+        while True:
+            history = self._items(0, 30)
+            if rng.random() < 0.1:
+                history.append("no-such-item")
+            body: dict[str, Any] = {
+                "history": history,
+                "k": int(rng.choice(KS)),
+                "exclude_seen": bool(rng.random() < 0.7),
+            }
+            if rng.random() < 0.3:
+                body["exclude_items"] = self._items(1, 50)
+            if self._filters and rng.random() < 0.3:
+                body["filter"] = self._filters[rng.integers(len(self._filters))]
+            yield Request.post(RECOMMEND, body)
+
+    def events(self, users: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Events of so many users in turn, one to four at once, each with an id of its own."""
+        number = 0
+        while True:
+            user = f"{USER_PREFIX}{number % users}"
+            events = []
+            for item in self._items(1, 4):
+                number += 1
+                events.append(
+                    {
+                        "event_id": f"{USER_PREFIX}{number}",
+                        "user": user,
+                        "item": item,
+                        "type": "view",
+                        "timestamp": 1_700_000_000 + number,
+                    }
+                )
+            yield user, events
+
+    def _items(self, least: int, most: int) -> list[str]:
+        size = int(self._rng.integers(least, most + 1))
+        return [self.item_ids[i] for i in self._rng.integers(0, len(self.item_ids), size)]
+
+
+def _filters(items: pa.Table, rng: np.random.Generator, values: int = 8) -> list[dict[str, Any]]:
+    """A few filters on each attribute, with values that items have."""
+    found: list[dict[str, Any]] = []
+    for name in items.column_names:
+        column = items[name].drop_null()
+        if name in _FIXED or not len(column):
+            continue
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            column = pa.chunked_array([chunk.flatten() for chunk in column.chunks]).drop_null()
+            kind = column.type
+        if not len(column):
+            continue
+        some = column.take(rng.integers(0, len(column), values)).to_pylist()
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            some = [value for value in some if value == value]  # not NaN
+            found += [{"must": [{"key": name, "range": {"lte": value}}]} for value in some]
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            found += [{"must": [{"key": name, "match": value}]} for value in some]
+    return found
