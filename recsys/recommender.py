@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from recsys.prompts import PromptEncoder
 
 Guarantee = Literal["beam", "global"]
+Source = Literal["model", "retrieval", "popular"]
 Verification = Literal["auto", "strict", "relaxed", "beam"]
 MIN_BEAMS = 20
 DTYPES = ("float32", "bfloat16", "float64")
@@ -55,12 +56,16 @@ class Recommendation:
             and what it gains by the request's boosts.
         title: from the catalogue.
         semantic_id: its codes, 0-based.
+        source: what proposed it.
+        because: item of the history that speaks most for it, where that is known.
     """
 
     item_id: str
     score: float
     title: str
     semantic_id: tuple[int, ...]
+    source: Source = "model"
+    because: str | None = None
 
 
 @dataclass(frozen=True)
