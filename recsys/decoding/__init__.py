@@ -9,6 +9,7 @@ from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Prop
 from recsys.decoding.engine import Decoded, Engine
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.planner import Plan
+from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import speculative_beam_search
 from recsys.decoding.text import Texts, generate_text
 from recsys.decoding.trace import Trace, TraceNode
@@ -31,5 +32,6 @@ __all__ = [
     "beam_search",
     "complete",
     "generate_text",
+    "score_rows",
     "speculative_beam_search",
 ]

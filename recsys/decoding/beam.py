@@ -15,6 +15,7 @@ import torch
 from recsys.constraint import ItemTrie
 from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
@@ -43,6 +44,8 @@ def beam_search(
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
     prompt_slots: int = 0,
+    candidates: Sequence[ArrayLike] | None = None,
+    candidate_nodes: int | None = None,
 ) -> Beams:
     """The `num_beams` best catalogue sequences of each prompt, or a sample of that many.
 
@@ -63,14 +66,18 @@ def beam_search(
         temperature: divides the logits, when sampling.
         prompt_slots: prompt slots to reserve at least. With one number for all requests (that of
             the longest prompt) an answer has the same bits alone and beside any batch mates.
+        candidates: trie rows of each request, most wanted first, that are scored in the first pass
+            whether the search finds them or not (`Beams.candidate_scores`).
+        candidate_nodes: exactly so many nodes for them, see `RowTree`; None for all they need. With
+            a number, what holds for `prompt_slots` holds here.
 
     Returns:
         Beams of shape (B, K); where fewer than K sequences exist, scores are -inf and rows -1.
 
     Raises:
         ValueError: no beams, an empty prompt, a token (of a prompt or of the catalogue) outside the
-            model's vocabulary, an unknown `normalize`, a temperature that is not above 0, or a
-            sample with boosts.
+            model's vocabulary, an unknown `normalize`, a temperature that is not above 0, a sample
+            with boosts or candidates, or candidates with `normalize` other than `vocabulary`.
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
@@ -91,9 +98,13 @@ def beam_search(
     # Beams that each level can have; all are known before the first pass.
     source = step.trie.source
     widths = [source.width(depth, num_beams) for depth in range(1, step.levels + 1)]
-    nodes = sum(widths[:-1])
+    wanted = row_tree(step, candidates, candidate_nodes)
+    nodes = sum(widths[:-1]) + (0 if wanted is None else wanted.width)
     with TokenTree(model, ready, nodes, prompt_slots=prompt_slots) as tree:
-        *_, frontier = grow(tree, step, widths)
+        if wanted is not None:
+            wanted.add_to(tree)
+        first = TokenLogits.of(tree.forward(), step.trie)
+        *_, frontier = grow(tree, step, widths, first)
         stats = [
             DecodeStats(
                 target_passes=step.levels,
@@ -104,7 +115,8 @@ def beam_search(
             )
             for n, cached in zip(ready.host_lengths.tolist(), tree.cached.tolist(), strict=True)
         ]
-        return finish(frontier, step, num_beams, stats)
+        scores = None if wanted is None else wanted.scores(first)
+        return finish(frontier, step, num_beams, stats, scores)
 
 
 def prepare(
@@ -148,6 +160,21 @@ def prepare(
     )
 
 
+def row_tree(
+    step: Step, candidates: Sequence[ArrayLike] | None, nodes: int | None
+) -> RowTree | None:
+    """The tree of the candidates, if there are any to be scored.
+
+    Raises:
+        ValueError: their scores would not be log-probabilities over the whole vocabulary.
+    """
+    if candidates is None:
+        return None
+    if step.noise is not None or step.normalize != "vocabulary":
+        raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
+    return RowTree.of(step.trie, candidates, nodes)
+
+
 def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
     """Raise unless the model knows every token of the catalogue.
 
@@ -160,15 +187,21 @@ def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
         )
 
 
-def grow(tree: TokenTree, step: Step, widths: Sequence[int]) -> Iterator[Frontier]:
+def grow(
+    tree: TokenTree, step: Step, widths: Sequence[int], first: TokenLogits | None = None
+) -> Iterator[Frontier]:
     """Constrained search level by level; yields the best `widths[d]` prefixes of length d + 1.
 
-    The prompts are run first; each yielded level but the last is then run as nodes of the tree.
+    The prompts are run first, unless `first` is what they said already, (B, 1 or more); each
+    yielded level but the last is then run as nodes of the tree.
     """
     frontier = Frontier.root(len(tree.lengths), tree.model.score_dtype, tree.lengths.device)
     nodes = None
     for depth, width in enumerate(widths):
-        logits = TokenLogits.of(tree.forward(), step.trie)
+        if depth or first is None:
+            logits = TokenLogits.of(tree.forward(), step.trie)
+        else:
+            logits = TokenLogits(*(part[:, :1] for part in first))
         frontier = step.expand(frontier, logits, depth, width)
         yield frontier
         if depth + 1 < len(widths):
@@ -177,7 +210,13 @@ def grow(tree: TokenTree, step: Step, widths: Sequence[int]) -> Iterator[Frontie
             nodes = tree.add(frontier.tokens, parents, depth + 1)
 
 
-def finish(frontier: Frontier, step: Step, num_beams: int, stats: list[DecodeStats]) -> Beams:
+def finish(
+    frontier: Frontier,
+    step: Step,
+    num_beams: int,
+    stats: list[DecodeStats],
+    candidate_scores: torch.Tensor | None = None,
+) -> Beams:
     """The answer that a frontier of complete sequences is: best first, padded to K."""
     frontier = frontier.padded(num_beams)
     order = best_first(frontier)
@@ -191,4 +230,5 @@ def finish(frontier: Frontier, step: Step, num_beams: int, stats: list[DecodeSta
         rows.masked_fill(scores == -torch.inf, -1),
         stats,
         None if step.noise is not None else complete.squeeze(1),  # a sample is not the best K
+        candidate_scores=candidate_scores,
     )

@@ -18,6 +18,7 @@ from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.draft import ExhaustiveDrafter, ModelDrafter
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner
+from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.cache import whole_blocks
@@ -134,6 +135,8 @@ class Engine:
         temperature: float = 1.0,
         until_global: bool = False,
         traced: bool = False,
+        candidates: Sequence[ArrayLike] | None = None,
+        candidate_nodes: int | None = None,
     ) -> Decoded:
         """The top `num_beams` of each prompt, as `beam_search` gives them.
 
@@ -151,6 +154,8 @@ class Engine:
             until_global: go on until lists are the model's best of all, or the budget ends.
             traced: also say how each answer was found; in place of plain search then stands the
                 exhaustive one, whose tree it is.
+            candidates: rows to be scored along, as for `beam_search`.
+            candidate_nodes: nodes for them, as there.
 
         Raises:
             ValueError: as `beam_search`; no draft model for mode `draft`; an unknown mode; a
@@ -171,8 +176,9 @@ class Engine:
             "prompt_slots": self.prompt_slots,
         }
         sampling: dict[str, Any] = {"seeds": seeds, "temperature": temperature}
+        along: dict[str, Any] = {"candidates": candidates, "candidate_nodes": candidate_nodes}
         start = time.perf_counter()
-        beams = self._follow(plan, ready, num_beams, traced=traced, **options, **sampling)
+        beams = self._follow(plan, ready, num_beams, traced=traced, **options, **sampling, **along)
         seconds = time.perf_counter() - start
         # tracing takes time too, and relaxed decoding is no plan to choose from
         counts = not traced and plan.kind != "relaxed"
@@ -183,6 +189,10 @@ class Engine:
             beams = complete(self.target, beams, ready, self.trie, max_nodes=nodes, **options)
             seconds = time.perf_counter() - start
         return Decoded(beams, plan, seconds)
+
+    def score(self, prompts: Sequence[ArrayLike], rows: Sequence[ArrayLike]) -> torch.Tensor:
+        """(B, C) exact scores of given rows, in one pass (`score_rows`)."""
+        return score_rows(self.target, prompts, self.trie, rows, prompt_slots=self.prompt_slots)
 
     def warm_up(
         self, prompts: Sequence[ArrayLike], num_beams: int = 20, batches: Sequence[int] = (1, 8)

@@ -51,6 +51,8 @@ class Beams:
             prefix bounds its descendants); None where that is not known.
         traces: how each answer was found, if asked for.
         approximate: the answer may differ from the target's own.
+        candidate_scores: (B, C) log-probabilities of the candidates that were given along, -inf for
+            those that there was no room for; None if none were.
     """
 
     tokens: torch.Tensor
@@ -60,6 +62,7 @@ class Beams:
     is_global: torch.Tensor | None = None
     traces: list[Trace] = field(default_factory=list)
     approximate: bool = False
+    candidate_scores: torch.Tensor | None = None
 
     @property
     def certificates(self) -> list[Certificate]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from recsys.decoding.beam import finish, prepare
+from recsys.decoding.beam import finish, prepare, row_tree
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
 from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats
@@ -59,6 +59,8 @@ def speculative_beam_search(
     draft_beams: int | None = None,
     patch_nodes: int = PATCH_NODES,
     traced: bool = False,
+    candidates: Sequence[ArrayLike] | None = None,
+    candidate_nodes: int | None = None,
 ) -> Beams:
     """`beam_search` in fewer passes of the target; the same answer.
 
@@ -82,6 +84,8 @@ def speculative_beam_search(
             default, and more lean towards the draft.
         patch_nodes: most nodes below the missing beams in a patch pass.
         traced: also say how each answer was found.
+        candidates: rows to be scored along, as for `beam_search`; not with `relaxed`.
+        candidate_nodes: nodes for them, as there.
 
     Returns:
         Beams; `stats` counts passes, accepted levels and drafted nodes of each request.
@@ -111,6 +115,7 @@ def speculative_beam_search(
     )
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
+    wanted = row_tree(step, candidates, candidate_nodes)
     if verification == "relaxed":
         return relaxed_beam_search(
             model, drafter, ready, step, num_beams, draft_beams, prompt_slots=prompt_slots
@@ -121,16 +126,22 @@ def speculative_beam_search(
         drafter = ModelDrafter(drafter)
     proposal = drafter.propose(ready, step, num_beams, prompt_slots=prompt_slots)
     capacity = proposal.nodes + (step.levels - 1) * (num_beams + patch_nodes)
+    capacity += 0 if wanted is None else wanted.width
     with TokenTree(model, ready, capacity, prompt_slots=prompt_slots) as tree:
         search = _Verification(Table(tree, step), num_beams)
         search.table.add_levels(proposal.levels)
+        if wanted is not None:
+            search.table.add_rows(wanted)
         answers = _Answers(search, proposal, traced)
+        scores = None
         while True:
             search.table.run()
+            if wanted is not None and scores is None:
+                scores = search.table.scores_of(wanted)
             search.verify()
             waiting = answers.take(search)
             if waiting is None:
-                return answers.beams(step)
+                return answers.beams(step, scores)
             search.patch(*waiting, patch_nodes)
 
 
@@ -312,9 +323,9 @@ class _Answers:
         levels = [lines[i][1] for i in going_on]
         return range(min(levels), max(levels) + 1), max(lines[i][4] for i in going_on)
 
-    def beams(self, step: Step) -> Beams:
+    def beams(self, step: Step, candidate_scores: torch.Tensor | None) -> Beams:
         """All answers."""
         stats = [self._stats[i] for i in range(len(self._stats))]
-        found = finish(self.frontier, step, self.num_beams, stats)
+        found = finish(self.frontier, step, self.num_beams, stats, candidate_scores)
         found.traces.extend(self._traces[i] for i in range(len(self._traces)))
         return found

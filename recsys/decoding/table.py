@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from recsys.decoding.expand import Frontier, Step, TokenLogits
+from recsys.decoding.tree import ROOT
 
 if TYPE_CHECKING:
+    from recsys.decoding.row_tree import RowTree
     from recsys.decoding.tree import TokenTree
 
 PADDING = -1
@@ -83,6 +85,21 @@ class Table:
         for depth, level in enumerate(levels, start=1):
             real = level.scores > -torch.inf
             first = self.add(level.states, level.tokens, level.parents + first, depth, real)
+
+    def add_rows(self, rows: RowTree) -> None:
+        """Add the tree of given rows for the next pass; nodes that a draft has too stand twice."""
+        states = rows.states.masked_fill(~rows.real, PADDING)
+        parents = rows.parents + 1 + (rows.parents != ROOT) * self.tree.nodes
+        self.states = torch.cat([self.states, states], dim=1)
+        self.parents = torch.cat([self.parents, parents], dim=1)
+        self.depth = torch.cat([self.depth, rows.depth], dim=1)
+        rows.add_to(self.tree)
+
+    def scores_of(self, rows: RowTree) -> torch.Tensor:
+        """(b, C) scores of rows that were added last and have been run."""
+        first = self.places - rows.width
+        own = (torch.cat([part[:, :1], part[:, first:]], dim=1) for part in self.logits)
+        return rows.scores(TokenLogits(*own))
 
     def run(self) -> None:
         """One pass of the target over what has been added."""

@@ -27,7 +27,8 @@ class TraceNode:
         state: of the trie.
         target_pass: the pass it was run in, from 1.
         draft_log_prob: the drafter's score (a model's log-probability; 0 from exhaustion; from
-            candidates minus their rank); None for a patched node.
+            candidates minus their rank); None for a patched node, and for one that is there to
+            score a candidate (a draft may have it too).
         target_log_prob: the target's, with what the request's boosts add.
         fate: `accepted` drafted, and a beam of the target's search; `rejected` run without being
             one; `patched` a beam that no draft had, added afterwards.
@@ -96,7 +97,7 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
         ):
             if is_node:
                 draft_score = draft_line[place - 1] if place < first_patch else None
-                fate = _fate(place < first_patch, beam)
+                fate = _fate(pass_of[place] == 0, beam)
                 in_pass = pass_of[place] + 1
                 nodes_.append(
                     TraceNode(parent, level, token, state, in_pass, draft_score, score, fate)
@@ -105,10 +106,10 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     return traces
 
 
-def _fate(drafted: bool, beam: bool) -> Fate:
+def _fate(in_first_pass: bool, beam: bool) -> Fate:
     if not beam:
         return "rejected"
-    return "accepted" if drafted else "patched"
+    return "accepted" if in_first_pass else "patched"
 
 
 def _beams(table: Table, num_beams: int) -> torch.Tensor:

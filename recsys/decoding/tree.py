@@ -166,13 +166,21 @@ class TokenTree:
         self._borrowed.close()
         del self.cache
 
-    def add(self, tokens: torch.Tensor, parents: torch.Tensor, depth: torch.Tensor | int) -> int:
+    def add(
+        self,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        depth: torch.Tensor | int,
+        *,
+        within: int = 0,
+    ) -> int:
         """Add nodes; they are run by the next `forward`.
 
         Args:
             tokens: (B, W) int64.
             parents: (B, W) node numbers added before this call; `ROOT` for the prompt.
             depth: of the nodes, (B, W) or one for all; 1 below the prompt.
+            within: longest chain of parents that are themselves among the nodes of this call.
 
         Returns:
             Number of the first new node.
@@ -186,7 +194,8 @@ class TokenTree:
         own = torch.arange(room, device=tokens.device) == torch.arange(
             first, first + width, device=tokens.device
         ).unsqueeze(-1)
-        self._ancestors[:, here] = self._ancestors.gather(1, rows) | own
+        for _ in range(1 + within):  # each round hands ancestors one generation down
+            self._ancestors[:, here] = self._ancestors.gather(1, rows) | own
         self.nodes += width
         return first
 

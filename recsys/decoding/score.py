@@ -1,0 +1,65 @@
+"""Scores of given rows: what the target says of items that somebody else has named.
+
+A row's score is the sum of the log-probabilities of its tokens, as beam search sums them. Here it
+takes one pass of its own; the `candidates` of `beam_search` and `speculative_beam_search` are
+scored in the first pass of a search that is made anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recsys.constraint import ItemTrie
+from recsys.decoding.beam import check_vocabulary
+from recsys.decoding.expand import TokenLogits
+from recsys.decoding.row_tree import RowTree
+from recsys.decoding.tree import Prompts, TokenTree
+from recsys.models.tree_forward import TreeModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+    from recsys.constraint.transitions import DeviceTrie
+
+
+@torch.inference_mode()
+def score_rows(
+    model: Any,
+    prompts: Sequence[ArrayLike] | Prompts,
+    trie: ItemTrie | DeviceTrie,
+    rows: Sequence[ArrayLike],
+    *,
+    prompt_slots: int = 0,
+) -> torch.Tensor:
+    """Exact scores of given rows, in one pass.
+
+    Args:
+        model: as `beam_search`'s; where it has a prefix store, prompts are looked up there.
+        prompts: token ids of each request.
+        trie: the catalogue.
+        rows: trie rows to score for each request; repeated ones are scored again.
+        prompt_slots: prompt slots to reserve at least.
+
+    Returns:
+        (B, C) sums of log-probabilities over the whole vocabulary, in the order of `rows`, -inf
+        behind the end of a list.
+
+    Raises:
+        ValueError: as `beam_search`; rows of another number of requests, or unknown ones.
+    """
+    model = TreeModel.of(model)
+    ready = Prompts.of(prompts, model)
+    if len(rows) != len(ready):
+        raise ValueError(f"rows of {len(rows)} requests for {len(ready)} prompts")
+    trie = trie.to(model.device) if isinstance(trie, ItemTrie) else trie
+    check_vocabulary(model, trie)
+    wanted = RowTree.of(trie, rows)
+    if not len(ready):
+        return wanted.known.to(model.score_dtype)
+    with TokenTree(model, ready, wanted.width, prompt_slots=prompt_slots) as tree:
+        wanted.add_to(tree)
+        return wanted.scores(TokenLogits.of(tree.forward(), trie))

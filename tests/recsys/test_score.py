@@ -1,0 +1,201 @@
+"""Scores of given rows: equal to teacher forcing, to beam search's, and free of their company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import (
+    ExhaustiveDrafter,
+    ModelDrafter,
+    beam_search,
+    score_rows,
+    speculative_beam_search,
+)
+from recsys.decoding.row_tree import RowTree
+from recsys.models.prefix_store import PrefixStore
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+ARCHITECTURES = ["llama-gqa", "mistral-window"]
+MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
+TARGET = MODELS["llama-gqa"]
+VOCABULARY = 64
+DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
+
+
+def teacher_forced(model, prompt, tokens, end=None) -> float:
+    """One row alone: prompt and tokens in one plain forward, no tree, no cache."""
+    whole = torch.tensor([[*prompt, *tokens]])
+    with torch.inference_mode():
+        steps = model(whole).logits[0].log_softmax(-1)
+    total = 0.0
+    for i, token in enumerate(tokens):
+        if i and tokens[i - 1] == end:  # behind an end nothing is predicted
+            break
+        total += float(steps[len(prompt) + i - 1, int(token)])
+    return total
+
+
+def random_case(seed, levels=None):
+    rng = np.random.default_rng(seed)
+    levels = levels or int(rng.integers(1, 5))
+    catalogue = random_catalogue(rng, int(rng.integers(1, 40)), levels, VOCABULARY)
+    trie = ItemTrie.build(catalogue)
+    prompts = random_prompts(rng, int(rng.integers(1, 5)), 12)
+    rows = [rng.integers(0, trie.num_rows, int(rng.integers(0, 12))) for _ in prompts]
+    return rng, trie, prompts, rows
+
+
+@given(st.integers(0, 10**6), st.sampled_from(ARCHITECTURES))
+@settings(max_examples=25, deadline=None)
+def test_scores_are_those_of_teacher_forcing(seed, architecture):
+    _, trie, prompts, rows = random_case(seed)
+    model = MODELS[architecture]
+    scores = score_rows(model, prompts, trie, rows)
+    assert scores.shape == (len(prompts), max(map(len, rows)))
+    for line, prompt, mine in zip(scores.tolist(), prompts, rows, strict=True):
+        wanted = [teacher_forced(model, prompt, trie.rows[r].tolist()) for r in mine]
+        np.testing.assert_allclose(line[: len(mine)], wanted, rtol=0, atol=1e-9)
+        assert all(s == -np.inf for s in line[len(mine) :])
+
+
+def test_sequences_that_end_early_cost_nothing_behind_their_end():
+    end = 63
+    trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=end)
+    prompt = [3, 4, 4]
+    scores = score_rows(TARGET, [prompt], trie, [np.arange(trie.num_rows)])
+    wanted = [teacher_forced(TARGET, prompt, row.tolist(), end) for row in trie.rows]
+    np.testing.assert_allclose(scores[0], wanted, atol=1e-9)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_candidates_are_scored_beside_any_search_and_change_nothing_of_it(seed):
+    rng, trie, prompts, rows = random_case(seed)
+    k = int(rng.integers(1, 9))
+    alone = score_rows(TARGET, prompts, trie, rows)
+    plain = beam_search(TARGET, prompts, trie, k)
+    assert plain.candidate_scores is None
+    searches = [beam_search(TARGET, prompts, trie, k, candidates=rows)]
+    for drafter in (ExhaustiveDrafter(), ModelDrafter(DRAFT, 20)):
+        searches.append(
+            speculative_beam_search(TARGET, drafter, prompts, trie, k, candidates=rows, traced=True)
+        )
+    for found in searches:
+        torch.testing.assert_close(found.candidate_scores, alone, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found.scores, plain.scores, rtol=0, atol=1e-9)
+        assert torch.equal(found.rows, plain.rows)
+        assert [s.target_passes <= trie.num_levels for s in found.stats]
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_a_beams_score_as_a_candidate_is_its_score_as_a_beam(seed):
+    _, trie, prompts, _ = random_case(seed)
+    beams = beam_search(TARGET, prompts, trie, 6)
+    rows = [line[line >= 0].numpy() for line in beams.rows]
+    scores = score_rows(TARGET, prompts, trie, rows)
+    for mine, line, n in zip(scores, beams.scores, map(len, rows), strict=True):
+        torch.testing.assert_close(mine[:n], line[:n], rtol=0, atol=1e-9)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 12))
+@settings(max_examples=30, deadline=None)
+def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
+    _, trie, prompts, rows = random_case(seed)
+    tree = RowTree.of(trie.to("cpu"), rows, nodes)
+    assert tree.states.shape == (len(prompts), nodes)
+    for request, mine in enumerate(rows):
+        prefixes: set[tuple[int, ...]] = set()
+        fits = True
+        for place, row in enumerate(mine):
+            tokens = trie.rows[row].tolist()
+            more = prefixes | {tuple(tokens[:d]) for d in range(1, trie.num_levels)}
+            fits = fits and len(more) <= nodes
+            prefixes = more if fits else prefixes
+            assert bool(tree.known[request, place]) == fits
+        assert int(tree.real[request].sum()) == len(prefixes)
+    full = score_rows(TARGET, prompts, trie, rows)
+    found = beam_search(TARGET, prompts, trie, 3, candidates=rows, candidate_nodes=nodes)
+    scores = found.candidate_scores
+    torch.testing.assert_close(scores[tree.known], full[tree.known], rtol=0, atol=1e-9)
+    assert (scores[~tree.known] == -torch.inf).all()
+
+
+def test_rows_that_share_prefixes_share_nodes():
+    trie = ItemTrie.build([[1, 2, 3], [1, 2, 4], [1, 5, 6], [7, 8, 9]])
+    tree = RowTree.of(trie.to("cpu"), [[0, 1, 2], [3, 3]])
+    assert tree.width == 3  # 1, 1-2, 1-5; the other has two and padding
+    assert tree.real.sum(1).tolist() == [3, 2]
+    assert tree.tokens[0].tolist() == [1, 2, 5]
+    assert tree.parents[0].tolist() == [-1, 0, 0]
+    assert tree.depth[0].tolist() == [1, 2, 2]
+
+
+def test_known_histories_are_not_run_again_and_change_no_score():
+    _, trie, prompts, rows = random_case(7, levels=3)
+    model = TreeModel(TARGET)
+    model.prefixes, model.version = PrefixStore.for_model(model, 1 << 24), "one"
+    cold = score_rows(model, prompts, trie, rows)
+    warm = score_rows(model, prompts, trie, rows)
+    assert beam_search(model, prompts, trie, 1).stats[0].cached_tokens
+    torch.testing.assert_close(cold, warm, rtol=0, atol=1e-9)
+    torch.testing.assert_close(cold, score_rows(TARGET, prompts, trie, rows), rtol=0, atol=1e-9)
+
+
+def test_scores_with_a_fixed_budget_have_the_same_bits_alone_and_in_a_batch():
+    rng = np.random.default_rng(0)
+    model = tiny_model(hidden=128)  # float32, as wide as the smallest preset
+    trie = ItemTrie.build(random_catalogue(rng, 200, 4, VOCABULARY))
+    prompts = random_prompts(rng, 6, 24)
+    rows = [rng.permutation(trie.num_rows)[: 10 + i] for i in range(6)]
+
+    def search(requests):
+        return beam_search(
+            model,
+            [prompts[i] for i in requests],
+            trie,
+            5,
+            candidates=[rows[i] for i in requests],
+            candidate_nodes=24,
+            prompt_slots=32,
+        )
+
+    together = search(range(6))
+    for i in range(6):
+        alone = search([i])
+        assert torch.equal(alone.scores[0], together.scores[i])
+        mine = alone.candidate_scores[0]
+        assert torch.equal(mine, together.candidate_scores[i, : len(mine)])
+
+
+def test_no_requests_and_no_rows_are_ordinary():
+    trie = ItemTrie.build([[1, 2], [3, 4]])
+    assert score_rows(TARGET, [], trie, []).shape == (0, 0)
+    assert score_rows(TARGET, [[1]], trie, [[]]).shape == (1, 0)
+    found = beam_search(TARGET, [], trie, 2, candidates=[])
+    assert found.candidate_scores is None or found.candidate_scores.shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [([[0, 2]], "rows of request 0"), ([[0], [-1]], "rows of 2 requests"), ([[-1]], "0 .. 1")],
+)
+def test_rows_that_the_trie_does_not_have_are_refused(rows, message):
+    trie = ItemTrie.build([[1, 2], [3, 4]])
+    with pytest.raises(ValueError, match=message):
+        score_rows(TARGET, [[1]], trie, rows)
+
+
+def test_candidates_in_a_sample_or_over_allowed_tokens_are_refused():
+    trie = ItemTrie.build([[1, 2], [3, 4]])
+    for options in ({"seeds": [1]}, {"normalize": "allowed"}):
+        with pytest.raises(ValueError, match="candidates"):
+            beam_search(TARGET, [[1]], trie, 1, candidates=[[0]], **options)
+    with pytest.raises(ValueError, match="nodes"):
+        beam_search(TARGET, [[1]], trie, 1, candidates=[[0]], candidate_nodes=-1)
