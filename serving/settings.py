@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.errors import ConfigError
+from serving.stores.protocol import NOT_HISTORY
 
 ENV_PREFIX = "RECSYS_SERVE_"
 SECTION = "serve"
@@ -67,6 +68,7 @@ class ServingSettings(BaseSettings):
             None for the folder that `bundle` lies in.
         history_cache: `redis://...` of a cache of histories that several processes share; None
             for none.
+        not_history: types of events that are kept and are no part of a history.
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. Default: `keys.json` beside the stores, if there
             is one.
@@ -109,6 +111,7 @@ class ServingSettings(BaseSettings):
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
     models_dir: Path | None = None
     history_cache: str | None = None
+    not_history: tuple[str, ...] = NOT_HISTORY
     keys: Path | None = Field(
         default_factory=lambda: path if (path := default_keys()).is_file() else None
     )

@@ -1,0 +1,80 @@
+"""Users: what is known of them, and how it is forgotten."""
+
+# Annotations stay live here: FastAPI reads them.
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Query, Response
+
+from serving.api.routing import AnyPhase, PathId
+from serving.batcher import DeadlineExceededError
+from serving.errors import documented
+from serving.schemas.events import (
+    HistoryQuery,
+    UserHistory,
+    UserList,
+    UsersQuery,
+    page,
+)
+from serving.service import Phase, Service, UnknownUserError
+
+T = TypeVar("T")
+STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")
+
+router = APIRouter(prefix="/v1/users")
+
+
+@router.get("", responses=documented(*STORE))
+async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
+    """Some users with events, by id: a sample to try the service with."""
+    users = await _in_time(service, service.store.users(query.limit, query.prefix))
+    return UserList(users=users)
+
+
+@router.get("/{user_id}/history", responses=documented("unknown_user", *STORE))
+async def get_history(
+    user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
+) -> UserHistory:
+    """A user's events of every type, newest first, page by page."""
+    before = None
+    if query.before is not None:
+        time_ms, _, place = query.before.partition("-")
+        before = (int(time_ms), int(place))
+    events = await _in_time(service, service.store.events(user_id, query.limit, before))
+    if not events and before is None:
+        raise UnknownUserError(f"There are no events of user {user_id!r}.")
+    return page(user_id, events, query.limit, _titles(service, {event.item for event in events}))
+
+
+@router.delete(
+    "/{user_id}",
+    status_code=204,
+    responses=documented(*STORE),
+    response_class=Response,
+)
+async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
+    """Forget a user: events, remembered recommendations, cached history. Repeat it as you like.
+
+    Events from before do not come back with a late delivery, an import or a data set.
+    """
+    await _in_time(service, service.store.erase(user_id))
+    service.metrics.erased()
+    return Response(status_code=204)
+
+
+def _titles(service: Service, item_ids: set[str]) -> dict[str, str]:
+    """Titles of those items that the model knows; of none while it is being loaded."""
+    if service.phase is not Phase.READY:
+        return {}
+    catalog, ids = service.catalog, list(item_ids)
+    rows = catalog.index(ids).tolist()
+    return {item: catalog.titles[row] for item, row in zip(ids, rows, strict=True) if row >= 0}
+
+
+async def _in_time(service: Service, answer: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(service.settings.deadline_ms / 1000):
+            return await answer
+    except TimeoutError:
+        raise DeadlineExceededError from None

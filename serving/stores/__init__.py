@@ -1,0 +1,94 @@
+"""Stores: where histories, events, the catalogue's journal and aliases are kept.
+
+SQLite is embedded and the default; PostgreSQL and a history cache in Redis are extras, imported
+when they are asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recsys.errors import ConfigError
+from serving.stores.protocol import (
+    NOT_HISTORY,
+    Appended,
+    Event,
+    EventConflictError,
+    HistoryStore,
+    Served,
+    Store,
+    StoredEvent,
+    StoreError,
+)
+from serving.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from serving.stores.protocol import Observer
+    from serving.stores.sql import SqlStore
+
+SqliteHistoryStore = SqliteStore
+
+__all__ = [
+    "NOT_HISTORY",
+    "Appended",
+    "Event",
+    "EventConflictError",
+    "HistoryStore",
+    "Served",
+    "SqliteHistoryStore",
+    "SqliteStore",
+    "Store",
+    "StoreError",
+    "StoredEvent",
+    "open_store",
+]
+SQLITE = "sqlite:///"
+POSTGRES = ("postgresql://", "postgres://")
+
+
+def open_store(
+    location: str | Path,
+    *,
+    history_cache: str | None = None,
+    not_history: Collection[str] = NOT_HISTORY,
+    observer: Observer | None = None,
+) -> SqlStore:
+    """Open the store at a path or URL.
+
+    Args:
+        location: a SQLite file, `sqlite:///relative.db`, `sqlite:////absolute.db` or
+            `postgresql://user:password@host/database`.
+        history_cache: `redis://...`, or None.
+        not_history: types of events that are no part of a history.
+        observer: told of every call.
+
+    Raises:
+        ConfigError: a URL of an unknown kind, or a package that it needs is missing.
+        StoreError: the store is out of reach, or of a newer version.
+    """
+    url = str(location)
+    store: SqlStore
+    if url.startswith(POSTGRES):
+        from serving.stores.postgres import PostgresStore
+
+        store = PostgresStore(url, not_history=not_history, observer=observer)
+    elif isinstance(location, Path) or url.startswith(SQLITE) or "://" not in url:
+        path = Path(url.removeprefix(SQLITE)).expanduser()
+        store = SqliteStore(path, not_history=not_history, observer=observer)
+    else:
+        raise ConfigError(
+            f"serve.store: unknown kind {url.partition('://')[0]!r}; give a path, "
+            "sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+        )
+    if history_cache is not None:
+        try:
+            from serving.stores.cache import HistoryCache
+
+            store.use_cache(HistoryCache(history_cache, store.store_id, observer))
+        except BaseException:
+            store.close()
+            raise
+    return store

@@ -1,0 +1,188 @@
+"""HistoryCache: histories in Redis, shared by the processes that share a store.
+
+A cached history names the state it was read in: a token of its user and one of the whole store.
+A write replaces the user's token, before it is acknowledged, and the history of before is never
+believed again, whoever puts it there and when. So no lock is needed, and a history that Redis
+forgot or never had is read from the store. Redis being away costs speed only: it is left alone for
+a second at a time, and before it is asked again every history in it is disowned, since writes may
+have been missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from recsys.errors import ConfigError
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+except ImportError as error:
+    raise ConfigError(
+        "a history cache needs redis; install the extra: pip install 'recsys[redis]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from serving.stores.protocol import Observer
+
+logger = logging.getLogger("serving.stores")
+TTL_S = 300  # also bounds what a process cut off from Redis alone, not from the store, can spoil
+TIMEOUT_S = 0.1
+AWAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the cache said.
+
+    Attributes:
+        hit: whether `items` is the answer.
+        items: the history, or None for an unknown user.
+        key: where to keep what the store says instead; None keeps nothing.
+        token: the state before the store was asked.
+    """
+
+    hit: bool = False
+    items: list[str] | None = None
+    key: str | None = None
+    token: str = ""
+
+
+class HistoryCache:
+    """Histories in Redis.
+
+    Attributes:
+        failures: calls that Redis did not answer.
+    """
+
+    def __init__(self, url: str, store_id: str, observer: Observer | None = None) -> None:
+        """Use the Redis at `url` for the store of this id; nothing is asked yet.
+
+        Raises:
+            ConfigError: `url` is no Redis URL.
+        """
+        try:
+            self._redis = redis.Redis.from_url(
+                url,
+                socket_timeout=TIMEOUT_S,
+                socket_connect_timeout=TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+                decode_responses=True,
+            )
+        except ValueError as error:
+            raise ConfigError(f"serve.history_cache: {error}") from error
+        self._prefix = f"recsys:{store_id}:"
+        self._observer = observer
+        self.failures = 0
+        # Writes that Redis was not told of, and how many of them it has since made up for. Two
+        # numbers, not a flag: one more may be missed while the others are made up for.
+        self._missed = 1  # by whoever ran before this process
+        self._settled = 0
+        self._away_until = 0.0
+        self._is_away = False
+
+    def look(self, user_id: str, limit: int) -> Look:
+        """Ask for a user's history of at most `limit` items."""
+        found = self._look(user_id, limit)
+        if self._observer is not None:
+            self._observer.history_cache(hit=found.hit)
+        return found
+
+    def keep(self, look: Look, items: list[str] | None) -> None:
+        """Keep what the store said after a `look` that missed."""
+        if look.key is None or not self._usable():
+            return
+        try:
+            self._redis.set(look.key, json.dumps([look.token, items]), ex=TTL_S)
+            self._answered()
+        except redis.RedisError as error:
+            self._failed(error)
+
+    def invalidate(self, users: Iterable[str]) -> None:
+        """Disown these users' histories."""
+        if time.monotonic() < self._away_until:
+            self._missed += 1
+            return
+        try:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for user_id in users:
+                    pipeline.set(self._user_key(user_id), uuid.uuid4().hex, ex=2 * TTL_S)
+                pipeline.execute()
+            self._answered()
+        except redis.RedisError as error:
+            self._missed += 1
+            self._failed(error)
+
+    def invalidate_all(self) -> None:
+        """Disown every history."""
+        self._missed += 1
+        self._usable()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._redis.close()
+
+    def _look(self, user_id: str, limit: int) -> Look:
+        if not self._usable():
+            return Look()
+        user_key, all_key = self._user_key(user_id), f"{self._prefix}all"
+        key = f"{user_key}:{limit}"
+        try:
+            *tokens, kept = self._redis.mget(all_key, user_key, key)
+            if None in tokens:
+                with self._redis.pipeline(transaction=False) as pipeline:
+                    for name in (all_key, user_key):
+                        pipeline.set(name, uuid.uuid4().hex, nx=True, ex=2 * TTL_S)
+                    pipeline.mget(all_key, user_key)
+                    tokens = pipeline.execute()[-1]
+            self._answered()
+        except redis.RedisError as error:
+            self._failed(error)
+            return Look()
+        token = ":".join(map(str, tokens))
+        if kept is not None:
+            kept_token, items = json.loads(kept)
+            if kept_token == token:
+                return Look(True, items)
+        return Look(key=key, token=token)
+
+    def _usable(self) -> bool:
+        """Whether Redis may be asked, once it has made up for what it missed."""
+        if time.monotonic() < self._away_until:
+            return False
+        missed = self._missed
+        if missed == self._settled:
+            return True
+        try:
+            self._redis.set(f"{self._prefix}all", uuid.uuid4().hex)
+        except redis.RedisError as error:
+            self._failed(error)
+            return False
+        self._settled = missed
+        self._answered()
+        return missed == self._missed
+
+    def _user_key(self, user_id: str) -> str:
+        # Ids are hashed: they may be long, and a cache needs no list of users.
+        return self._prefix + hashlib.blake2b(user_id.encode(), digest_size=16).hexdigest()
+
+    def _answered(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            logger.info("history cache: Redis is back")
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        self._away_until = time.monotonic() + AWAY_S
+        if not self._is_away:
+            self._is_away = True
+            logger.warning("history cache: %s; histories are read from the store", error)

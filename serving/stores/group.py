@@ -1,0 +1,109 @@
+"""Group commit: writes that arrive while one is being synced to disk share the next sync.
+
+One thread writes. It takes whatever waits, hands it over as one group, and only then tells the
+callers: so a durable write costs each of many writers a fraction of a sync, and a lone writer does
+not wait for company.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from serving.stores.protocol import Event, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MAX_WAITING = 10_000
+MAX_GROUP_EVENTS = 5_000
+IDLE_S = 0.5
+
+
+@dataclass(slots=True)
+class Write:
+    """One caller's write.
+
+    Attributes:
+        events: to append; or else
+        operation: called with a cursor inside of the group's transaction.
+        user: whose history the operation changes.
+        done: the caller waits for it.
+    """
+
+    events: Sequence[Event] = ()
+    operation: Callable[[Any], Any] | None = None
+    user: str | None = None
+    done: Future[Any] = field(default_factory=Future)
+
+
+class GroupWriter:
+    """The writing thread and what waits for it."""
+
+    def __init__(self, commit: Callable[[list[Write]], list[Any]]) -> None:
+        """Start the thread.
+
+        Args:
+            commit: makes a group durable and returns what each write came to: a result, or an
+                exception for its caller alone. If it raises, every caller of the group is told.
+                It is also called with nothing every `IDLE_S` seconds.
+        """
+        self._commit = commit
+        self._waiting: deque[Write] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Write) -> Future[Any]:
+        """Queue a write.
+
+        Raises:
+            StoreError: the store is closed, or far behind.
+        """
+        with self._wake:
+            if self._closing:
+                raise StoreError("the store is closed")
+            if len(self._waiting) >= MAX_WAITING:
+                raise StoreError(f"{MAX_WAITING} writes wait already; the disk does not keep up")
+            self._waiting.append(write)
+            self._wake.notify()
+        return write.done
+
+    def close(self) -> None:
+        """Write what waits, then end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._waiting or self._closing, timeout=IDLE_S)
+                group = self._take()
+                last = self._closing and not self._waiting
+            # A caller that has given up before its turn writes nothing.
+            group = [write for write in group if write.done.set_running_or_notify_cancel()]
+            try:
+                outcomes = self._commit(group)
+            except BaseException as error:  # each caller is told
+                outcomes = [error] * len(group)
+            for write, outcome in zip(group, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    write.done.set_exception(outcome)
+                else:
+                    write.done.set_result(outcome)
+            if last:
+                return
+
+    def _take(self) -> list[Write]:
+        group: list[Write] = []
+        events = 0
+        while self._waiting and (not group or events < MAX_GROUP_EVENTS):
+            group.append(self._waiting.popleft())
+            events += len(group[-1].events)
+        return group

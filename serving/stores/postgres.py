@@ -1,0 +1,171 @@
+"""PostgresStore: a store in PostgreSQL, shared by any number of service processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from recsys.errors import ConfigError
+from serving.stores.protocol import StoreError
+from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, SqlStore
+
+try:
+    import psycopg
+except ImportError as error:
+    raise ConfigError(
+        "a store in PostgreSQL needs psycopg; install the extra: pip install 'recsys[postgres]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Numbered like SQLite's, so that one number names one schema; there was no PostgreSQL before 2.
+MIGRATIONS = {
+    2: (
+        # Ids are compared byte by byte, as SQLite does, whatever the database's locale.
+        """CREATE TABLE events (
+            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            event_id TEXT COLLATE "C",
+            user_id TEXT COLLATE "C" NOT NULL,
+            item_id TEXT COLLATE "C" NOT NULL,
+            type TEXT NOT NULL,
+            time_ms BIGINT NOT NULL,
+            value DOUBLE PRECISION,
+            recommendation_id TEXT COLLATE "C",
+            linked SMALLINT,
+            digest TEXT,
+            seed TEXT
+        )""",
+        "CREATE INDEX events_by_user ON events (user_id, time_ms, id)",
+        "CREATE UNIQUE INDEX events_by_event_id ON events (event_id) WHERE event_id IS NOT NULL",
+        "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events BIGINT NOT NULL)",
+        """CREATE TABLE recommendations (
+            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            recommendation_id TEXT COLLATE "C" NOT NULL UNIQUE,
+            user_id TEXT COLLATE "C",
+            model TEXT NOT NULL,
+            items TEXT NOT NULL,
+            time_ms BIGINT NOT NULL
+        )""",
+        "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
+        "CREATE TABLE erasures (user_hash TEXT PRIMARY KEY, erased_ms BIGINT NOT NULL)",
+        """CREATE TABLE journal (
+            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            model TEXT NOT NULL,
+            record TEXT NOT NULL
+        )""",
+        "CREATE INDEX journal_by_model ON journal (model, id)",
+        "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+}
+LOCK = 0x7265637379  # of pg_advisory_xact_lock: one process migrates or seeds at a time
+CONNECT_TIMEOUT_S = 3
+AWAY_S = 1.0
+
+
+class PostgresStore(SqlStore):
+    """A store in a PostgreSQL database.
+
+    Each reading thread has a connection, and so has the writing one. Calls fail at once while the
+    server is away and work again when it is back.
+    """
+
+    readers: ClassVar[int] = 4
+    begin: ClassVar[str] = "BEGIN"
+    begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+    failures: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError)
+    unavailable: ClassVar[tuple[type[Exception], ...]] = (
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        OSError,
+    )
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """Connect, and create the tables where there are none.
+
+        Args:
+            url: `postgresql://user:password@host:port/database`.
+            **options: of `SqlStore`.
+
+        Raises:
+            StoreError: the server is out of reach, or the schema is of a newer version.
+        """
+        self._url = url
+        self._away_until = 0.0
+        self._away_lock = threading.Lock()
+        parts = urlsplit(url)
+        super().__init__(f"postgresql://{parts.hostname or ''}{parts.path}", **options)
+
+    @property
+    def advice(self) -> str:
+        """What a person can do about a failure."""
+        return "check that the server runs and that the URL in serve.store is right"
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        # While the server is away, only one call a second waits to find out.
+        with self._away_lock:
+            if time.monotonic() < self._away_until:
+                raise psycopg.OperationalError("the server was out of reach a moment ago")
+        try:
+            return psycopg.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                application_name="recsys",
+                keepalives_idle=10,
+                tcp_user_timeout=10_000,
+            )
+        except psycopg.OperationalError:
+            with self._away_lock:
+                self._away_until = time.monotonic() + AWAY_S
+            raise
+
+    def _migrate(self, connection: Any) -> None:
+        connection.execute(self.begin)
+        with self._committed(connection):
+            self._lock(connection.cursor())
+            connection.execute("CREATE TABLE IF NOT EXISTS recsys_schema (version INT NOT NULL)")
+            (version,) = connection.execute(
+                "SELECT coalesce(max(version), 1) FROM recsys_schema"
+            ).fetchone()
+            if version > SCHEMA_VERSION:
+                raise StoreError(
+                    f"{self.place}: schema {version} is newer than this program's "
+                    f"{SCHEMA_VERSION}; upgrade recsys"
+                )
+            for number in range(version + 1, SCHEMA_VERSION + 1):
+                for statement in MIGRATIONS[number]:
+                    connection.execute(statement)
+                connection.execute("INSERT INTO recsys_schema VALUES (%s)", (number,))
+            connection.execute(
+                "INSERT INTO state VALUES ('store_id', %s) ON CONFLICT DO NOTHING",
+                (json.dumps(uuid.uuid4().hex),),
+            )
+
+    def _lock(self, cursor: Any) -> None:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+
+    def _after_erasure(self, connection: Any) -> None:
+        pass  # when to vacuum is the server's business
+
+    def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
+        return f"{column} = ANY(?)", list(values)
+
+    def _sql(self, query: str) -> str:
+        return query.replace("?", "%s")
+
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        with cursor.copy(f"COPY events ({', '.join(EVENT_COLUMNS)}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def _is_lost(self, connection: Any) -> bool:
+        return bool(connection.closed)
+
+    def _roll_back(self, connection: Any) -> None:
+        if not connection.closed:
+            connection.execute("ROLLBACK")

@@ -1,0 +1,687 @@
+"""SqlStore: a store in a SQL database, whichever. Its two dialects are `sqlite` and `postgres`.
+
+Readers are a few threads with a connection each; all writes go through one thread (`group`), in
+one transaction a group. Queries are written once, with `?` for parameters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from serving.stores.group import GroupWriter, Write
+from serving.stores.protocol import (
+    NOT_HISTORY,
+    SEED_TYPE,
+    Appended,
+    Event,
+    EventConflictError,
+    Served,
+    StoredEvent,
+    StoreError,
+    user_hash,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from serving.stores.cache import HistoryCache
+    from serving.stores.protocol import Observer
+
+logger = logging.getLogger("serving.stores")
+T = TypeVar("T")
+SCHEMA_VERSION = 2
+CHUNK = 50_000
+SERVED_KEPT = 100_000
+SERVED_WAITING = 10_000
+RACES = 5
+EVENT_COLUMNS = (
+    "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
+    "digest", "seed",
+)  # fmt: skip
+LAST_CHARACTER = "\U0010ffff"
+
+
+class Cursor(Protocol):
+    """What sqlite3's and psycopg's cursors share."""
+
+    @property
+    def rowcount(self) -> int:
+        """Rows changed by the last statement, over all of its parameter sets."""
+
+    def execute(self, query: str, parameters: Sequence[Any] = ..., /) -> Any:
+        """Run a statement."""
+
+    def executemany(self, query: str, parameters: Iterable[Sequence[Any]], /) -> Any:
+        """Run a statement for each set of parameters."""
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+
+    def fetchall(self) -> list[Any]:
+        """The rows that are left."""
+
+
+class _RaceError(Exception):
+    """Another process wrote one of our events between our look and our write."""
+
+
+class SqlStore(ABC):
+    """A store in a SQL database."""
+
+    readers: ClassVar[int]
+    begin: ClassVar[str]
+    begin_snapshot: ClassVar[str]
+    failures: ClassVar[tuple[type[Exception], ...]]
+    unavailable: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        not_history: Collection[str] = NOT_HISTORY,
+        served_kept: int = SERVED_KEPT,
+        observer: Observer | None = None,
+    ) -> None:
+        """Open the database and bring its schema up to date.
+
+        Args:
+            place: names the store in messages, without secrets.
+            not_history: types of events that are no part of a history.
+            served_kept: answers remembered at most.
+            observer: told of every call.
+
+        Raises:
+            StoreError: not a store, one of a newer version, or out of reach.
+        """
+        self.place = place
+        self._not_history = sorted(not_history)
+        self._served_kept = served_kept
+        self._observer = observer
+        self._cache: HistoryCache | None = None
+        self._local = threading.local()
+        self._connections: list[Any] = []
+        self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
+        with self._explained(), self._connected() as connection:
+            self._migrate(connection)
+            self.store_id = self._identify(connection)
+        self._readers = ThreadPoolExecutor(self.readers, thread_name_prefix="store-reader")
+        self._writer = GroupWriter(self._commit)
+
+    # What a dialect says
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """A new connection in autocommit mode, usable from any thread."""
+
+    @abstractmethod
+    def _migrate(self, connection: Any) -> None:
+        """Bring the schema to `SCHEMA_VERSION`, in one transaction."""
+
+    @abstractmethod
+    def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
+        """A condition that `column` is one of `values`, and its one parameter."""
+
+    @abstractmethod
+    def _sql(self, query: str) -> str:
+        """A query in the dialect's words."""
+
+    @abstractmethod
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert many new rows of `EVENT_COLUMNS`."""
+
+    @abstractmethod
+    def _is_lost(self, connection: Any) -> bool:
+        """Whether nothing more can be done with the connection."""
+
+    @abstractmethod
+    def _lock(self, cursor: Cursor) -> None:
+        """Keep other processes from seeding at the same time; within a transaction."""
+
+    @abstractmethod
+    def _after_erasure(self, connection: Any) -> None:
+        """Let what was deleted leave the disk, as far as that is up to us."""
+
+    # Reading
+
+    async def history(self, user_id: str, limit: int) -> list[str] | None:
+        """See `Store.history`."""
+        return await self._reading("history", lambda: self._history(user_id, limit))
+
+    async def events(
+        self, user_id: str, limit: int, before: tuple[int, int] | None = None
+    ) -> list[StoredEvent]:
+        """See `Store.events`."""
+        if "\0" in user_id:
+            return []
+        clause = ""
+        parameters: tuple[Any, ...] = (user_id, limit)
+        if before is not None:
+            clause, parameters = " AND (time_ms, id) < (?, ?)", (user_id, *before, limit)
+        query = (
+            f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
+            " ORDER BY time_ms DESC, id DESC LIMIT ?"
+        )
+        rows = await self._reading("events", lambda: self._query(query, parameters))
+        return [_stored(row) for row in rows]
+
+    async def users(self, limit: int, prefix: str = "") -> list[str]:
+        """See `Store.users`."""
+        if "\0" in prefix:
+            return []
+        query = (
+            "SELECT DISTINCT user_id FROM events WHERE user_id >= ? AND user_id <= ?"
+            " ORDER BY user_id LIMIT ?"
+        )
+        bounds = (prefix, prefix + LAST_CHARACTER, limit)
+        rows = await self._reading("users", lambda: self._query(query, bounds))
+        return [user for (user,) in rows]
+
+    async def served(self, recommendation_id: str) -> Served | None:
+        """See `Store.served`."""
+        query = (
+            "SELECT recommendation_id, user_id, model, items, time_ms FROM recommendations"
+            " WHERE recommendation_id = ?"
+        )
+        rows = await self._reading("served", lambda: self._query(query, (recommendation_id,)))
+        for recommendation, user, model, items, time_ms in rows:
+            return Served(recommendation, user, model, tuple(json.loads(items)), time_ms)
+        return None
+
+    async def journal(self, model: str) -> list[dict[str, Any]]:
+        """See `Store.journal`."""
+        query = "SELECT record FROM journal WHERE model = ? ORDER BY id"
+        rows = await self._reading("journal", lambda: self._query(query, (model,)))
+        return [json.loads(record) for (record,) in rows]
+
+    async def state_get(self, key: str) -> Any:
+        """See `Store.state_get`."""
+        query = "SELECT value FROM state WHERE key = ?"
+        rows = await self._reading("state", lambda: self._query(query, (key,)))
+        return json.loads(rows[0][0]) if rows else None
+
+    # Writing
+
+    async def append(self, events: Sequence[Event]) -> Appended:
+        """See `Store.append`."""
+        result: Appended = await self._writing("append", Write(events=events))
+        return result
+
+    async def erase(self, user_id: str) -> None:
+        """See `Store.erase`."""
+        if "\0" in user_id:
+            return
+
+        def forget(cursor: Cursor) -> None:
+            for table in ("events", "recommendations"):
+                cursor.execute(
+                    self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
+                    (user_id,),
+                )
+            cursor.execute(
+                self._sql(
+                    "INSERT INTO erasures (user_hash, erased_ms) VALUES (?, ?)"
+                    " ON CONFLICT (user_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
+                ),
+                (user_hash(user_id), now_ms()),
+            )
+
+        await self._writing("erase", Write(operation=forget, user=user_id))
+
+    def remember(self, served: Served) -> None:
+        """See `Store.remember`."""
+        self._remembered.append(served)
+
+    async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """See `Store.journal_append`."""
+        query = self._sql("INSERT INTO journal (model, record) VALUES (?, ?)")
+        rows = [(model, json.dumps(dict(record))) for record in records]
+        await self._writing(
+            "journal", Write(operation=lambda cursor: cursor.executemany(query, rows) and None)
+        )
+
+    async def state_put(self, key: str, value: Any) -> None:
+        """See `Store.state_put`."""
+        query = self._sql(
+            "INSERT INTO state (key, value) VALUES (?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        )
+        row = (key, json.dumps(value))
+        await self._writing(
+            "state", Write(operation=lambda cursor: cursor.execute(query, row) and None)
+        )
+
+    def use_cache(self, cache: HistoryCache) -> None:
+        """Ask `cache` for histories first, and tell it of every change."""
+        self._cache = cache
+
+    def close(self) -> None:
+        """See `HistoryStore.close`."""
+        self._writer.close()
+        self._readers.shutdown()
+        for connection in self._connections:
+            connection.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    # Bulk
+
+    def seed(self, dataset: Path) -> int:
+        """See `Store.seed`."""
+        # Here, because the commands import this module and Arrow takes its time.
+        from recsys.artifacts import verify
+        from recsys.dataset import Dataset
+
+        digest = Dataset.manifest(dataset).digest
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            if self._is_seeded(cursor, digest):
+                return 0
+            verify(dataset, "dataset")
+            data = Dataset.load(dataset)
+            cursor.execute(self.begin)
+            with self._committed(connection):
+                self._lock(cursor)
+                if self._is_seeded(cursor, digest):  # by another process, meanwhile
+                    return 0
+                self._import(cursor, data.interactions, digest)
+        if self._cache is not None:
+            self._cache.invalidate_all()
+        return len(data.interactions)
+
+    def seeds(self) -> set[str]:
+        """Digests of the data sets that the store was seeded from."""
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT digest FROM seeds")
+            return {digest for (digest,) in cursor.fetchall()}
+
+    async def mark_seeded(self, counts: Mapping[str, int]) -> None:
+        """Note that all events of these data sets (digest -> events) are there."""
+        query = self._sql("INSERT INTO seeds VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
+        rows = list(counts.items())
+        await self._writing(
+            "seed", Write(operation=lambda cursor: cursor.executemany(query, rows) and None)
+        )
+
+    def export(self) -> Iterator[StoredEvent]:
+        """Every event as of now, in order of arrival, whatever is written meanwhile."""
+        query = self._sql(
+            f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE id > ?"  # noqa: S608
+            f" ORDER BY id LIMIT {CHUNK}"
+        )
+        with self._explained(), self._connected() as connection:
+            cursor, last = connection.cursor(), -1
+            cursor.execute(self.begin_snapshot)  # ends with its connection
+            while True:
+                cursor.execute(query, (last,))
+                rows = cursor.fetchall()
+                if not rows:
+                    return
+                yield from map(_stored, rows)
+                last = rows[-1][-1]
+
+    def count(self) -> int:
+        """Events in the store."""
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT count(*) FROM events")
+            return int(cursor.fetchone()[0])
+
+    # Inside
+
+    def _history(self, user_id: str, limit: int) -> list[str] | None:
+        if "\0" in user_id:  # no event has it, and PostgreSQL could not be asked
+            return None
+        if self._cache is None:
+            return self._read_history(user_id, limit)
+        found = self._cache.look(user_id, limit)
+        if found.hit:
+            return found.items
+        items = self._read_history(user_id, limit)
+        self._cache.keep(found, items)
+        return items
+
+    def _read_history(self, user_id: str, limit: int) -> list[str] | None:
+        marks = ", ".join("?" * len(self._not_history))
+        wanted = f" AND type NOT IN ({marks})" if marks else ""
+        rows = self._query(
+            f"SELECT item_id FROM events WHERE user_id = ?{wanted}"  # noqa: S608
+            " ORDER BY time_ms DESC, id DESC LIMIT ?",
+            (user_id, *self._not_history, limit),
+        )
+        return [item for (item,) in reversed(rows)] or None
+
+    def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
+        """Rows of a query on this thread's connection; a lost connection is replaced, once."""
+        sql = self._sql(query)
+        with self._explained():
+            for last in (False, True):
+                connection = self._own_connection()
+                try:
+                    return list(connection.execute(sql, parameters).fetchall())
+                except self.unavailable:
+                    if last or not self._drop_if_lost(connection):
+                        raise
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    async def _reading(self, operation: str, read: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        finally:
+            self._observe(operation, start)
+
+    async def _writing(self, operation: str, write: Write) -> Any:
+        start = time.perf_counter()
+        try:
+            return await asyncio.wrap_future(self._writer.submit(write))
+        finally:
+            self._observe(operation, start)
+
+    def _observe(self, operation: str, start: float) -> None:
+        if self._observer is not None:
+            self._observer.store_call(operation, time.perf_counter() - start)
+
+    def _commit(self, group: list[Write]) -> list[Any]:
+        """Make a group durable; on the writing thread."""
+        remembered = [
+            self._remembered.popleft() for _ in range(min(len(self._remembered), SERVED_WAITING))
+        ]
+        if not group and not remembered:
+            return []
+        try:
+            outcomes = self._write(group, remembered)
+        except self.unavailable as error:
+            logger.warning("store: %s; %d writes refused", error, len(group))
+            return [self._explain(error)] * len(group)
+        except Exception as error:
+            if len(group) <= 1 and not remembered:
+                return [self._explain(error)] if isinstance(error, self.failures) else [error]
+            # One of them is to blame: let the others not suffer for it.
+            return [outcome for write in group for outcome in self._commit([write])]
+        users = {event.user for write in group for event in write.events}
+        users |= {write.user for write in group if write.user is not None}
+        if self._cache is not None and users:
+            self._cache.invalidate(users)
+        if any(write.user is not None for write in group):
+            self._after_erasure(self._own_connection())
+        return outcomes
+
+    def _write(self, group: list[Write], remembered: list[Served]) -> list[Any]:
+        for _ in range(RACES):
+            try:
+                with self._committed(self._begun()) as connection:
+                    cursor = connection.cursor()
+                    self._keep_served(cursor, remembered)
+                    outcomes: list[Any] = []
+                    for is_append, run in groupby(group, lambda write: write.operation is None):
+                        if is_append:
+                            outcomes += self._append(cursor, [write.events for write in run])
+                        else:
+                            outcomes += [write.operation(cursor) for write in run]  # type: ignore[misc]
+                return outcomes
+            except _RaceError:
+                continue
+        raise StoreError(f"store {self.place}: other processes write the same events; try again")
+
+    def _begun(self) -> Any:
+        """This thread's connection in a transaction; one that was lost while idle is replaced."""
+        connection = self._own_connection()
+        try:
+            connection.execute(self.begin)
+        except self.unavailable:
+            if not self._drop_if_lost(connection):
+                raise
+            connection = self._own_connection()
+            connection.execute(self.begin)
+        return connection
+
+    def _append(self, cursor: Cursor, batches: list[Sequence[Event]]) -> list[Any]:
+        events = [event for batch in batches for event in batch]
+        known = dict(self._look_up(cursor, "events", "event_id", "digest", events, "event_id"))
+        erased = self._erased_among(cursor, {event.user for event in events})
+        answers = {
+            name
+            for name, _ in self._look_up(
+                cursor, "recommendations", "recommendation_id", "id", events, "recommendation_id"
+            )
+        }
+        outcomes: list[Any] = []
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            try:
+                fresh, outcome = admit(batch, known, erased, answers)
+            except EventConflictError as conflict:
+                outcomes.append(conflict)
+                continue
+            known |= {event.event_id: event.digest for event in fresh}
+            rows += [_row(event, answers) for event in fresh]
+            outcomes.append(outcome)
+        if rows:
+            marks = ", ".join("?" * len(EVENT_COLUMNS))
+            cursor.executemany(
+                self._sql(
+                    f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({marks})"  # noqa: S608
+                    " ON CONFLICT DO NOTHING"
+                ),
+                rows,
+            )
+            if cursor.rowcount != len(rows):
+                raise _RaceError
+        return outcomes
+
+    def _look_up(
+        self,
+        cursor: Cursor,
+        table: str,
+        key: str,
+        value: str,
+        events: Iterable[Event],
+        field: str,
+    ) -> list[Any]:
+        """(key, value) of the rows that an event's field names."""
+        names = {name for event in events if (name := getattr(event, field)) is not None}
+        if not names:
+            return []
+        condition, parameter = self._among(key, names)
+        cursor.execute(
+            self._sql(f"SELECT {key}, {value} FROM {table} WHERE {condition}"),  # noqa: S608
+            (parameter,),
+        )
+        return cursor.fetchall()
+
+    def _erased_among(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
+        """When those of `users` who were erased were, in unix milliseconds."""
+        hashes = {user_hash(user): user for user in users}
+        condition, parameter = self._among("user_hash", hashes)
+        cursor.execute(
+            self._sql(f"SELECT user_hash, erased_ms FROM erasures WHERE {condition}"),  # noqa: S608
+            (parameter,),
+        )
+        return {hashes[name]: erased_ms for name, erased_ms in cursor.fetchall()}
+
+    def _keep_served(self, cursor: Cursor, served: Sequence[Served]) -> None:
+        if not served:
+            return
+        cursor.executemany(
+            self._sql(
+                "INSERT INTO recommendations (recommendation_id, user_id, model, items, time_ms)"
+                " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+            ),
+            [
+                (s.recommendation_id, s.user, s.model, json.dumps(s.items), s.time_ms)
+                for s in served
+            ],
+        )
+        cursor.execute(
+            self._sql(
+                "DELETE FROM recommendations WHERE id <= (SELECT max(id) FROM recommendations) - ?"
+            ),
+            (self._served_kept,),
+        )
+
+    def _is_seeded(self, cursor: Cursor, digest: str) -> bool:
+        cursor.execute(self._sql("SELECT 1 FROM seeds WHERE digest = ?"), (digest,))
+        return cursor.fetchone() is not None
+
+    def _import(self, cursor: Cursor, data: Any, digest: str) -> None:
+        cursor.execute("DELETE FROM events WHERE seed IS NOT NULL")
+        cursor.execute("DELETE FROM seeds")
+        users, items = data.user_ids.tolist(), data.item_ids.tolist()
+        erased = self._all_erased(cursor, users)
+        scale = 1000 if data.has_time else 1
+        rows = (
+            (None, users[u], items[i], SEED_TYPE, t * scale, None if r != r else r, None, None,
+             None, digest)
+            for start in range(0, len(data), CHUNK)
+            for u, i, t, r in zip(
+                *(
+                    column[start : start + CHUNK].tolist()
+                    for column in (data.user, data.item, data.timestamp, data.rating)
+                ),
+                strict=True,
+            )
+            if t * scale > erased.get(users[u], -1)
+        )  # fmt: skip
+        while chunk := list(islice(rows, CHUNK)):
+            self._bulk(cursor, chunk)
+        cursor.execute(self._sql("INSERT INTO seeds VALUES (?, ?)"), (digest, len(data)))
+
+    def _all_erased(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
+        """As `_erased_among`, for more users than fit a query."""
+        cursor.execute("SELECT user_hash, erased_ms FROM erasures")
+        erased = dict(cursor.fetchall())
+        if not erased:
+            return {}
+        return {user: erased[name] for user in users if (name := user_hash(user)) in erased}
+
+    def _identify(self, connection: Any) -> str:
+        (found,) = connection.execute("SELECT value FROM state WHERE key = 'store_id'").fetchone()
+        return str(json.loads(found))
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        connection = self._connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _own_connection(self) -> Any:
+        """This thread's connection."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = self._connect()
+            self._connections.append(self._local.connection)
+        return self._local.connection
+
+    def _drop_if_lost(self, connection: Any) -> bool:
+        if not self._is_lost(connection):
+            return False
+        connection.close()
+        self._connections.remove(connection)
+        del self._local.connection
+        return True
+
+    @contextmanager
+    def _committed(self, connection: Any) -> Iterator[Any]:
+        """Commit what a transaction did, or none of it."""
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            self._roll_back(connection)
+            raise
+
+    @abstractmethod
+    def _roll_back(self, connection: Any) -> None:
+        """End a transaction, if the database has not done so."""
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self.failures as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: BaseException) -> StoreError:
+        return StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
+
+    @property
+    @abstractmethod
+    def advice(self) -> str:
+        """What a person can do about a failure."""
+
+
+def admit(
+    batch: Sequence[Event],
+    known: Mapping[str | None, str | None],
+    erased: Mapping[str, int],
+    answers: Collection[str],
+) -> tuple[list[Event], Appended]:
+    """Tell the new events of a batch from those that are there.
+
+    Args:
+        batch: events with ids and digests.
+        known: id -> digest of those that are there.
+        erased: user -> when they were erased, in unix milliseconds.
+        answers: recommendation ids that are remembered.
+
+    Returns:
+        Events to write, and what became of the batch.
+
+    Raises:
+        EventConflictError: an id stands for two contents.
+    """
+    fresh: dict[str | None, Event] = {}
+    conflicts: list[str] = []
+    duplicates = ignored = unlinked = 0
+    for event in batch:
+        if event.event_id in fresh or event.event_id in known:
+            same = fresh.get(event.event_id)
+            before = same.digest if same is not None else known[event.event_id]
+            if before == event.digest:
+                duplicates += 1
+            else:
+                conflicts.append(str(event.event_id))
+        elif event.time_ms <= erased.get(event.user, -1):
+            ignored += 1
+        else:
+            fresh[event.event_id] = event
+            named = event.recommendation_id
+            unlinked += named is not None and named not in answers
+    if conflicts:
+        raise EventConflictError(conflicts)
+    return list(fresh.values()), Appended(len(fresh), duplicates, ignored, unlinked)
+
+
+def now_ms() -> int:
+    """The wall clock, in unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
+    named = event.recommendation_id
+    linked = None if named is None else int(named in answers)
+    return (
+        event.event_id, event.user, event.item, event.type, event.time_ms, event.value, named,
+        linked, event.digest, event.seed,
+    )  # fmt: skip
+
+
+def _stored(row: Sequence[Any]) -> StoredEvent:
+    event_id, user, item, kind, time_ms, value, recommendation_id, linked, digest, seed, place = row
+    return StoredEvent(
+        event_id, user, item, kind, time_ms, value, recommendation_id, digest, seed, place,
+        None if linked is None else bool(linked),
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""SqliteStore: the embedded default, one file in WAL mode."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from serving.stores.protocol import SEED_TYPE, StoreError
+from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, SqlStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+# Numbered, forward only, all in one transaction. What is released is never edited.
+MIGRATIONS = {
+    1: (
+        """CREATE TABLE events (
+            id INTEGER PRIMARY KEY,      -- order of arrival, which breaks ties of time
+            user_id TEXT NOT NULL,
+            item_id TEXT NOT NULL,
+            timestamp INTEGER NOT NULL,  -- unix seconds, or the place in a sequence without times
+            seed TEXT                    -- digest of the data set it was imported from, else NULL
+        ) STRICT""",
+        "CREATE INDEX events_by_user ON events (user_id, timestamp)",
+        "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events INTEGER NOT NULL) STRICT",
+    ),
+    2: (
+        "ALTER TABLE events RENAME COLUMN timestamp TO time_ms",
+        "UPDATE events SET time_ms = time_ms * 1000",
+        "ALTER TABLE events ADD COLUMN event_id TEXT",
+        f"ALTER TABLE events ADD COLUMN type TEXT NOT NULL DEFAULT '{SEED_TYPE}'",
+        "ALTER TABLE events ADD COLUMN value REAL",
+        "ALTER TABLE events ADD COLUMN recommendation_id TEXT",
+        "ALTER TABLE events ADD COLUMN linked INTEGER",  # 1: the recommendation was remembered
+        "ALTER TABLE events ADD COLUMN digest TEXT",
+        "CREATE UNIQUE INDEX events_by_event_id ON events (event_id) WHERE event_id IS NOT NULL",
+        """CREATE TABLE recommendations (
+            id INTEGER PRIMARY KEY,
+            recommendation_id TEXT NOT NULL UNIQUE,
+            user_id TEXT,
+            model TEXT NOT NULL,
+            items TEXT NOT NULL,
+            time_ms INTEGER NOT NULL
+        ) STRICT""",
+        "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
+        "CREATE TABLE erasures (user_hash TEXT PRIMARY KEY, erased_ms INTEGER NOT NULL) STRICT",
+        "CREATE TABLE journal (id INTEGER PRIMARY KEY, model TEXT NOT NULL, record TEXT NOT NULL)"
+        " STRICT",
+        "CREATE INDEX journal_by_model ON journal (model, id)",
+        "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+    ),
+}
+BUSY_TIMEOUT_S = 30.0
+CHECKPOINT_WAIT_MS = 100
+
+
+class SqliteStore(SqlStore):
+    """A store in one SQLite file: readers and the writer do not wait for each other.
+
+    A commit is synced to disk before it is acknowledged (`synchronous = FULL`), so neither a
+    killed process nor a power cut takes back what was acknowledged.
+    """
+
+    readers: ClassVar[int] = 2
+    # The write lock is taken at once, so what is read inside stays true.
+    begin: ClassVar[str] = "BEGIN IMMEDIATE"
+    begin_snapshot: ClassVar[str] = "BEGIN"
+    failures: ClassVar[tuple[type[Exception], ...]] = (sqlite3.Error, OSError)
+    unavailable: ClassVar[tuple[type[Exception], ...]] = (sqlite3.OperationalError, OSError)
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        """Open the file, creating it where there is none.
+
+        Args:
+            path: of the file.
+            **options: of `SqlStore`.
+
+        Raises:
+            StoreError: not a store, one of a newer version, or an unwritable place.
+        """
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"store {path}: {error}; {self.advice}") from error
+        super().__init__(str(path), **options)
+
+    @property
+    def advice(self) -> str:
+        """What a person can do about a failure."""
+        return (
+            "check that the folder is writable and has space, or name another place with "
+            "--set serve.store=PATH"
+        )
+
+    def _connect(self) -> sqlite3.Connection:
+        # Connections are closed by `close`, on another thread than the one that uses them.
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")  # an erased user's pages are zeroed
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        if _version(connection) == 0:
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and not _version(connection):
+                raise StoreError(f"{self._path} is another program's database; {self.advice}")
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(self.begin)
+        with self._committed(connection):
+            version = _version(connection)  # another process may have been quicker
+            if version > SCHEMA_VERSION:
+                raise StoreError(
+                    f"{self._path}: schema {version} is newer than this program's "
+                    f"{SCHEMA_VERSION}; upgrade recsys"
+                )
+            for number in range(version + 1, SCHEMA_VERSION + 1):
+                for statement in MIGRATIONS[number]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute(
+                "INSERT INTO state VALUES ('store_id', ?) ON CONFLICT DO NOTHING",
+                (json.dumps(uuid.uuid4().hex),),
+            )
+
+    def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
+        condition = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608
+        return condition, json.dumps(list(values))
+
+    def _sql(self, query: str) -> str:
+        return query
+
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(EVENT_COLUMNS))
+        cursor.executemany(
+            f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({marks})",  # noqa: S608
+            rows,
+        )
+
+    def _is_lost(self, connection: Any) -> bool:
+        return False
+
+    def _roll_back(self, connection: Any) -> None:
+        if connection.in_transaction:  # a full disk rolls back by itself
+            connection.execute("ROLLBACK")
+
+    def _lock(self, cursor: Any) -> None:
+        pass  # `begin` has done so
+
+    def _after_erasure(self, connection: Any) -> None:
+        # The log still has the pages as they were; a reader at work keeps it for a while longer.
+        connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)

@@ -1,0 +1,171 @@
+"""Real servers for the stores, as apt installs them: PostgreSQL and Redis in folders of their own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.stores import Event, open_store
+from serving.stores.protocol import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from serving.stores.sql import SqlStore
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+class Postgres:
+    """A PostgreSQL server that can be stopped and started."""
+
+    def __init__(self, binaries: Path, home: Path) -> None:
+        self.binaries, self.home, self.port = binaries, home, free_port()
+        self.as_user: tuple[str, ...] = ()
+        if os.geteuid() == 0:  # the server refuses to run as root
+            shutil.chown(home, pwd.getpwnam("postgres").pw_uid)
+            self.as_user = ("runuser", "-u", "postgres", "--")
+        self.run("initdb", "-D", f"{home}/data", "-A", "trust", "-U", "postgres", "--no-sync")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def run(self, program: str, *arguments: str) -> None:
+        command = [*self.as_user, str(self.binaries / program), *arguments]
+        # A file, not a pipe: the server outlives `pg_ctl` and would keep the pipe open.
+        with (self.home / "out").open("wb") as out:
+            done = subprocess.run(command, stdout=out, stderr=out, cwd=self.home)
+        assert done.returncode == 0, (self.home / "out").read_text()
+
+    def start(self) -> None:
+        options = f"-p {self.port} -h 127.0.0.1 -k {self.home} -c fsync=off -c max_connections=50"
+        log = ("-l", f"{self.home}/data/log")
+        self.run("pg_ctl", "start", "-w", "-D", f"{self.home}/data", *log, "-o", options)
+
+    def stop(self, mode: str = "immediate") -> None:
+        self.run("pg_ctl", "stop", "-w", "-D", f"{self.home}/data", "-m", mode)
+
+    def empty(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+
+
+class Redis:
+    """A Redis server that can be stopped and started; it forgets everything."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.port = home, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            ["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"],
+            stdout=subprocess.DEVNULL,
+            cwd=self.home,
+        )
+        for _ in range(500):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.01)
+        raise AssertionError("redis-server did not start")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
+    home = Path(tempfile.mkdtemp(prefix="recsys-postgres-"))
+    server = Postgres(found[-1].parent, home)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def postgres(postgres_server: Postgres) -> Postgres:
+    """The server, with an empty database."""
+    postgres_server.empty()
+    return postgres_server
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    pytest.importorskip("redis", reason="the extra 'redis' is not installed")
+    if shutil.which("redis-server") is None:
+        pytest.skip("Redis is not installed (apt-get install redis-server)")
+    server = Redis(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty store is, of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/var/histories.db"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.url
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., SqlStore]]:
+    """`open_store`, with the closing seen to."""
+    stores: list[SqlStore] = []
+
+    def make(location: str | Path, **options: Any) -> SqlStore:
+        stores.append(open_store(location, **options))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(location: str, opened: Callable[..., SqlStore]) -> SqlStore:
+    return opened(location)
+
+
+@pytest.fixture
+def event() -> Callable[..., Event]:
+    def make(
+        event_id: str, user: str = "ada", item: str = "x", time_ms: int = 1000, **fields: Any
+    ) -> Event:
+        kind = fields.pop("type", "view")
+        digest = content_digest(user, item, kind, time_ms, *fields.values())
+        return Event(event_id, user, item, kind, time_ms, digest=digest, **fields)
+
+    return make

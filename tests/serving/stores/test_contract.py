@@ -1,0 +1,364 @@
+"""What every store does, SQLite and PostgreSQL alike."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recsys.errors import ArtifactError
+from serving.stores import Appended, EventConflictError, Served, StoreError
+from serving.stores import sql as sql_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serving.stores import Event
+    from serving.stores.sql import SqlStore
+
+    MakeEvent = Callable[..., Event]
+    Open = Callable[..., SqlStore]
+
+pytestmark = pytest.mark.anyio
+EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
+
+
+# Events and histories
+
+
+async def test_a_history_is_by_time_and_then_by_arrival(store: SqlStore, event: MakeEvent) -> None:
+    await store.append([event("1", item="x", time_ms=30), event("2", item="y", time_ms=10)])
+    await store.append([event("3", item="w", time_ms=30), event("4", user="bob", item="z")])
+    assert await store.history("ada", 10) == ["y", "x", "w"]
+    assert await store.history("ada", 2) == ["x", "w"]
+    assert await store.history("bob", 10) == ["z"]
+    assert await store.history("eve", 10) is None
+
+
+async def test_a_repeated_event_counts_once(store: SqlStore, event: MakeEvent) -> None:
+    first = [event("1"), event("2", item="y")]
+    assert await store.append(first) == Appended(accepted=2)
+    assert await store.append([*first, event("3")]) == Appended(accepted=1, duplicates=2)
+    assert await store.append([event("4"), event("4")]) == Appended(accepted=1, duplicates=1)
+    assert store.count() == 4
+
+
+async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
+    store: SqlStore, event: MakeEvent
+) -> None:
+    await store.append([event("1", item="x")])
+    with pytest.raises(EventConflictError, match="event '1' is there already") as caught:
+        await store.append([event("2"), event("1", item="other")])
+    assert caught.value.event_ids == ("1",)
+    with pytest.raises(EventConflictError, match=r"event 'a' .* \(and 1 more\)"):
+        await store.append(
+            [event("a"), event("a", item="y"), event("b", user="u"), event("b", user="v")]
+        )
+    assert await store.history("ada", 10) == ["x"]
+    assert await store.append([event("2")]) == Appended(accepted=1)
+
+
+async def test_writers_at_once_share_commits_and_one_refusal_spares_the_others(
+    store: SqlStore, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    write = store._write
+    monkeypatch.setattr(store, "_write", lambda g, r: (groups.append(len(g)), write(g, r))[1])
+    await store.append([event("taken", item="x")])
+    calls = [store.append([event(f"{i}", user=f"u{i}")]) for i in range(200)]
+    calls.insert(100, store.append([event("new"), event("taken", item="y")]))
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if outcome != Appended(accepted=1)]
+    assert [type(outcome) for outcome in refused] == [EventConflictError]
+    assert store.count() == 201
+    assert len(groups) < 50
+
+
+async def test_one_id_from_many_writers_at_once_is_accepted_once(
+    location: str, opened: Open, event: MakeEvent
+) -> None:
+    stores = [opened(location) for _ in range(2)]
+    for round_ in range(10):
+        batch = [event(f"{round_}-{i}") for i in range(20)]
+        done = await asyncio.gather(*(stores[i % 2].append(batch) for i in range(4)))
+        assert sum(outcome.accepted for outcome in done) == 20
+        assert sum(outcome.duplicates for outcome in done) == 60
+    assert stores[0].count() == 200
+
+
+async def test_an_event_is_in_the_next_history_of_every_process(
+    location: str, opened: Open, event: MakeEvent
+) -> None:
+    here, there = opened(location), opened(location)
+    for i in range(20):
+        await here.append([event(f"{i}", item=f"i{i}", time_ms=i)])
+        expected = [f"i{j}" for j in range(i + 1)]
+        assert await here.history("ada", 100) == expected
+        assert await there.history("ada", 100) == expected
+
+
+async def test_what_is_shown_or_dismissed_is_kept_and_is_no_history(
+    location: str, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(location)
+    kinds = ("view", "impression", "rating", "dismiss")
+    await store.append([event(kind, item=kind, type=kind) for kind in kinds])
+    await store.append([event("only", user="bob", type="impression")])
+    assert await store.history("ada", 10) == ["view", "rating"]
+    assert await store.history("bob", 10) is None
+    assert [found.type for found in await store.events("ada", 10)] == [*reversed(kinds)]
+    assert await opened(location, not_history=()).history("ada", 10) == [*kinds]
+    assert await opened(location, not_history=("view",)).history("bob", 10) == ["x"]
+
+
+async def test_pages_of_events_join_without_gap_or_repetition(
+    store: SqlStore, event: MakeEvent
+) -> None:
+    await store.append([event(f"{i}", item=f"i{i}", time_ms=i // 3) for i in range(10)])
+    found, before = [], None
+    while page := await store.events("ada", 4, before):
+        found += [entry.item for entry in page]
+        before = (page[-1].time_ms, page[-1].place)
+    assert found == [f"i{i}" for i in reversed(range(10))]
+    assert await store.events("eve", 4) == []
+
+
+async def test_an_event_comes_back_as_it_went_in(store: SqlStore, event: MakeEvent) -> None:
+    sent = event("1", "é\u2028💄", "'; --", 2**41, value=0.1, recommendation_id="nobody's")
+    assert (await store.append([sent])).unlinked == 1
+    (found,) = await store.events("é\u2028💄", 1)
+    assert found.linked is False
+    for name in ("event_id", "user", "item", "type", "time_ms", "value", "digest", "seed"):
+        assert getattr(found, name) == getattr(sent, name)
+
+
+async def test_users_are_listed_by_id(store: SqlStore, event: MakeEvent) -> None:
+    names = ["b", "a%", "a_", "ab", "B", "é"]
+    await store.append([event(f"{n}{i}", user=n) for n in names for i in range(2)])
+    assert await store.users(10) == ["B", "a%", "a_", "ab", "b", "é"]
+    assert await store.users(2) == ["B", "a%"]
+    assert await store.users(10, "a") == ["a%", "a_", "ab"]
+    assert await store.users(10, "a%") == ["a%"]
+
+
+async def test_ids_are_data_and_never_sql(store: SqlStore, event: MakeEvent) -> None:
+    nasty = "'; DROP TABLE events; -- ? %s"
+    await store.append([event(nasty, nasty, nasty), event("%", "%", "a"), event("n", "\n", "\t")])
+    assert await store.history(nasty, 5) == [nasty]
+    assert await store.history("%", 5) == ["a"]
+    assert await store.history("\n", 5) == ["\t"]
+    assert await store.history("' OR 1=1 --", 5) is None
+    assert await store.history("\0", 5) is None
+    assert await store.events("\0", 5) == []
+    assert await store.users(5, "\0") == []
+    await store.erase("\0")
+    assert store.count() == 3
+
+
+async def test_an_event_that_the_database_cannot_take_spares_its_neighbours(
+    store: SqlStore, event: MakeEvent
+) -> None:
+    bad = event("bad", time_ms=2**70)
+    outcomes = await asyncio.gather(
+        *(store.append([event(f"{i}")]) for i in range(5)),
+        store.append([event("mate"), bad]),
+        *(store.append([event(f"{i}")]) for i in range(5, 10)),
+        return_exceptions=True,
+    )
+    assert [i for i, outcome in enumerate(outcomes) if outcome != Appended(accepted=1)] == [5]
+    assert store.count() == 10
+
+
+# Erasure
+
+
+async def test_an_erased_user_is_gone_and_stays_gone(
+    store: SqlStore, event: MakeEvent, write_dataset: Callable[..., Path]
+) -> None:
+    dataset = write_dataset(EVENTS)
+    store.seed(dataset)
+    late = event("1", item="old")
+    await store.append([late, event("2", user="bob", item="kept")])
+    store.remember(Served("r", "ada", "m", ("x",), 1))
+    await store.erase("ada")
+    await store.erase("ada")
+    await store.erase("nobody")
+    assert await store.history("ada", 10) is None
+    assert await store.events("ada", 10) == []
+    assert await store.served("r") is None
+    assert await store.users(10) == ["bob"]
+    assert await store.append([late]) == Appended(ignored=1)
+    store.seed(write_dataset([*EVENTS, ("ada", "newer", 40)], name="newer"))
+    assert await store.history("ada", 10) is None
+    assert await store.history("bob", 10) == ["kept", "z"]
+    fresh = event("3", item="new", time_ms=sql_module.now_ms() + 1000)
+    assert await store.append([fresh]) == Appended(accepted=1)  # welcome back
+    assert await store.history("ada", 10) == ["new"]
+
+
+# Recommendations that were served
+
+
+async def test_feedback_is_linked_to_a_remembered_answer_at_once(
+    store: SqlStore, event: MakeEvent
+) -> None:
+    store.remember(Served("r1", "ada", "demo@1", ("x", "y"), 5))
+    done = await store.append(
+        [event("1", recommendation_id="r1"), event("2", recommendation_id="r2"), event("3")]
+    )
+    assert done == Appended(accepted=3, unlinked=1)
+    assert [found.linked for found in await store.events("ada", 3)] == [None, False, True]
+    assert await store.served("r1") == Served("r1", "ada", "demo@1", ("x", "y"), 5)
+
+
+async def test_answers_are_written_without_events_and_the_oldest_are_forgotten(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    monkeypatch.setattr(store, "_served_kept", 10)
+    for i in range(25):
+        store.remember(Served(f"r{i}", None, "m", (), i))
+
+    async with asyncio.timeout(5):
+        while await store.served("r24") is None:
+            await asyncio.sleep(0.02)
+    kept = [i for i in range(25) if await store.served(f"r{i}") is not None]
+    assert kept == list(range(15, 25))
+
+
+# Journal and state
+
+
+async def test_the_journal_is_by_model_and_in_order(location: str, opened: Open) -> None:
+    store = opened(location)
+    await store.journal_append("a", [{"op": "upsert", "item": "é"}, {"op": "remove"}])
+    await asyncio.gather(*(store.journal_append("b", [{"n": n}]) for n in range(5)))
+    await store.journal_append("a", [{"op": "upsert"}])
+    again = opened(location)
+    assert [record["op"] for record in await again.journal("a")] == ["upsert", "remove", "upsert"]
+    assert [record["n"] for record in await again.journal("b")] == [0, 1, 2, 3, 4]
+    assert await again.journal("c") == []
+
+
+async def test_state_is_kept_and_replaced(location: str, opened: Open) -> None:
+    store = opened(location)
+    assert await store.state_get("aliases") is None
+    await store.state_put("aliases", {"champion": "a"})
+    await store.state_put("aliases", {"champion": "b", "history": ["a"]})
+    assert await opened(location).state_get("aliases") == {"champion": "b", "history": ["a"]}
+
+
+# Seeds
+
+
+async def test_seeding_twice_is_seeding_once(
+    location: str, opened: Open, write_dataset: Callable[..., Path]
+) -> None:
+    dataset = write_dataset(EVENTS)
+    store = opened(location)
+    assert store.seed(dataset) == 4
+    assert store.seed(dataset) == 0
+    again = opened(location)  # after a restart
+    assert again.seed(dataset) == 0
+    assert await again.history("ada", 10) == ["y", "x", "w"]
+    assert [found.time_ms for found in await again.events("ada", 9)] == [30_000, 30_000, 10_000]
+
+
+async def test_a_newer_data_set_replaces_the_older_and_nothing_else(
+    store: SqlStore, event: MakeEvent, write_dataset: Callable[..., Path]
+) -> None:
+    store.seed(write_dataset(EVENTS))
+    await store.append([event("1", item="live", time_ms=50_000)])
+    assert store.seed(write_dataset([("ada", "new", 40)], name="newer")) == 1
+    assert await store.history("ada", 10) == ["new", "live"]
+    assert await store.history("bob", 10) is None
+
+
+async def test_a_failed_seed_leaves_nothing_behind(
+    store: SqlStore, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.seed(write_dataset(EVENTS))
+    newer = write_dataset([("ada", "new", 40)], name="newer")
+    original = store._import
+
+    def failing(*arguments: Any) -> None:
+        original(*arguments)
+        raise store.failures[0]("the disk is full")
+
+    monkeypatch.setattr(store, "_import", failing)
+    with pytest.raises(StoreError, match=r"^store .*: the disk is full; check"):
+        store.seed(newer)
+    assert await store.history("ada", 10) == ["y", "x", "w"]
+    monkeypatch.undo()
+    assert store.seed(newer) == 1
+
+
+def test_an_altered_data_set_is_refused_by_its_files_name(
+    store: SqlStore, write_dataset: Callable[..., Path]
+) -> None:
+    dataset = write_dataset(EVENTS)
+    with (dataset / "users.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ArtifactError, match=r"'users\.parquet' does not match its checksum"):
+        store.seed(dataset)
+    with pytest.raises(ArtifactError, match="is not an artifact"):
+        store.seed(dataset.parent / "nowhere")
+
+
+async def test_many_readers_during_a_seed_see_all_of_it_or_nothing(
+    store: SqlStore, write_dataset: Callable[..., Path]
+) -> None:
+    dataset = write_dataset([(f"u{u}", f"u{u}-{t}", t) for u in range(50) for t in range(20)])
+    seeding = asyncio.create_task(asyncio.to_thread(store.seed, dataset))
+    early = await asyncio.gather(*(store.history(f"u{u}", 20) for u in range(50)))
+    await seeding
+    late = await asyncio.gather(*(store.history(f"u{u % 50}", 20) for u in range(500)))
+    full = [[f"u{u}-{t}" for t in range(20)] for u in range(50)]
+    assert all(found in (None, full[u]) for u, found in enumerate(early))
+    assert late == full * 10
+
+
+# Life
+
+
+async def test_a_closed_store_has_written_what_waited_and_takes_nothing_more(
+    location: str, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(location)
+    store.remember(Served("last", None, "m", (), 1))
+    pending = [asyncio.ensure_future(store.append([event(f"{i}")])) for i in range(50)]
+    await asyncio.sleep(0)  # they are queued
+    await asyncio.to_thread(store.close)
+    assert await asyncio.gather(*pending) == [Appended(accepted=1)] * 50
+    with pytest.raises(StoreError, match="closed"):
+        await store.append([event("late")])
+    store.close()
+    again = opened(location)
+    assert again.count() == 50
+    assert await again.served("last") is not None
+
+
+async def test_a_caller_that_gives_up_in_the_queue_writes_nothing(
+    store: SqlStore, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    write = store._write
+
+    def slow(group: Any, remembered: Any) -> Any:
+        loop.call_soon_threadsafe(entered.set)
+        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(5)
+        return write(group, remembered)
+
+    monkeypatch.setattr(store, "_write", slow)
+    first = asyncio.create_task(store.append([event("1", item="first")]))
+    await entered.wait()
+    second = asyncio.create_task(store.append([event("2", item="second")]))
+    await asyncio.sleep(0)
+    second.cancel()
+    leave.set()
+    await first
+    await asyncio.gather(second, return_exceptions=True)
+    await store.append([event("3", item="third")])
+    assert await store.history("ada", 10) == ["first", "third"]
