@@ -11,18 +11,32 @@ from fastapi.openapi.utils import get_openapi
 
 from recsys import __version__
 from serving import errors
-from serving.api import health, items, models, operations, pages, recommendations, security
+from serving.api import (
+    events,
+    filters,
+    health,
+    items,
+    models,
+    operations,
+    pages,
+    recommendations,
+    security,
+    users,
+)
 from serving.engine import Recommends
 from serving.middleware import around
 from serving.schemas.common import Problem
 from serving.service import Service
 from serving.settings import ServingSettings
-from serving.stores import HistoryStore
+from serving.stores import Store
 from serving.telemetry import OpenTelemetry, Telemetry
 
 ROUTERS = (
     recommendations.router,
     items.router,
+    filters.router,
+    events.router,
+    users.router,
     models.router,
     operations.router,
     health.router,
@@ -34,7 +48,7 @@ def create_app(
     settings: ServingSettings,
     *,
     recommender: Recommends | None = None,
-    store: HistoryStore | None = None,
+    store: Store | None = None,
 ) -> FastAPI:
     """The application of one serving process.
 

@@ -84,7 +84,7 @@ class Batcher(Generic[RequestT, ResultT]):
         self._queue_limit = queue_limit
         self._waiting: deque[_Waiting[RequestT, ResultT]] = deque()
         self._wake = asyncio.Event()
-        self._closing = False
+        self._closing = self._running = False
         self._last_size = 1
         self._last_end = float("-inf")
         self._collector: asyncio.Task[None] | None = None
@@ -92,6 +92,11 @@ class Batcher(Generic[RequestT, ResultT]):
     def __len__(self) -> int:
         """Requests waiting (those being computed do not count)."""
         return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or is computed."""
+        return self._running or bool(self._waiting)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -145,7 +150,9 @@ class Batcher(Generic[RequestT, ResultT]):
                 await self._wake.wait()
             await self._gather()
             if batch := self._take():
+                self._running = True
                 await self._answer(batch)
+                self._running = False
 
     async def _gather(self) -> None:
         """Wait until a batch is worth starting (or no one waits any more)."""

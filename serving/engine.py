@@ -1,95 +1,190 @@
-"""Engine: owns the recommender and the one thread that may touch it. Batch in, batch out."""
+"""Engine: the one thread that may touch the device, for all models of the process.
+
+Models are loaded and warmed beside it, on a thread of their own, so that those that answer go on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from recsys.artifacts import Manifest
+    from recsys.bundle import Bundle
     from recsys.catalog import Catalog
-    from recsys.recommender import RecommendRequest, RecommendResult
+    from recsys.live import Epoch, NewItem
+    from recsys.recommender import Source
     from serving.settings import ServingSettings
+
+T = TypeVar("T")
+HELPERS = 2
 
 
 class Recommends(Protocol):
-    """What the engine needs of a recommender (`recsys.Recommender` is one)."""
+    """What the service needs of a recommender (`recsys.Recommender` is one).
+
+    `recommend_batch`, `score` and `warm_up` run models; the others read, or change the catalogue,
+    and may be called from any thread.
+    """
 
     @property
     def catalog(self) -> Catalog:
         """Items that can be recommended."""
 
     @property
+    def bundle(self) -> Bundle:
+        """What was loaded."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The catalogue as it is now."""
+
+    @property
     def manifest(self) -> Manifest:
         """Manifest of the bundle; its digest is the model's version."""
+
+    @property
+    def retrieval(self) -> Any | None:
+        """What similar items and fallbacks come from; None if the bundle has none."""
 
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
         """Answers, one a request, in order."""
 
+    def score(
+        self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """Exact log-probabilities of given items, one list a history."""
+
     def warm_up(self) -> None:
         """Pay the one-time costs of the first answer now."""
 
+    def eligible(self, request: RecommendRequest) -> int | None:
+        """Make the masks of the request's filter and boosts; how many items it allows."""
 
-class Engine:
-    """Loads, warms and runs a recommender on a thread of its own.
+    def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
+        """Items that go with one item, and how well."""
 
-    Everything that touches the device happens on that thread, so that thread-local state of torch
-    (threads, streams) is set where it is used and two batches never run at once.
+    def fallback(self, request: RecommendRequest) -> list[tuple[str, float, Source]]:
+        """Items for a request that no model can answer: id, score, `retrieval` or `popular`."""
+
+    def upsert(self, items: Sequence[NewItem]) -> Epoch:
+        """Add or replace items; all or none."""
+
+    def remove(self, item_ids: Sequence[str]) -> list[str]:
+        """Take items away; those that were there."""
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """Items to score for one history.
+
+    Attributes:
+        history: outside item ids, oldest first.
+        items: outside ids that the catalogue has.
     """
 
-    def __init__(self, settings: ServingSettings, recommender: Recommends | None = None) -> None:
-        """Make an engine for `settings.bundle`, or for a recommender that is loaded already."""
+    history: Sequence[str]
+    items: Sequence[str]
+
+
+Work = RecommendRequest | RankRequest
+Done = RecommendResult | list[float]
+
+
+class Engine:
+    """Threads of one process: a worker that runs models, a loader, and helpers that only read.
+
+    Everything that answers happens on the worker, so that two batches never run at once and
+    thread-local state of torch is warm where it is used.
+    """
+
+    def __init__(self, settings: ServingSettings) -> None:
+        """Make an engine; nothing runs yet."""
         self._settings = settings
-        self._recommender = recommender
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+        self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
+        self._frozen = False
 
-    @property
-    def recommender(self) -> Recommends:
-        """The recommender; only its immutable parts may be read from outside the thread.
+    async def load(self, bundle: Path, loaded: Recommends | None = None) -> Recommends:
+        """Load a bundle and warm it up, while others go on answering.
 
-        Raises:
-            RuntimeError: `start` has not returned yet.
-        """
-        if self._recommender is None:
-            raise RuntimeError("the engine has not started")
-        return self._recommender
-
-    async def start(self) -> None:
-        """Load the bundle if need be, and warm up.
+        Args:
+            bundle: directory.
+            loaded: warm up this one instead.
 
         Raises:
-            ArtifactError: the bundle is missing, incomplete or altered.
+            ArtifactError: the bundle is missing, incomplete or altered; the text names the file.
         """
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._start)
+        loop = asyncio.get_running_loop()
+        recommender = await loop.run_in_executor(self._loader, self._load, bundle, loaded)
+        await loop.run_in_executor(self._worker, _touch, recommender)
+        return recommender
 
-    async def run(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
+    async def run(self, recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
         """Answer a batch."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._worker, self.recommender.recommend_batch, requests
+            self._worker, _answer, recommender, batch
         )
 
-    def close(self) -> None:
-        """Wait for the batch that runs and end the thread."""
-        self._worker.shutdown()
+    async def read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that needs no device, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._helpers, function, *arguments)
 
-    def _start(self) -> None:
+    def freeze(self) -> None:
+        """Take what is loaded out of the garbage collector's sight, so that it never walks it."""
+        if self._settings.gc_freeze:
+            if self._frozen:
+                gc.unfreeze()  # what was swapped out may be garbage now
+            gc.collect()
+            gc.freeze()
+            self._frozen = True
+
+    def close(self) -> None:
+        """Wait for what runs and end the threads."""
+        for threads in (self._worker, self._loader, self._helpers):
+            threads.shutdown()
+        if self._frozen:
+            gc.unfreeze()
+
+    def _load(self, bundle: Path, loaded: Recommends | None) -> Recommends:
         settings = self._settings
         if settings.threads is not None:
             import torch
 
             torch.set_num_threads(settings.threads)
-        if self._recommender is None:
-            from recsys.recommender import Recommender
+        recommender = loaded or Recommender.load(
+            bundle,
+            device=settings.device,
+            dtype=settings.dtype,
+            mode=settings.mode,
+            prefix_bytes=settings.prefix_mb << 20,
+            max_batch=settings.max_batch,
+        )
+        recommender.warm_up()
+        return recommender
 
-            self._recommender = Recommender.load(
-                settings.bundle,
-                device=settings.device,
-                dtype=settings.dtype,
-                mode=settings.mode,
-                prefix_bytes=settings.prefix_mb << 20,
-                max_batch=settings.max_batch,
-            )
-        self._recommender.warm_up()
+
+def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
+    done: dict[int, Done] = {}
+    asked = {i: work for i, work in enumerate(batch) if isinstance(work, RecommendRequest)}
+    ranks = {i: work for i, work in enumerate(batch) if isinstance(work, RankRequest)}
+    if asked:
+        done |= zip(asked, recommender.recommend_batch(list(asked.values())), strict=True)
+    if ranks:
+        histories, items = zip(*((w.history, w.items) for w in ranks.values()), strict=True)
+        done |= zip(ranks, recommender.score(histories, items), strict=True)
+    return [done[i] for i in range(len(batch))]
+
+
+def _touch(recommender: Recommends) -> None:
+    """One answer on the thread that will give all others: its own one-time costs."""
+    recommender.recommend_batch([RecommendRequest(recommender.catalog.item_ids[:1], 1)])

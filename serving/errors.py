@@ -6,6 +6,7 @@ The table below is the list of codes; the OpenAPI document is made from it too.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,9 +16,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from recsys.errors import FilterError, ItemError
 from serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
+from serving.catalogue import UnknownItemError
+from serving.models import (
+    AliasConflictError,
+    BundleRefusedError,
+    UnknownBundleError,
+    UnknownModelError,
+)
 from serving.schemas.common import InvalidField
-from serving.service import NotReadyError, UnknownItemError, UnknownUserError
+from serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
 from serving.stores import StoreError
 
 if TYPE_CHECKING:
@@ -47,18 +56,26 @@ KINDS = {
     "not_found": Kind(404, "There is nothing at this path"),
     "unknown_user": Kind(404, "The user has no history here"),
     "unknown_item": Kind(404, "The model does not know the item"),
+    "unknown_model": Kind(404, "No model answers to this alias"),
+    "unknown_bundle": Kind(404, "There is no bundle of this name"),
     "method_not_allowed": Kind(405, "The path does not answer to this method"),
+    "alias_conflict": Kind(409, "The alias cannot be changed like this"),
+    "bundle_refused": Kind(409, "The bundle cannot be served"),
+    "unsupported_by_model": Kind(409, "The model cannot do this"),
+    "event_conflict": Kind(409, "An event of this id is there with other content"),
     "body_too_large": Kind(413, "The body is too large"),
     "target_too_long": Kind(414, "The path and query are too long"),
     "unsupported_media_type": Kind(415, "The body must be application/json"),
     "invalid_request": Kind(422, "The request is not valid"),
+    "invalid_filter": Kind(422, "The filter is not valid"),
+    "invalid_item": Kind(422, "The item cannot be taken into the catalogue"),
     "queue_full": Kind(429, "Too many requests are waiting", 1),
     "rate_limited": Kind(429, "This client asks too often", 1),
     "headers_too_large": Kind(431, "The headers are too large"),
     "internal_error": Kind(500, "The service failed"),
     "not_ready": Kind(503, "The model is not ready", 1),
     "shutting_down": Kind(503, "The service is shutting down", 5),
-    "store_unavailable": Kind(503, "The history store cannot be read", 5),
+    "store_unavailable": Kind(503, "The store is out of reach", 5),
     "deadline_exceeded": Kind(504, "The answer was not ready in time", 1),
 }
 EVERYWHERE = ("body_too_large", "internal_error")
@@ -69,8 +86,25 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
     DeadlineExceededError: ("deadline_exceeded", "The request waited too long and was dropped."),
     ClosedError: ("shutting_down", "No new requests are taken; ask another instance."),
     NotReadyError: ("not_ready", "The model is being loaded; /health/ready tells when it is."),
-    StoreError: ("store_unavailable", "Send the history inline, or try again later."),
+    StoreError: (
+        "store_unavailable",
+        "Nothing was kept; try again later. A recommendation can be had with an inline history.",
+    ),
 }
+# The text of these is meant for whoever asked.
+_EXPLAINED: dict[type[Exception], str] = {
+    UnknownUserError: "unknown_user",
+    UnknownItemError: "unknown_item",
+    UnknownModelError: "unknown_model",
+    UnknownBundleError: "unknown_bundle",
+    AliasConflictError: "alias_conflict",
+    BundleRefusedError: "bundle_refused",
+    UnsupportedError: "unsupported_by_model",
+    InvalidError: "invalid_request",
+    ItemError: "invalid_item",
+    FilterError: "invalid_filter",
+}
+_PLACE = re.compile(r"^((?:filter|boosts)[\w.\[\]]*): ")
 
 
 class ProblemError(HTTPException):
@@ -89,21 +123,28 @@ class ProblemError(HTTPException):
         self.code, self.errors = code, errors
 
 
-def problem_response(request: Request, error: ProblemError) -> Response:
-    """The HTTP response of a problem."""
+def problem_body(error: ProblemError, request_id: str | None) -> dict[str, Any]:
+    """A problem as a JSON object."""
     kind = KINDS[error.code]
-    state = request.scope.setdefault("state", {})
-    state["problem"] = error.code  # for the access log
     body: dict[str, Any] = {
         "type": f"urn:recsys:problem:{error.code}",
         "title": kind.title,
         "status": kind.status,
         "code": error.code,
         "detail": error.detail,
-        "request_id": state.get("request_id"),
+        "request_id": request_id,
     }
     if error.errors:
         body["errors"] = [field.model_dump() for field in error.errors]
+    return body
+
+
+def problem_response(request: Request, error: ProblemError) -> Response:
+    """The HTTP response of a problem."""
+    kind = KINDS[error.code]
+    state = request.scope.setdefault("state", {})
+    state["problem"] = error.code  # for the access log
+    body = problem_body(error, state.get("request_id"))
     headers = dict(error.headers or {})
     if kind.retry_after_s is not None:
         headers.setdefault("Retry-After", str(kind.retry_after_s))
@@ -121,19 +162,36 @@ def install(app: FastAPI) -> None:
         return problem_response(request, _from_validation(error))
 
     async def on_ours(request: Request, error: Exception) -> Response:
-        code, detail = next(v for k, v in _OF_EXCEPTION.items() if isinstance(error, k))
-        return problem_response(request, ProblemError(code, detail))
-
-    async def on_unknown(request: Request, error: Exception) -> Response:
-        code = "unknown_user" if isinstance(error, UnknownUserError) else "unknown_item"
-        return problem_response(request, ProblemError(code, str(error)))
+        problem = problem_of(error)
+        assert problem is not None  # noqa: S101 - it is registered for these
+        return problem_response(request, problem)
 
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
-    for ours in _OF_EXCEPTION:
+    for ours in (*_OF_EXCEPTION, *_EXPLAINED):
         app.add_exception_handler(ours, on_ours)
-    for unknown in (UnknownUserError, UnknownItemError):
-        app.add_exception_handler(unknown, on_unknown)
+
+
+def problem_of(error: Exception) -> ProblemError | None:
+    """The problem that an exception of the service is; None for one that nobody foresaw."""
+    for kind, (code, detail) in _OF_EXCEPTION.items():
+        if isinstance(error, kind):
+            return ProblemError(code, detail)
+    for kind, code in _EXPLAINED.items():
+        if isinstance(error, kind):
+            fields = invalid_part(error) if isinstance(error, FilterError) else ()
+            return ProblemError(code, str(error), errors=fields)
+    return None
+
+
+def invalid_part(error: FilterError) -> list[InvalidField]:
+    """Which part of the body a filter's error is about; its text begins with the place."""
+    text = str(error)
+    found = _PLACE.match(text)
+    if found is None:
+        return []
+    pointer = _pointer(re.findall(r"\w+", found[1]))
+    return [InvalidField(location="body", pointer=pointer, detail=text[found.end() :])]
 
 
 def documented(*codes: str) -> dict[int | str, dict[str, Any]]:

@@ -1,46 +1,57 @@
 """Service: what one serving process holds, from start to stop, and how it answers.
 
-Engine, batcher and history store meet here. It knows the wire format and no HTTP.
+Models, catalogue, shadow and store meet here. It knows the wire format and no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import math
-import uuid
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from recsys.errors import RecsysError
-from recsys.recommender import RecommendRequest, RecommendResult
-from serving.batcher import Answer, Batcher, DeadlineExceededError
-from serving.engine import Engine
+from recsys.bundle import EVAL
+from recsys.errors import RecsysError, RequestError
+from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from serving import answers
+from serving.batcher import DeadlineExceededError
+from serving.catalogue import Catalogue, find, item_of
+from serving.engine import Engine, RankRequest
 from serving.metrics import Metrics
-from serving.schemas.common import MAX_HISTORY, ModelRef
-from serving.schemas.items import Item
-from serving.schemas.models import ModelInfo
-from serving.schemas.recommendations import (
-    Note,
-    RecommendationsRequest,
-    RecommendationsResponse,
-    RecommendedItem,
-    Timing,
-)
-from serving.stores import SqliteHistoryStore
+from serving.models import BundleRefusedError, Models
+from serving.schemas.common import CHAMPION, MAX_HISTORY
+from serving.schemas.filters import FilterReport
+from serving.schemas.items import RankResponse, ScoredItem, SimilarResponse
+from serving.schemas.models import Evaluation
+from serving.shadow import Shadow
+from serving.stores import Served, StoreError, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from recsys.catalog import Catalog
-    from serving.engine import Recommends
+    from recsys.recommender import Source
+    from serving.batcher import Answer
+    from serving.engine import Done, Recommends
+    from serving.models import Model
+    from serving.schemas.filters import FilterCheck
+    from serving.schemas.items import Item
+    from serving.schemas.items import RankRequest as RankBody
+    from serving.schemas.models import ModelInfo
+    from serving.schemas.recommendations import (
+        NoteCode,
+        RecommendationsRequest,
+        RecommendationsResponse,
+    )
     from serving.settings import ServingSettings
-    from serving.stores import HistoryStore
+    from serving.stores import Store
 
 logger = logging.getLogger("serving.service")
-BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
+ALIASES = "aliases"
+MAX_EVALUATION = 4 << 20
 
 
 class NotReadyError(Exception):
@@ -51,8 +62,12 @@ class UnknownUserError(LookupError):
     """The store has no history of the user."""
 
 
-class UnknownItemError(LookupError):
-    """The catalogue has no such item."""
+class UnsupportedError(Exception):
+    """The model behind the alias cannot do this; the text tells what it lacks."""
+
+
+class InvalidError(ValueError):
+    """A request's fields exclude each other, or ask for what the model lacks."""
 
 
 class Phase(StrEnum):
@@ -65,7 +80,7 @@ class Phase(StrEnum):
 
 
 class Service:
-    """One model, its queue and its histories.
+    """Models, histories, and what is asked of both.
 
     Attributes:
         settings: of the process.
@@ -73,13 +88,15 @@ class Service:
         failure: why it could not start, in phase FAILED.
         on_phase: called after each change of phase.
         metrics: of what it does.
+        models: the loaded ones, by alias.
+        catalogue: their items, and changes to them.
     """
 
     def __init__(
         self,
         settings: ServingSettings,
         recommender: Recommends | None = None,
-        store: HistoryStore | None = None,
+        store: Store | None = None,
     ) -> None:
         """Make a service; nothing is loaded before `start`.
 
@@ -93,41 +110,42 @@ class Service:
         self.failure: Exception | None = None
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
-        self._store = store
-        self._model: ModelInfo | None = None
-        self._engine = Engine(settings, recommender)
-        self._batcher: Batcher[RecommendRequest, RecommendResult] = Batcher(
-            self._engine.run,
-            max_batch=settings.max_batch,
-            max_wait_ms=settings.max_wait_ms,
-            queue_limit=settings.queue_limit,
+        self._store, self._given = store, recommender
+        self._engine = Engine(settings)
+        self.models = Models(
+            settings, self._engine, self.metrics, prepare=self._prepare, changed=self._keep_aliases
         )
+        self.catalogue = Catalogue(self.models, self.metrics)
+        self._shadow = Shadow(settings, self.models, self._engine, self.metrics)
+        self.metrics.watch(queue_depth=lambda: self.models.waiting, filter_stats=self._filter_stats)
+
+    # Life
 
     async def start(self) -> None:
-        """Open the store, load the model, warm it up. A failure is kept in `failure`."""
+        """Open the store, load the models, warm them up. A failure is kept in `failure`."""
         try:
             if self._store is None:
                 self._store = await asyncio.to_thread(self._open_store)
-            await self._engine.start()
+            self.catalogue.store = self._store
+            await self._load()
         except Exception as error:
-            expected = isinstance(error, RecsysError)  # its text says all there is to say
-            logger.error("start failed: %s", error, exc_info=None if expected else error)
-            self.failure = error
+            cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
+            self.failure = cause if isinstance(cause, Exception) else error
+            expected = isinstance(self.failure, RecsysError)  # its text says all there is to say
+            logger.error(
+                "start failed: %s", self.failure, exc_info=None if expected else self.failure
+            )
             self._enter(Phase.FAILED)
             return
-        self._model = ModelInfo(
-            name=self.settings.bundle.absolute().name,
-            version=self._engine.recommender.manifest.digest,
-            items=len(self.catalog),
-            levels=self.catalog.codes.shape[1],
-        )
-        self._batcher.start()
+        self._engine.freeze()
+        self._shadow.start()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
         """Answer what waits, then let go of everything."""
         self._enter(Phase.STOPPING)
-        await self._batcher.close()
+        await self._shadow.close()
+        await self.models.close()
         self._engine.close()
         if self._store is not None:
             self._store.close()
@@ -142,114 +160,319 @@ class Service:
             raise NotReadyError(self.phase)
 
     @property
+    def store(self) -> Store:
+        """Histories, events, and what else is kept.
+
+        Raises:
+            NotReadyError: it is not open yet.
+        """
+        if self._store is None:
+            raise NotReadyError(self.phase)
+        return self._store
+
+    @property
     def catalog(self) -> Catalog:
-        """Items of the loaded model."""
-        return self._engine.recommender.catalog
+        """Items of the champion."""
+        return self.models.get().recommender.catalog
 
     @property
     def model(self) -> ModelInfo:
-        """The loaded model.
+        """The champion.
 
         Raises:
             NotReadyError: it is not loaded yet.
         """
-        if self._model is None:
+        if not self.models.loaded:
             raise NotReadyError(self.phase)
-        return self._model
+        return self.models.info()[0]
 
-    def item(self, item_id: str) -> Item:
-        """An item of the catalogue.
+    # Recommendations
 
-        Raises:
-            UnknownItemError: there is none of this id.
-        """
-        (row,) = self.catalog.index([item_id]).tolist()
-        if row < 0:
-            raise UnknownItemError(f"The model has no item {item_id!r}.")
-        return Item(
-            item_id=item_id,
-            title=self.catalog.titles[row],
-            semantic_id=self.catalog.codes[row].tolist(),
-            metadata=_metadata(self.catalog, [row])[0],
-        )
-
-    async def recommend(self, request: RecommendationsRequest) -> RecommendationsResponse:
+    async def recommend(self, body: RecommendationsRequest) -> RecommendationsResponse:
         """Answer one request.
 
         Raises:
-            UnknownUserError: the store has no history of the user.
+            UnknownModelError: of the alias.
+            UnknownUserError: the store has no history of the user, and no fallback is wanted.
+            InvalidError, FilterError: what is asked cannot be.
             QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
             StoreError: the store cannot be read.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
         deadline = start + self.settings.deadline_ms / 1000
-        if request.history is not None:
-            history = request.history
-        else:
-            history = await self._history(str(request.user), deadline)
+        self.models.get(body.model)  # told before the store is asked
+        history = body.history
+        if history is None:
+            history = await self._history(str(body.user), deadline)
         read = clock()
-        answer = await self._batcher.submit(
-            RecommendRequest(history, request.k, request.exclude_seen, request.exclude_items),
-            deadline=deadline,
+        if history is None and not body.fallback:
+            raise UnknownUserError(
+                f"There is no history of user {body.user!r}; send one inline as 'history'."
+            )
+        unknown: NoteCode | None = None if history is not None else "unknown_user"
+        with self.models.lease(body.model) as model:
+            request = await self._request(body, history or [], model, deadline)
+            answer: Answer[Done] | None = None
+            catalog = model.recommender.catalog
+            if unknown is None and not (catalog.known(request.history) >= 0).any():
+                unknown = "unknown_history" if request.history else "empty_history"
+            result = None
+            if unknown is not None and not answers.for_the_model(body):
+                result = await self._fallback(model, request, body.k, deadline)
+            fallback = result is not None
+            if result is None:
+                answer = await model.batcher.submit(request, deadline=deadline)
+                assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
+                result = answer.result
+            response = answers.response(
+                body, request, result, model, answers.note(unknown, fallback=fallback)
+            )
+            if not fallback:
+                found = [one.item_id for one in result.recommendations]
+                self._shadow.offer(body.model, request, found)
+        total = clock() - start
+        if "timing" in body.include:
+            response.timing = answers.timing(answer, result.stats, read - start, total)
+        self._count(response, result, answer, read - start, total, model)
+        self.store.remember(
+            Served(
+                response.recommendation_id,
+                body.user,
+                f"{model.name}@{model.version}",
+                tuple(item.item_id for item in response.items),
+                time.time_ns() // 1_000_000,
+            )
         )
-        response = self._response(request, history, answer.result)
-        if "timing" in request.include:
-            response.timing = _timing(answer, history_s=read - start, total_s=clock() - start)
         return response
 
-    async def _history(self, user_id: str, deadline: float) -> list[str]:
-        if self._store is None:
-            raise NotReadyError(self.phase)
-        try:
-            async with asyncio.timeout_at(deadline):
-                history = await self._store.history(user_id, MAX_HISTORY)
-        except TimeoutError:
-            raise DeadlineExceededError from None
+    async def rank(self, body: RankBody) -> RankResponse:
+        """Put given items in order.
+
+        Raises:
+            UnknownModelError, UnknownUserError, StoreError: as `recommend`.
+            QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
+        """
+        deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+        history = body.history
+        if history is None:
+            history = await self._history(str(body.user), deadline)
         if history is None:
             raise UnknownUserError(
-                f"There is no history of user {user_id!r}; send one inline as 'history'."
+                f"There is no history of user {body.user!r}; send one inline as 'history'."
             )
-        return history
+        with self.models.lease(body.model) as model:
+            catalog = model.recommender.catalog
+            given = list(dict.fromkeys(body.items))
+            known = [
+                name for name, row in zip(given, catalog.index(given), strict=True) if row >= 0
+            ]
+            scores: Any = []
+            if known:
+                answer = await model.batcher.submit(RankRequest(history, known), deadline=deadline)
+                scores = answer.result
+            order = sorted(zip(scores, known, strict=True), key=lambda pair: -pair[0])
+            items = [
+                _scored(catalog, name, score, rank, "model")
+                for rank, (score, name) in enumerate(order, start=1)
+            ]
+            return RankResponse.model_construct(
+                model=model.ref(body.model),
+                items=items,
+                unknown_items=[name for name in given if name not in set(known)],
+                history_items=int((catalog.known(history) >= 0).sum()),
+            )
 
-    def _response(
-        self, request: RecommendationsRequest, history: list[str], result: RecommendResult
-    ) -> RecommendationsResponse:
-        catalog = self.catalog
-        rows = catalog.index(history)
-        rows = rows[rows >= 0]
-        hidden = catalog.index(request.exclude_items)
-        hidden = np.union1d(hidden[hidden >= 0], rows if request.exclude_seen else [])
-        items = [
-            RecommendedItem(
-                item_id=found.item_id,
-                score=found.score,
-                title=found.title,
-                rank=rank,
-                source="model",
+    async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
+        """Items that go with one item.
+
+        Raises:
+            UnknownModelError: of the alias.
+            UnknownItemError: there is none of this id.
+            UnsupportedError: the bundle has nothing to tell by.
+        """
+        with self.models.lease(alias) as model:
+            recommender = model.recommender
+            find(recommender.catalog, item_id)
+            if recommender.retrieval is None:
+                raise UnsupportedError(
+                    f"Bundle {model.name!r} has no part 'retrieval'; make one with the stage "
+                    "of that name."
+                )
+            found = await self._engine.read(recommender.similar, item_id, k)
+            return SimilarResponse.model_construct(
+                model=model.ref(alias),
+                item_id=item_id,
+                items=[
+                    _scored(recommender.catalog, name, score, rank, "retrieval")
+                    for rank, (name, score) in enumerate(found, start=1)
+                ],
             )
-            for rank, found in enumerate(result.recommendations, start=1)
-        ]
-        if "metadata" in request.include:
-            places = catalog.index([item.item_id for item in items]).tolist()
-            for item, metadata in zip(items, _metadata(catalog, places), strict=True):
-                item.metadata = metadata
-        model = self.model
-        return RecommendationsResponse(
-            recommendation_id=uuid.uuid4().hex,
-            model=ModelRef(name=model.name, version=model.version),
-            items=items,
-            history_items=len(rows),
-            unknown_items=result.unknown_items,
-            eligible_items=len(catalog) - len(hidden),
-            note=_note(history, known=len(rows)),
+
+    async def check_filter(self, body: FilterCheck) -> FilterReport:
+        """What a filter comes to.
+
+        Raises:
+            UnknownModelError: of the alias.
+            FilterError: it is not valid, or a boost is not.
+        """
+        with self.models.lease(body.model) as model:
+            boosts = [boost.model_dump() for boost in body.boosts]
+            request = RecommendRequest([], filter=body.filter, boosts=boosts)
+            count = await self._engine.read(model.recommender.eligible, request)
+            items = model.recommender.epoch.num_items
+            return FilterReport(
+                valid=True,
+                eligible_items=items if count is None else count,
+                items=items,
+                canonical=request.item_filter.expression,
+                problems=[],
+            )
+
+    def item(self, item_id: str, alias: str = CHAMPION) -> Item:
+        """An item of the catalogue.
+
+        Raises:
+            UnknownModelError: of the alias.
+            UnknownItemError: there is none of this id.
+        """
+        catalog = self.models.get(alias).recommender.catalog
+        return item_of(catalog, find(catalog, item_id))
+
+    async def evaluation(self, alias: str) -> Evaluation:
+        """The files of a bundle that tell of its quality.
+
+        Raises:
+            UnknownModelError: of the alias.
+        """
+        model = self.models.get(alias)
+        files = await asyncio.to_thread(_evaluations, model.recommender.bundle.path / EVAL)
+        return Evaluation(model=model.ref(alias), files=files)
+
+    # What the above is made of
+
+    async def _request(
+        self, body: RecommendationsRequest, history: list[str], model: Model, deadline: float
+    ) -> RecommendRequest:
+        """The library's request, with its masks made where they hold up nobody."""
+        try:
+            request = answers.to_request(body, history)
+            if request.filter is not None or request.boosts or body.mode == "relaxed":
+                async with asyncio.timeout_at(deadline):
+                    await self._engine.read(model.recommender.eligible, request)
+        except TimeoutError:
+            raise DeadlineExceededError from None
+        except RequestError as error:
+            raise InvalidError(str(error)) from error
+        except RecsysError:  # of a filter
+            raise
+        except ValueError as error:
+            raise InvalidError(str(error)) from error
+        return request
+
+    async def _fallback(
+        self, model: Model, request: RecommendRequest, k: int, deadline: float
+    ) -> RecommendResult | None:
+        """An answer without the model; None if the bundle has nothing to make one of."""
+        recommender = model.recommender
+        if recommender.retrieval is None:
+            return None
+        try:
+            async with asyncio.timeout_at(deadline):
+                found = await self._engine.read(recommender.fallback, request)
+        except TimeoutError:
+            raise DeadlineExceededError from None
+        catalog, named = recommender.catalog, []
+        for item_id, score, source in found[:k]:
+            row = catalog.find(item_id)
+            if row >= 0:  # it was not removed just now
+                codes = tuple(catalog.codes[row].tolist())
+                named.append(
+                    Recommendation(item_id, score, catalog.title(row), codes, source=source)
+                )
+        known = catalog.known(request.history)
+        lost = [name for name, row in zip(request.history, known, strict=True) if row < 0]
+        self.metrics.fallback(named[0].source if named else "popular")
+        return RecommendResult(named, lost, certificate="approximate")
+
+    async def _history(self, user_id: str, deadline: float) -> list[str] | None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.store.history(user_id, MAX_HISTORY)
+        except TimeoutError:
+            raise DeadlineExceededError from None
+
+    def _count(
+        self,
+        response: RecommendationsResponse,
+        result: RecommendResult,
+        answer: Answer[Done] | None,
+        history_s: float,
+        total_s: float,
+        model: Model,
+    ) -> None:
+        self.metrics.answered(
+            total_s=total_s,
+            history_s=history_s,
+            queue_s=0.0 if answer is None else answer.queue_s,
+            compute_s=0.0 if answer is None else answer.compute_s,
+            stats=None if answer is None else result.stats,
+            levels=model.recommender.catalog.codes.shape[1],
+            model=model.name,
+            certificate=response.certificate,
+            sources=[item.source for item in response.items],
         )
 
-    def _open_store(self) -> SqliteHistoryStore:
-        store = SqliteHistoryStore(self.settings.store)
+    async def _load(self) -> None:
+        """The models that the aliases stood for when the service stopped, or the bundle named."""
+        own = self.settings.bundle.absolute()
+        state = await self.store.state_get(ALIASES) or {}
+        kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
+        champion = kept.pop(CHAMPION, own.name)
+        if self._given is not None:
+            await self.models.put(CHAMPION, own.name, loaded=self._given)
+        elif champion == own.name:
+            await self.models.put(CHAMPION, own.name)
+        else:
+            await self._restore(CHAMPION, champion)
+            if not self.models.loaded:
+                await self.models.put(CHAMPION, own.name)
+        for alias, bundle in kept.items():
+            await self._restore(alias, bundle)
+
+    async def _restore(self, alias: str, bundle: str) -> None:
+        """An alias as it was; it does without one that cannot be loaded any more."""
         try:
-            if self.settings.histories is not None:
-                events = store.seed(self.settings.histories)
+            await self.models.put(alias, bundle)
+        except Exception as error:
+            logger.error("alias %s is not restored: %s", alias, error)
+
+    async def _keep_aliases(self, aliases: Mapping[str, str]) -> None:
+        if self.phase is not Phase.READY:
+            return  # what is kept is being restored
+        bundle = str(self.settings.bundle.absolute())
+        try:
+            await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": dict(aliases)})
+        except StoreError as error:  # the change is made, and holds until a restart
+            logger.error("aliases are not kept: %s", error)
+
+    async def _prepare(self, model: Model) -> None:
+        await self.catalogue.replay(model)
+
+    def _filter_stats(self) -> Any:
+        return self.models.get().recommender.epoch.filters.stats if self.models.loaded else None
+
+    def _open_store(self) -> Store:
+        settings = self.settings
+        store = open_store(
+            settings.store,
+            history_cache=settings.history_cache,
+            not_history=settings.not_history,
+            observer=self.metrics,
+        )
+        try:
+            if settings.histories is not None:
+                events = store.seed(settings.histories)
                 logger.info("histories", extra={"fields": {"imported": events}})
         except BaseException:
             store.close()
@@ -258,35 +481,28 @@ class Service:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
+        self.metrics.ready(phase is Phase.READY)
         self.on_phase(self)
 
 
-def _note(history: Sequence[str], known: int) -> Note | None:
-    if not history:
-        return Note(code="empty_history", detail=f"The history is empty; {BARE_PROMPT}.")
-    if known == 0:
-        return Note(
-            code="unknown_history",
-            detail=f"The model knows none of the history's items; {BARE_PROMPT}.",
-        )
-    return None
-
-
-def _metadata(catalog: Catalog, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Attributes of several items at once; a number that is not one becomes null."""
-    table = catalog.items.drop_columns(["item_id", "title", "text"]).take(rows)
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        for row in table.to_pylist()
-    ]
-
-
-def _timing(answer: Answer[RecommendResult], *, history_s: float, total_s: float) -> Timing:
-    return Timing(
-        total_ms=round(total_s * 1000, 3),
-        history_ms=round(history_s * 1000, 3),
-        queue_ms=round(answer.queue_s * 1000, 3),
-        compute_ms=round(answer.compute_s * 1000, 3),
-        batch_size=answer.batch_size,
-        decode={key: float(value) for key, value in answer.result.stats.items()},
+def _scored(catalog: Catalog, item_id: str, score: float, rank: int, source: Source) -> ScoredItem:
+    row = catalog.find(item_id)
+    return ScoredItem.model_construct(
+        item_id=item_id,
+        score=score,
+        title="" if row < 0 else catalog.title(row),  # it may have been removed just now
+        rank=rank,
+        source=source,
     )
+
+
+def _evaluations(folder: Path) -> dict[str, Any]:
+    """JSON files of a folder, by name without suffix; a damaged or a huge one is left out."""
+    files = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            if file.stat().st_size <= MAX_EVALUATION:
+                files[file.stem] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            logger.warning("%s: %s", file, error)
+    return files

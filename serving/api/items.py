@@ -1,16 +1,107 @@
-"""Items of the catalogue."""
+"""Items of the catalogue: found, changed, compared and ranked."""
 
 # Annotations stay live here: FastAPI reads them.
-from fastapi import APIRouter
+from typing import Annotated
 
-from serving.api.routing import JsonRoute, PathId, Ready
+from fastapi import APIRouter, Query, Request, Response
+
+from serving.api.routing import (
+    BODY,
+    RECOMMEND,
+    JsonRoute,
+    PathId,
+    Ready,
+    json_response,
+    while_connected,
+)
 from serving.errors import documented
-from serving.schemas.items import Item
+from serving.schemas.common import CHAMPION, Alias
+from serving.schemas.items import (
+    Item,
+    ItemBody,
+    ItemChange,
+    ItemPage,
+    ItemQuery,
+    NewItemBody,
+    RankRequest,
+    RankResponse,
+    SimilarQuery,
+    SimilarResponse,
+    UpsertRequest,
+    UpsertResponse,
+)
 
-router = APIRouter(prefix="/v1/items", route_class=JsonRoute)
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
+CHANGE = ("invalid_item", "store_unavailable", "not_ready")
 
 
-@router.get("/{item_id}", responses=documented("unknown_item", "invalid_request", "not_ready"))
-async def get_item(item_id: PathId, service: Ready) -> Item:
+@router.get(
+    "/items",
+    response_model=ItemPage,
+    responses=documented("unknown_model", "invalid_request", "not_ready"),
+)
+async def browse_items(query: Annotated[ItemQuery, Query()], service: Ready) -> Response:
+    """The catalogue, page by page: by the first codes of the semantic ID, and by words."""
+    return json_response(await service.catalogue.browse(query))
+
+
+@router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
+async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
+    """Put items into the catalogue, all or none; they can be recommended when this answers."""
+    epoch, items = await service.catalogue.upsert(body.items)
+    return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
+
+
+@router.get(
+    "/items/{item_id:path}/similar",
+    response_model=SimilarResponse,
+    responses=documented(
+        "unknown_item", "unknown_model", "unsupported_by_model", "invalid_request", "not_ready"
+    ),
+)
+async def similar_items(
+    item_id: PathId, query: Annotated[SimilarQuery, Query()], service: Ready
+) -> Response:
+    """Items that go with one item, by what users did with both."""
+    return json_response(await service.similar(item_id, query.k, query.model))
+
+
+@router.get(
+    "/items/{item_id:path}",
+    response_model=Item,
+    responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
+)
+async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """An item of the catalogue: title, semantic ID, attributes."""
-    return service.item(item_id)
+    return json_response(service.item(item_id, model))
+
+
+@router.put(
+    "/items/{item_id:path}", response_model=ItemChange, responses=documented(*BODY, *CHANGE)
+)
+async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
+    """Put one item into the catalogue, or another in its place."""
+    item = NewItemBody.model_construct(item_id=item_id, **dict(body))
+    epoch, (found,) = await service.catalogue.upsert([item])
+    return json_response(ItemChange.model_construct(epoch=epoch, item=found))
+
+
+@router.delete(
+    "/items/{item_id:path}",
+    status_code=204,
+    responses=documented("unknown_item", "invalid_request", "store_unavailable", "not_ready"),
+)
+async def delete_item(item_id: PathId, service: Ready) -> Response:
+    """Take an item away: nothing that is asked afterwards is answered with it."""
+    await service.catalogue.remove(item_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/rank",
+    response_model=RankResponse,
+    responses=documented(*BODY, "unknown_user", "store_unavailable", *RECOMMEND),
+)
+async def rank(body: RankRequest, request: Request, service: Ready) -> Response:
+    """Given items in the order in which the model would choose them, with exact scores."""
+    return json_response(await while_connected(request, service.rank(body)))

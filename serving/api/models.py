@@ -1,16 +1,82 @@
 """Models and aliases."""
 
 # Annotations stay live here: FastAPI reads them.
-from fastapi import APIRouter
+import asyncio
+from typing import Annotated
 
-from serving.api.routing import JsonRoute, Ready
+from fastapi import APIRouter, Path, Response
+
+from serving.api.routing import BODY, JsonRoute, Ready, json_response
 from serving.errors import documented
-from serving.schemas.models import ModelList
+from serving.schemas.common import CHAMPION, Alias, AliasName
+from serving.schemas.models import AliasBody, AliasInfo, AliasList, Evaluation, ModelList
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
+PathAlias = Annotated[AliasName, Path(description="`champion`, `shadow`, or any other name.")]
+CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 
 
-@router.get("/models", responses=documented("not_ready"))
-async def list_models(service: Ready) -> ModelList:
-    """The models that answer."""
-    return ModelList(models=[service.model])
+@router.get("/models", response_model=ModelList, responses=documented("not_ready"))
+async def list_models(service: Ready) -> Response:
+    """The models that answer, and the bundles that could."""
+    available = await asyncio.to_thread(lambda: service.models.available)
+    return json_response(ModelList(models=service.models.info(), available=available))
+
+
+@router.get("/aliases", response_model=AliasList, responses=documented("not_ready"))
+async def list_aliases(service: Ready) -> Response:
+    """Which alias stands for which bundle. Requests that name none ask the `champion`."""
+    return json_response(AliasList(aliases=service.models.aliases()))
+
+
+@router.get(
+    "/aliases/{name}",
+    response_model=AliasInfo,
+    responses=documented("unknown_model", "invalid_request", "not_ready"),
+)
+async def get_alias(name: PathAlias, service: Ready) -> Response:
+    """One alias; tells what became of a change that nobody waited for."""
+    return json_response(service.models.alias(name))
+
+
+@router.put(
+    "/aliases/{name}",
+    response_model=AliasInfo,
+    responses={202: {"model": AliasInfo}, **documented(*BODY, *CHANGE)},
+)
+async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Response:
+    """Let an alias stand for a bundle. It is loaded and warmed while the old one answers."""
+    if not body.wait:
+        return json_response(service.models.put_later(name, body.bundle), 202)
+    return json_response(await service.models.put(name, body.bundle))
+
+
+@router.post(
+    "/aliases/{name}/rollback",
+    response_model=AliasInfo,
+    responses=documented("unknown_model", "invalid_request", *CHANGE),
+)
+async def rollback_alias(name: PathAlias, service: Ready) -> Response:
+    """Let an alias stand for the bundle that it stood for before."""
+    return json_response(await service.models.rollback(name))
+
+
+@router.delete(
+    "/aliases/{name}",
+    status_code=204,
+    responses=documented("unknown_model", "invalid_request", "alias_conflict", "not_ready"),
+)
+async def delete_alias(name: PathAlias, service: Ready) -> Response:
+    """Drop an alias, and its model if no other alias stands for it."""
+    await service.models.remove(name)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/evaluation",
+    response_model=Evaluation,
+    responses=documented("unknown_model", "invalid_request", "not_ready"),
+)
+async def evaluation(service: Ready, model: Alias = CHAMPION) -> Response:
+    """What is known of a model's quality: the files of its bundle's folder `eval`."""
+    return json_response(await service.evaluation(model))

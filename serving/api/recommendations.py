@@ -1,46 +1,86 @@
 """Recommendations."""
 
 # Annotations stay live here: FastAPI reads them.
+import asyncio
+import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
-from serving.api.routing import RECOMMEND, JsonRoute, PathId, Ready, while_connected
-from serving.errors import documented
+from serving.api.routing import (
+    BODY,
+    RECOMMEND,
+    JsonRoute,
+    PathId,
+    Ready,
+    json_response,
+    while_connected,
+)
+from serving.errors import ProblemError, documented, problem_body, problem_of
+from serving.schemas.common import Problem
 from serving.schemas.recommendations import (
+    BatchRequest,
+    BatchResponse,
+    BatchResult,
     RecommendationsRequest,
     RecommendationsResponse,
     UserQuery,
 )
+from serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
+failures = logging.getLogger("serving.failures")
 
 
 @router.post(
     "/recommendations",
-    response_model_exclude_unset=True,
-    responses=documented(
-        "malformed_body", "unknown_user", "unsupported_media_type", "invalid_request",
-        "store_unavailable", *RECOMMEND,
-    ),
-)  # fmt: skip
-async def recommend(
-    body: RecommendationsRequest, request: Request, service: Ready
-) -> RecommendationsResponse:
+    response_model=RecommendationsResponse,
+    responses=documented(*BODY, "invalid_filter", "unknown_user", "store_unavailable", *RECOMMEND),
+)
+async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
-    return await while_connected(request, service.recommend(body))
+    return json_response(await while_connected(request, service.recommend(body)))
+
+
+@router.post(
+    "/recommendations/batch",
+    response_model=BatchResponse,
+    responses=documented(*BODY, "not_ready"),
+)
+async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
+    """Several requests at once; what becomes of one has no influence on the others."""
+    request_id = request.scope["state"].get("request_id")
+
+    async def each() -> BatchResponse:
+        asked = (_result(service, one, request_id) for one in body.requests)
+        return BatchResponse.model_construct(results=await asyncio.gather(*asked))
+
+    return json_response(await while_connected(request, each()))
 
 
 @router.get(
     "/users/{user_id}/recommendations",
-    response_model_exclude_unset=True,
+    response_model=RecommendationsResponse,
     responses=documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )
 async def recommend_for_user(
     user_id: PathId, query: Annotated[UserQuery, Query()], request: Request, service: Ready
-) -> RecommendationsResponse:
+) -> Response:
     """Top-k items for a user whose history the service has."""
-    body = RecommendationsRequest(
-        user=user_id, k=query.k, exclude_seen=query.exclude_seen, include=query.include
-    )
-    return await while_connected(request, service.recommend(body))
+    body = RecommendationsRequest.model_construct(user=user_id, **query.model_dump())
+    return json_response(await while_connected(request, service.recommend(body)))
+
+
+async def _result(
+    service: Service, body: RecommendationsRequest, request_id: str | None
+) -> BatchResult:
+    try:
+        answer = await service.recommend(body)
+    except Exception as error:
+        problem = problem_of(error)
+        if problem is None:
+            failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
+            problem = ProblemError("internal_error", "The failure is in the service's log.")
+        values = problem_body(problem, request_id)
+        return BatchResult(status=problem.status_code, problem=Problem.model_validate(values))
+    return BatchResult.model_construct(status=200, answer=answer)

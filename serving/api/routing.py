@@ -1,4 +1,4 @@
-"""What all routes share: bodies that say they are JSON, a service that is ready, paths."""
+"""What all routes share: bodies that are JSON and say so, a service that is ready, paths."""
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
@@ -8,14 +8,36 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from serving.bodies import MalformedError, parse
 from serving.errors import ProblemError
 from serving.schemas.common import MAX_ID
 from serving.service import Service
 
 T = TypeVar("T")
-RECOMMEND = ("queue_full", "not_ready", "shutting_down", "deadline_exceeded")
+BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
+RECOMMEND = ("unknown_model", "queue_full", "not_ready", "shutting_down", "deadline_exceeded")
+
+
+class StrictRequest(Request):
+    """A request whose JSON is read by `serving.bodies`."""
+
+    async def json(self) -> Any:
+        """The body's value.
+
+        Raises:
+            ProblemError: it is no JSON.
+        """
+        if not hasattr(self, "_value"):
+            try:
+                self._value = parse(await self.body())
+            except MalformedError as error:
+                raise ProblemError(
+                    "malformed_body", f"The body is not valid JSON: {error}."
+                ) from None
+        return self._value
 
 
 class JsonRoute(APIRoute):
@@ -24,15 +46,17 @@ class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, behind a look at the content type."""
         handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
 
         async def checked(request: Request) -> Response:
-            if self.body_field is not None:
-                given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-                if given != "application/json":
-                    detail = f"The content type is {given or 'missing'}; send application/json."
-                    raise ProblemError("unsupported_media_type", detail)
-                await request.body()  # FastAPI would call a client that leaves here malformed
-            return await handle(request)
+            given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if given != "application/json":
+                detail = f"The content type is {given or 'missing'}; send application/json."
+                raise ProblemError("unsupported_media_type", detail)
+            strict = StrictRequest(request.scope, request.receive)
+            await strict.body()  # FastAPI would call a client that leaves here malformed
+            return await handle(strict)
 
         return checked
 
@@ -50,6 +74,12 @@ async def _ready_service(service: Annotated[Service, Depends(_service)]) -> Serv
 AnyPhase = Annotated[Service, Depends(_service)]
 Ready = Annotated[Service, Depends(_ready_service)]
 PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID)]
+
+
+def json_response(answer: BaseModel, status: int = 200) -> Response:
+    """The answer as it is; what was not set is left out."""
+    text = answer.model_dump_json(exclude_unset=True, by_alias=True)
+    return Response(text, status, media_type="application/json")
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:

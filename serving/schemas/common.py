@@ -3,22 +3,37 @@
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 MAX_K = 200
 MAX_HISTORY = 2_000
 MAX_ID = 256
+CHAMPION = "champion"
 
 ItemId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
 UserId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
+AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Items wanted.")]
+Alias = Annotated[AliasName, Field(description="Alias of the model to ask.")]
+Certificate = Literal["global-exact", "beam-exact", "approximate"]
+Source = Literal["model", "retrieval", "popular"]
+
+
+class Body(BaseModel):
+    """A request's body: unknown fields are refused, and no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelRef(BaseModel):
     """The model that answered."""
 
-    name: str
+    name: str = Field(description="Its bundle.")
     version: str = Field(description="Digest of the bundle.")
+    alias: str | None = Field(None, description="The alias by which it was asked.")
+    epoch: int | None = Field(
+        None, description="State of its live catalogue; it grows with each change."
+    )
 
 
 class Health(BaseModel):

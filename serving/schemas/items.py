@@ -1,9 +1,19 @@
-"""Items on the wire."""
+"""Items on the wire: the catalogue read, changed, and ranked."""
 
 # Annotations stay live here: pydantic reads them.
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from serving.schemas.common import CHAMPION, MAX_K, Alias, Body, ItemId, K, ModelRef, Source
+from serving.schemas.recommendations import ONE_SUBJECT, Subject
+
+MAX_PAGE = 200
+MAX_UPSERT = 1_000
+MAX_RANK = 1_000
+_Word = Annotated[str, StringConstraints(max_length=1_000)]
+_Scalar = bool | int | float | _Word
+Attribute = _Scalar | list[_Scalar] | None
 
 
 class Item(BaseModel):
@@ -13,3 +23,158 @@ class Item(BaseModel):
     title: str
     semantic_id: list[int] = Field(description="Codes, coarse to fine, 0-based.")
     metadata: dict[str, Any] = Field(description="Attributes.")
+
+
+class ItemQuery(BaseModel):
+    """Query parameters of a look through the catalogue."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prefix: Annotated[str, StringConstraints(pattern=r"^(\d{1,6}([.,]\d{1,6}){0,31})?$")] = Field(
+        "",
+        description="First codes of the semantic ID, with dots: `3.0`.",
+        examples=["3", "3.0"],
+    )
+    q: Annotated[str, StringConstraints(max_length=200)] = Field(
+        "", description="Text that the id or the title contains, in any case."
+    )
+    limit: int = Field(50, ge=1, le=MAX_PAGE, description="Items on a page.")
+    cursor: Annotated[str, StringConstraints(pattern=r"^\d{0,18}$")] = Field(
+        "", description="`next` of the page before."
+    )
+    model: Alias = CHAMPION
+
+
+class Branch(BaseModel):
+    """One code that goes on from a prefix."""
+
+    code: int
+    items: int = Field(description="Items below it.")
+
+
+class ItemPage(BaseModel):
+    """A page of the catalogue, in the order of semantic IDs."""
+
+    items: list[Item]
+    total: int = Field(description="Items that match, on all pages.")
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
+    prefix: list[int]
+    children: list[Branch] = Field(description="Codes that follow the prefix.")
+
+
+class ItemBody(Body):
+    """An item to put into the catalogue, or to put in another's place."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "title": "Rose hand cream",
+                    "text": "50 ml, with shea butter",
+                    "attributes": {"price": 4.5, "categories": ["Hand Cream"]},
+                }
+            ]
+        }
+    )
+
+    title: str = Field("", max_length=10_000)
+    text: str = Field("", max_length=100_000, description="What its semantic ID is made from.")
+    attributes: dict[ItemId, Attribute] = Field(
+        {}, max_length=200, description="By which filters find it."
+    )
+    semantic_id: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
+        None, min_length=1, max_length=32, description="Its codes; by default they are computed."
+    )
+    like: ItemId | None = Field(
+        None, description="An item whose semantic ID it shares, if no codes can be computed."
+    )
+
+
+class NewItemBody(ItemBody):
+    """An item with its id."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"item_id": "B9001", "title": "Rose hand cream", "like": "B0012"}]
+        }
+    )
+
+    item_id: ItemId
+
+
+class UpsertRequest(Body):
+    """Items to put into the catalogue: all of them, or none if one is refused."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"items": [{"item_id": "B9001", "title": "Rose hand cream", "like": "B0012"}]}
+            ]
+        }
+    )
+
+    items: list[NewItemBody] = Field(min_length=1, max_length=MAX_UPSERT)
+
+
+class UpsertResponse(BaseModel):
+    """The items as they are recommended from now on."""
+
+    epoch: int = Field(description="State of the catalogue that has them.")
+    items: list[Item]
+
+
+class ItemChange(BaseModel):
+    """One item as it is recommended from now on."""
+
+    epoch: int = Field(description="State of the catalogue that has it.")
+    item: Item
+
+
+class SimilarQuery(BaseModel):
+    """Query parameters of similar items."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    k: K = 10
+    model: Alias = CHAMPION
+
+
+class ScoredItem(BaseModel):
+    """An item in an order."""
+
+    item_id: str
+    score: float
+    title: str
+    rank: int = Field(ge=1)
+    source: Source
+
+
+class SimilarResponse(BaseModel):
+    """Items that go with one item, best first."""
+
+    model: ModelRef
+    item_id: str
+    items: list[ScoredItem] = Field(max_length=MAX_K)
+
+
+class RankRequest(Subject):
+    """Items to put in order for a user of the store, or for a history given inline."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **ONE_SUBJECT,
+            "examples": [{"history": ["B0012", "B0034"], "items": ["B0077", "B0099"]}],
+        }
+    )
+
+    items: list[ItemId] = Field(min_length=1, max_length=MAX_RANK)
+    model: Alias = CHAMPION
+
+
+class RankResponse(BaseModel):
+    """The items that the model knows, most probable first; scores are exact log-probabilities."""
+
+    model: ModelRef
+    items: list[ScoredItem]
+    unknown_items: list[str] = Field(description="Given items that the catalogue lacks.")
+    history_items: int = Field(description="Items of the history that the model knows.")

@@ -1,9 +1,15 @@
 """Models and aliases on the wire."""
 
 # Annotations stay live here: pydantic reads them.
-from pydantic import BaseModel, Field
+from typing import Annotated, Any, Literal
 
-from serving.schemas.common import ModelRef
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from serving.schemas.common import AliasName, Body, ModelRef
+
+BundleName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)
+]
 
 
 class ModelInfo(ModelRef):
@@ -11,9 +17,61 @@ class ModelInfo(ModelRef):
 
     items: int = Field(description="Items it can recommend.")
     levels: int = Field(description="Codes in a semantic ID.")
+    aliases: list[str] = Field([], description="Aliases that it answers to.")
 
 
 class ModelList(BaseModel):
-    """The loaded models."""
+    """The loaded models, and the bundles that an alias may be given."""
 
     models: list[ModelInfo]
+    available: list[str] = Field([], description="Names of bundles.")
+
+
+class AliasBody(Body):
+    """The bundle that an alias shall stand for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"bundle": "demo"}]})
+
+    bundle: BundleName = Field(description="Name of a bundle, see `available` of /v1/models.")
+    wait: bool = Field(
+        True, description="Answer when the new model answers; if false, at once with 202."
+    )
+
+
+class AliasInfo(BaseModel):
+    """An alias and the model behind it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "champion",
+                    "bundle": "demo",
+                    "version": "3f2a9c0d1b7e4a55",
+                    "previous": "demo-old",
+                    "status": "ready",
+                    "refused": None,
+                }
+            ]
+        }
+    )
+
+    name: AliasName
+    bundle: str | None = Field(description="The one that answers; null before the first is loaded.")
+    version: str | None
+    previous: str | None = Field(description="The bundle that a rollback goes back to.")
+    status: Literal["ready", "loading"]
+    refused: str | None = Field(description="Why the bundle given last was refused, if it was.")
+
+
+class AliasList(BaseModel):
+    """All aliases."""
+
+    aliases: list[AliasInfo]
+
+
+class Evaluation(BaseModel):
+    """What is known of a model's quality."""
+
+    model: ModelRef
+    files: dict[str, Any] = Field(description="JSON files of the bundle's folder `eval`, by name.")

@@ -5,44 +5,69 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.schemas.common import MAX_HISTORY, ItemId, K, ModelRef, UserId
+from serving.schemas.common import (
+    CHAMPION,
+    MAX_HISTORY,
+    Alias,
+    Body,
+    Certificate,
+    ItemId,
+    K,
+    ModelRef,
+    Problem,
+    Source,
+    UserId,
+)
+from serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
-Include = Literal["metadata", "timing"]
+MAX_BATCH = 100
+MAX_SEED = 2**63 - 1
+
+Include = Literal["metadata", "timing", "trace", "explanation"]
 ExcludeSeen = Annotated[bool, Field(description="Leave out the items of the history.")]
+Mode = Annotated[
+    Literal["auto", "strict", "relaxed", "beam"],
+    Field(
+        description="How to decode: `beam` searches plainly; `strict` verifies a drafted tree and "
+        "finds the same; `relaxed` draws approximately what the draft proposes, and needs a seed; "
+        "`auto` leaves it to the service."
+    ),
+]
+Diversity = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="0 ranks by score alone; towards 1, items unlike those already listed "
+        "(by their semantic IDs) come first.",
+    ),
+]
+Fallback = Annotated[
+    bool,
+    Field(
+        description="Answer a user or a history that is not known from retrieval and popularity, "
+        "labelled by each item's `source`. If false, an unknown user is a problem, and a history "
+        "without known items is answered by the model from a bare prompt."
+    ),
+]
 Includes = Annotated[
     list[Include],
     Field(
         max_length=8,
-        description="`metadata` adds each item's attributes, `timing` where the time went.",
+        description="`metadata` adds each item's attributes, `timing` where the time went, "
+        "`trace` how the list was found, `explanation` the item of the history that speaks most "
+        "for each.",
     ),
 ]
 
 
-class RecommendationsRequest(BaseModel):
-    """Top-k for a user of the store, or for a history given inline: exactly one of the two."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        json_schema_extra={
-            "oneOf": [{"required": ["user"]}, {"required": ["history"]}],
-            "examples": [
-                {"history": ["B0012", "B0034"], "k": 5},
-                {"user": "A1", "k": 10, "exclude_items": ["B0099"], "include": ["metadata"]},
-            ],
-        },
-    )
+class Subject(Body):
+    """Whom it is about: a user of the store, or a history given inline; exactly one of the two."""
 
     user: UserId | None = Field(None, description="A user whose history the service has.")
     history: Annotated[list[ItemId], Field(max_length=MAX_HISTORY)] | None = Field(
         None, description="Item ids, oldest first. Ids that the model lacks are passed over."
     )
-    k: K = 10
-    exclude_seen: ExcludeSeen = True
-    exclude_items: list[ItemId] = Field(
-        [], max_length=MAX_HISTORY, description="Leave out these items."
-    )
-    include: Includes = []
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -51,13 +76,85 @@ class RecommendationsRequest(BaseModel):
         return self
 
 
-class UserQuery(BaseModel):
-    """Query parameters of a known user's recommendations."""
+ONE_SUBJECT: dict[str, Any] = {"oneOf": [{"required": ["user"]}, {"required": ["history"]}]}
 
-    model_config = ConfigDict(extra="forbid")
+
+class RecommendationsRequest(Subject):
+    """Top-k for a user of the store, or for a history given inline: exactly one of the two."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **ONE_SUBJECT,
+            "examples": [
+                {"history": ["B0012", "B0034"], "k": 5},
+                {"user": "A1", "k": 10, "exclude_items": ["B0099"], "include": ["metadata"]},
+                {"history": ["B0012"], "guarantee": "global", "include": ["timing", "trace"]},
+                {"history": ["B0012"], "seed": 7, "temperature": 1.5},
+            ],
+        }
+    )
 
     k: K = 10
     exclude_seen: ExcludeSeen = True
+    exclude_items: list[ItemId] = Field(
+        [], max_length=MAX_HISTORY, description="Leave out these items."
+    )
+    filter: Filter | None = Field(
+        None, description="Recommend only items that fit.", examples=[EXAMPLE]
+    )
+    boosts: list[Boost] = Field(
+        [], max_length=MAX_BOOSTS, description="What items gain, by filters that they fit."
+    )
+    mode: Mode = "auto"
+    guarantee: Literal["beam", "global"] = Field(
+        "beam",
+        description="`beam`: what beam search finds. `global`: go on until no item outside the "
+        "list can score more than its last; the certificate says if that was reached.",
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_SEED,
+        description="Draw items by their probability instead of searching for the best; the same "
+        "seed draws the same.",
+    )
+    temperature: float = Field(
+        1.0, gt=0, le=100, description="Flattens (above 1) or sharpens what a seed draws from."
+    )
+    diversity: Diversity = 0.0
+    blend: bool | None = Field(
+        None,
+        description="Whether retrieval may fill up and reorder the model's list; null leaves it "
+        "to the bundle, false asks the model alone.",
+    )
+    fallback: Fallback = True
+    model: Alias = CHAMPION
+    include: Includes = Field([])
+
+
+class BatchRequest(Body):
+    """Several requests at once."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"requests": [{"history": ["B0012"]}, {"user": "A1", "k": 5}]}]
+        }
+    )
+
+    requests: list[RecommendationsRequest] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class UserQuery(BaseModel):
+    """Query parameters of a known user's recommendations."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    k: K = 10
+    exclude_seen: ExcludeSeen = True
+    mode: Mode = "auto"
+    diversity: Diversity = 0.0
+    fallback: Fallback = True
+    model: Alias = CHAMPION
     include: Includes = []
 
 
@@ -65,17 +162,27 @@ class RecommendedItem(BaseModel):
     """One recommended item."""
 
     item_id: str
-    score: float = Field(description="Log-probability of its semantic ID given the history.")
+    score: float = Field(
+        description="Of the model: log-probability of its semantic ID given the history, and what "
+        "boosts add. Scores of other sources are not comparable with the model's."
+    )
     title: str
     rank: int = Field(ge=1)
-    source: Literal["model"] = Field("model", description="What proposed it.")
+    source: Source = Field("model", description="What proposed it.")
+    semantic_id: list[int] = Field([], description="Codes, coarse to fine, 0-based.")
+    because: str | None = Field(
+        None, description="Item of the history that speaks most for it, if asked for."
+    )
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
+
+
+NoteCode = Literal["unknown_user", "empty_history", "unknown_history"]
 
 
 class Note(BaseModel):
     """Something about the answer that a caller should know."""
 
-    code: Literal["empty_history", "unknown_history"]
+    code: NoteCode
     detail: str
 
 
@@ -86,8 +193,35 @@ class Timing(BaseModel):
     history_ms: float = Field(description="Reading the user's history.")
     queue_ms: float = Field(description="Waiting for the worker.")
     compute_ms: float = Field(description="The whole batch's computation.")
-    batch_size: int = Field(description="Requests computed together.")
-    decode: dict[str, float] = Field(description="Counters of the decoder for this request.")
+    batch_size: int = Field(description="Requests computed together; 0 if no model was asked.")
+    decode: dict[str, float] = Field(
+        description="Counters of the decoder for this request: target passes, accepted levels, ..."
+    )
+
+
+class TraceNode(BaseModel):
+    """One node of the tree that was decoded."""
+
+    id: int
+    parent: int = Field(description="Its parent's id; -1 for the prompt.")
+    depth: int = Field(description="1 for the first code.")
+    code: int = Field(description="At this level, 0-based.")
+    pass_: int = Field(alias="pass", description="The target's pass that it was run in, from 1.")
+    draft_log_prob: float | None = Field(description="The draft's score; null if not drafted.")
+    target_log_prob: float = Field(description="The target's, from the first code to this one.")
+    fate: Literal["accepted", "rejected", "patched"]
+    items: int = Field(description="Items below it.")
+
+
+class Trace(BaseModel):
+    """The decode as a tree, parents before children."""
+
+    levels: int
+    passes: int = Field(description="Of the target.")
+    nodes: list[TraceNode]
+    blocked: dict[str, int] = Field(
+        description="By level: codes under the beams that lead to no item, or to none that fits."
+    )
 
 
 class RecommendationsResponse(BaseModel):
@@ -98,7 +232,12 @@ class RecommendationsResponse(BaseModel):
             "examples": [
                 {
                     "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
-                    "model": {"name": "demo", "version": "3f2a9c0d1b7e4a55"},
+                    "model": {
+                        "name": "demo",
+                        "version": "3f2a9c0d1b7e4a55",
+                        "alias": "champion",
+                        "epoch": 0,
+                    },
                     "items": [
                         {
                             "item_id": "B0077",
@@ -106,8 +245,10 @@ class RecommendationsResponse(BaseModel):
                             "title": "Rose hand cream",
                             "rank": 1,
                             "source": "model",
+                            "semantic_id": [3, 0, 7],
                         }
                     ],
+                    "certificate": "beam-exact",
                     "history_items": 2,
                     "unknown_items": [],
                     "eligible_items": 598,
@@ -120,8 +261,27 @@ class RecommendationsResponse(BaseModel):
     recommendation_id: str = Field(description="Names this answer, for feedback.")
     model: ModelRef
     items: list[RecommendedItem]
+    certificate: Certificate = Field(
+        description="`global-exact`: the model's best items of all. `beam-exact`: those that beam "
+        "search finds, or a sample as the seed draws it. `approximate`: neither."
+    )
     history_items: int = Field(description="Items of the history that the model knows.")
     unknown_items: list[str] = Field(description="Items of the history that it does not.")
     eligible_items: int = Field(description="Items that could have been recommended.")
     note: Note | None
-    timing: Timing | None = None
+    timing: Timing | None = Field(None, description="If asked for.")
+    trace: Trace | None = Field(None, description="If asked for.")
+
+
+class BatchResult(BaseModel):
+    """What became of one request: an answer or a problem."""
+
+    status: int = Field(description="As if it had been asked alone.")
+    answer: RecommendationsResponse | None = None
+    problem: Problem | None = None
+
+
+class BatchResponse(BaseModel):
+    """Results in the order of the requests."""
+
+    results: list[BatchResult]

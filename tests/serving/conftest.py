@@ -7,6 +7,7 @@ import logging
 import threading
 import zlib
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,23 +16,32 @@ import pyarrow as pa
 import pytest
 
 from recsys.artifacts import Manifest, write_artifact
+from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
+from recsys.decoding.trace import Trace, TraceNode
 from recsys.interactions import Interactions
+from recsys.live import Epochs
+from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.vocabulary import Vocabulary
 from serving.app import create_app
 from serving.service import Phase, Service
 from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
+    from recsys.live import Epoch, NewItem
 ITEMS = 300
 
 
+class FakeRetrieval:
+    """Only its being there counts."""
+
+
 class FakeRecommender:
-    """Ranks the catalogue by a checksum of the history.
+    """Ranks the catalogue by a checksum of the history. The catalogue is a real one, and live.
 
     Attributes:
         batches: size of each batch, in order.
@@ -39,7 +49,9 @@ class FakeRecommender:
         busy: whether a batch has been begun.
     """
 
-    def __init__(self) -> None:
+    retrieval: Any = FakeRetrieval()
+
+    def __init__(self, name: str = "demo") -> None:
         ids = [f"item-{i}" for i in range(ITEMS)]
         items = pa.table(
             {
@@ -51,13 +63,28 @@ class FakeRecommender:
             }
         )
         codes = np.stack(np.unravel_index(np.arange(ITEMS), (4, 9, 9)), axis=1)
-        self.catalog = Catalog(items, codes.astype(np.int32))
-        self.manifest = Manifest("bundle", files={"a": "b"})
+        self.manifest = Manifest("bundle", files={name: "b"})
+        self.bundle = Bundle(
+            Path("nowhere"),
+            self.manifest,
+            Catalog(items, codes.astype(np.int32)),
+            Vocabulary.from_levels([4, 9, 9]),
+            PromptConfig(),
+        )
+        self.epochs = Epochs(self.bundle)
         self.batches: list[int] = []
         self.warm = False
         self.busy = False
         self.gate = threading.Event()
         self.gate.set()
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.epochs.current
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.epoch.catalog
 
     def warm_up(self) -> None:
         self.gate.wait(10)
@@ -72,21 +99,72 @@ class FakeRecommender:
     def answer(self, request: RecommendRequest) -> RecommendResult:
         if "poison" in request.history:
             raise ValueError("secret: /etc/model")
+        catalog = self.catalog
         start = zlib.crc32("|".join(request.history).encode())
         hidden = set(request.exclude_items) | (
             set(request.history) if request.exclude_seen else set()
         )
-        order = [f"item-{(start + i) % ITEMS}" for i in range(ITEMS)]
+        rows = np.flatnonzero(self.allowed(request)).tolist()
+        order = [catalog.item_id(rows[(start + i) % len(rows)]) for i in range(len(rows))]
         found = [i for i in order if i not in hidden][: request.k]
-        known = set(self.catalog.item_ids)
+        known = catalog.known(request.history)
         return RecommendResult(
-            [
-                Recommendation(item, -float(n), f"Thing no. {item[5:]}", (0, 0, 0))
-                for n, item in enumerate(found)
-            ],
-            [i for i in request.history if i not in known],
-            {"target_passes": 3},
+            [self.named(item, -float(n)) for n, item in enumerate(found)],
+            [i for i, row in zip(request.history, known, strict=True) if row < 0],
+            {"target_passes": 3, "accepted_levels": 1, "drafted_nodes": 5},
+            eligible=self.eligible(request),
+            epoch=self.epoch.number,
+            trace=self.trace() if request.trace else None,
         )
+
+    def allowed(self, request: RecommendRequest) -> np.ndarray:
+        epoch = self.epoch
+        found = epoch.alive.copy()
+        if request.filter is not None:
+            inside = np.zeros_like(found)
+            inside[epoch.trie.row_items[epoch.filters.mask(request.filter).items]] = True
+            found &= inside
+        return found
+
+    def named(self, item: str, score: float) -> Recommendation:
+        catalog = self.catalog
+        row = catalog.find(item)
+        codes = tuple(catalog.codes[row].tolist())
+        return Recommendation(item, score, catalog.title(row), codes, because="item-1")
+
+    def trace(self) -> Trace:
+        first = TraceNode(-1, 1, 2, 1, 1, -0.5, -0.25, "accepted", 81)
+        second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 9)
+        return Trace([first, second], {1: 3, 2: 4, 3: 0})
+
+    def eligible(self, request: RecommendRequest) -> int | None:
+        epoch = self.epoch
+        if request.boosts:
+            epoch.filters.boost(request.item_boosts)
+        if request.filter is None:
+            return None
+        return epoch.filters.mask(request.item_filter).eligible
+
+    def upsert(self, items: Sequence[NewItem]) -> Epoch:
+        return self.epochs.upsert(items)
+
+    def remove(self, item_ids: Sequence[str]) -> list[str]:
+        return self.epochs.remove(item_ids)
+
+    def score(
+        self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        return [[-float(len(h) + int(i[5:])) for i in s] for h, s in zip(histories, items)]
+
+    def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
+        row = self.catalog.find(item_id)
+        return [(self.catalog.item_id(row + i), 1 / i) for i in range(1, k + 1)]
+
+    def fallback(self, request: RecommendRequest) -> list[tuple[str, float, str]]:
+        rows = np.flatnonzero(self.allowed(request)).tolist()
+        names = [self.catalog.item_id(row) for row in rows]
+        found = [name for name in names if name not in request.exclude_items]
+        return [(name, 100.0 - i, "popular") for i, name in enumerate(found[: request.k])]
 
     def expected(self, history: Iterable[str], k: int = 10, **options: Any) -> list[str]:
         result = self.answer(RecommendRequest(list(history), k, **options))
@@ -154,6 +232,9 @@ async def run_app(
         service: Service = app.state.service
         if wait:
             await wait_until(lambda: service.phase is not Phase.STARTING)
+            if service.phase is Phase.READY and hasattr(parts.get("recommender"), "batches"):
+                parts["recommender"].batches.clear()  # of the warm-up
+                parts["recommender"].busy = False
         yield client, service
 
 

@@ -429,7 +429,7 @@ async def test_stopping_answers_the_requests_under_way(
         await until(lambda: recommender.busy)
         for i in range(1, 9):
             asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
-        await until(lambda: len(service._batcher) == 8)
+        await until(lambda: service.models.waiting == 8)
         stopping = asyncio.create_task(service.stop())
         await until(lambda: service.phase is Phase.STOPPING)
         is_problem(await client.post(URL, json={"history": []}), "not_ready")
@@ -491,10 +491,10 @@ async def test_a_client_that_goes_away_gives_its_place_back(
         await until(lambda: recommender.busy)
         left = asyncio.Event()
         gone = asyncio.create_task(post_and_leave(client, b'{"history": ["item-9"]}', left))
-        await until(lambda: len(service._batcher) == 1)
+        await until(lambda: service.models.waiting == 1)
         left.set()
         await gone
-        assert len(service._batcher) == 0
+        assert service.models.waiting == 0
         recommender.gate.set()
         assert ids(await first) == recommender.expected(["item-1"])
         assert recommender.batches == [1]
@@ -515,7 +515,7 @@ async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
         await until(lambda: recommender.busy)
         for history in histories[1:]:
             asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
-        await until(lambda: len(service._batcher) == 3)
+        await until(lambda: service.models.waiting == 3)
         recommender.gate.set()
         responses = await asyncio.gather(*asked)
     for history, response in zip(histories, responses, strict=True):

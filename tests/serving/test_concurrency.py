@@ -66,7 +66,7 @@ async def test_requests_that_wait_together_are_computed_together(
         asked = [asyncio.create_task(client.post(URL, json=request))]
         await until(lambda: recommender.busy)
         asked += [asyncio.create_task(client.post(URL, json=request)) for _ in range(8)]
-        await until(lambda: len(service._batcher) == 8)
+        await until(lambda: service.models.waiting == 8)
         recommender.gate.set()
         sizes = [r.json()["timing"]["batch_size"] for r in await asyncio.gather(*asked)]
     assert sorted(sizes) == [1] + [8] * 8

@@ -1,0 +1,170 @@
+"""Answers: what was asked becomes a request of the library, and what was found goes on the wire."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.recommender import RecommendRequest
+from serving import diversity
+from serving.catalogue import metadata
+from serving.schemas.recommendations import (
+    Note,
+    NoteCode,
+    RecommendationsRequest,
+    RecommendationsResponse,
+    RecommendedItem,
+    Timing,
+)
+from serving.traces import trace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from recsys.catalog import Catalog
+    from recsys.live import Epoch
+    from recsys.recommender import Recommendation, RecommendResult
+    from serving.batcher import Answer
+    from serving.engine import Done
+    from serving.models import Model
+
+BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
+FALLBACK = "retrieval and popularity answered"
+_NOTES: dict[NoteCode, str] = {
+    "unknown_user": "There is no history of the user",
+    "empty_history": "The history is empty",
+    "unknown_history": "The model knows none of the history's items",
+}
+# What only the model can do: whoever asks for one of these is answered by the model.
+_OF_THE_MODEL: dict[str, Any] = {
+    "mode": "auto", "guarantee": "beam", "seed": None, "boosts": [], "diversity": 0.0,
+}  # fmt: skip
+
+
+def to_request(body: RecommendationsRequest, history: Sequence[str]) -> RecommendRequest:
+    """The library's request.
+
+    Raises:
+        ValueError: fields that exclude each other.
+        FilterError: a malformed filter or boost.
+    """
+    given: dict[str, Any] = {}
+    if body.filter is not None:
+        given["filter"] = body.filter
+    if body.boosts:
+        given["boosts"] = [boost.model_dump() for boost in body.boosts]
+    if body.blend is not None:
+        given["blend"] = body.blend
+    return RecommendRequest(
+        history,
+        diversity.pool(body.k) if body.diversity else body.k,
+        body.exclude_seen,
+        body.exclude_items,
+        guarantee=body.guarantee,
+        seed=body.seed,
+        temperature=body.temperature,
+        mode=body.mode,
+        trace="trace" in body.include,
+        **given,
+    )
+
+
+def for_the_model(body: RecommendationsRequest) -> bool:
+    """Whether the request asks for what no fallback can give."""
+    special = any(getattr(body, name) != usual for name, usual in _OF_THE_MODEL.items())
+    return special or body.blend is False or "trace" in body.include or not body.fallback
+
+
+def note(code: NoteCode | None, *, fallback: bool) -> Note | None:
+    """What a caller should know of an answer."""
+    if code is None:
+        return None
+    how = FALLBACK if fallback else BARE_PROMPT
+    return Note.model_construct(code=code, detail=f"{_NOTES[code]}; {how}.")
+
+
+def items_of(
+    found: Iterable[Recommendation], catalog: Catalog, include: Sequence[str]
+) -> list[RecommendedItem]:
+    """Recommendations on the wire, ranked in their order."""
+    answer = []
+    for rank, one in enumerate(found, start=1):
+        values: dict[str, Any] = {
+            "item_id": one.item_id,
+            "score": one.score,
+            "title": one.title,
+            "rank": rank,
+            "source": one.source,
+            "semantic_id": list(one.semantic_id),
+        }
+        if "explanation" in include:
+            values["because"] = one.because
+        if "metadata" in include:
+            row = catalog.find(one.item_id)  # it may have been removed just now
+            values["metadata"] = {} if row < 0 else metadata(catalog, row)
+        answer.append(RecommendedItem.model_construct(**values))
+    return answer
+
+
+def eligible(epoch: Epoch, request: RecommendRequest) -> int:
+    """How many items could have been recommended."""
+    named = [*request.exclude_items, *(request.history if request.exclude_seen else ())]
+    hidden = epoch.catalog.index(set(named))
+    hidden = hidden[hidden >= 0]
+    if request.filter is None:
+        return epoch.num_items - len(hidden)
+    mask = epoch.filters.mask(request.item_filter)
+    trie = epoch.trie
+    _, places = trie.places_of(np.unique(trie.item_row[hidden]))
+    inside = np.isin(trie.row_items[places], hidden) & mask.items[places]
+    return mask.eligible - int(np.count_nonzero(inside))
+
+
+def response(
+    body: RecommendationsRequest,
+    request: RecommendRequest,
+    result: RecommendResult,
+    model: Model,
+    remark: Note | None,
+) -> RecommendationsResponse:
+    """The answer of a model or of a fallback."""
+    epoch = model.recommender.epoch
+    found = result.recommendations
+    certificate = result.certificate
+    if body.diversity:
+        chosen = diversity.diversify(
+            [one.score for one in found],
+            [one.semantic_id for one in found],
+            body.diversity,
+            body.k,
+        )
+        found, certificate = [found[i] for i in chosen], "approximate"
+    answer = RecommendationsResponse.model_construct(
+        recommendation_id=uuid.uuid4().hex,
+        model=model.ref(body.model),
+        items=items_of(found, epoch.catalog, body.include),
+        certificate=certificate,
+        history_items=len(request.history) - len(result.unknown_items),
+        unknown_items=result.unknown_items,
+        eligible_items=eligible(epoch, request),
+        note=remark,
+    )
+    if result.trace is not None:
+        answer.trace = trace_of(result.trace, model.recommender.bundle.vocabulary.level_offsets)
+    return answer
+
+
+def timing(
+    answer: Answer[Done] | None, stats: dict[str, int], history_s: float, total_s: float
+) -> Timing:
+    """Where the time went."""
+    return Timing.model_construct(
+        total_ms=round(total_s * 1000, 3),
+        history_ms=round(history_s * 1000, 3),
+        queue_ms=0.0 if answer is None else round(answer.queue_s * 1000, 3),
+        compute_ms=0.0 if answer is None else round(answer.compute_s * 1000, 3),
+        batch_size=0 if answer is None else answer.batch_size,
+        decode={key: float(value) for key, value in stats.items()},
+    )

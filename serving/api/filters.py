@@ -1,0 +1,28 @@
+"""Filters: looked at before they are used."""
+
+# Annotations stay live here: FastAPI reads them.
+from fastapi import APIRouter
+
+from recsys.errors import FilterError
+from serving.api.routing import BODY, JsonRoute, Ready
+from serving.errors import documented, invalid_part
+from serving.schemas.common import InvalidField
+from serving.schemas.filters import FilterCheck, FilterReport
+
+router = APIRouter(prefix="/v1/filters", route_class=JsonRoute)
+
+
+@router.post("/validate", responses=documented(*BODY, "unknown_model", "not_ready"))
+async def validate_filter(body: FilterCheck, service: Ready) -> FilterReport:
+    """How many items fit a filter, or what is wrong with it."""
+    try:
+        return await service.check_filter(body)
+    except FilterError as error:
+        whole = InvalidField(location="body", pointer="/filter", detail=str(error))
+        return FilterReport(
+            valid=False,
+            eligible_items=None,
+            items=service.models.get(body.model).recommender.epoch.num_items,
+            canonical=None,
+            problems=invalid_part(error) or [whole],
+        )

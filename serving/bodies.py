@@ -1,0 +1,85 @@
+"""Bodies: JSON as RFC 8259 has it, and no more.
+
+Python reads numbers that JSON does not have, takes the last of two equal names, and follows any
+nesting; what a client sends in these ways is a mistake or an attack, so it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+MAX_DEPTH = 64
+
+
+class MalformedError(ValueError):
+    """The body is no JSON; the text tells why."""
+
+
+def parse(body: bytes) -> Any:
+    """The value of a JSON document.
+
+    Raises:
+        MalformedError: no JSON, not UTF-8, numbers beyond floating point, half a surrogate pair, a
+            name twice in an object, or nested deeper than 64.
+    """
+    try:
+        value = json.loads(
+            body.decode(),
+            object_pairs_hook=_object,
+            parse_float=_float,
+            parse_constant=_refuse,
+        )
+    except MalformedError:
+        raise
+    except UnicodeDecodeError:
+        raise MalformedError("it is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise MalformedError(f"at character {error.pos}: {error.msg}") from None
+    except RecursionError:
+        raise MalformedError(f"it is nested deeper than {MAX_DEPTH}") from None
+    except ValueError:  # Python's limit of digits
+        raise MalformedError("a number has too many digits") from None
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
+    if b"\\ud" in body or b"\\uD" in body:
+        _check_text(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MalformedError(f"an object has the name {twice[:60]!r} twice")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise MalformedError(f"the number {text[:30]} is too large")
+    return value
+
+
+def _refuse(text: str) -> NoReturn:
+    raise MalformedError(f"{text} is no number in JSON")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        parts = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [part for group in parts for part in group if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise MalformedError(f"it is nested deeper than {MAX_DEPTH}")
+
+
+def _check_text(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MalformedError("a text has half of a surrogate pair") from None

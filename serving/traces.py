@@ -1,0 +1,41 @@
+"""Traces on the wire: the tree of one decode, in codes instead of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serving.schemas.recommendations import Trace, TraceNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from recsys.decoding.trace import Trace as Decoded
+
+
+def trace_of(decoded: Decoded, first_tokens: Sequence[int]) -> Trace:
+    """What a page draws.
+
+    Args:
+        decoded: the tree.
+        first_tokens: token of code 0 at each level.
+    """
+    nodes = [
+        TraceNode.model_construct(
+            id=i,
+            parent=node.parent,
+            depth=node.depth,
+            code=node.token - first_tokens[node.depth - 1],
+            pass_=node.target_pass,
+            draft_log_prob=node.draft_log_prob,
+            target_log_prob=node.target_log_prob,
+            fate=node.fate,
+            items=node.items or 0,
+        )
+        for i, node in enumerate(decoded.nodes)
+    ]
+    return Trace.model_construct(
+        levels=len(first_tokens),
+        passes=max((node.target_pass for node in decoded.nodes), default=0),
+        nodes=nodes,
+        blocked={str(level): count for level, count in decoded.blocked.items()},
+    )
