@@ -1,5 +1,10 @@
-"""Neighbours without the language model: candidates and baselines from co-occurrence. No torch."""
+"""Retrieval without the language model: neighbours, popularity, near vectors. No torch."""
 
 from recsys.retrieval.item_item import ItemItem as ItemItem
+from recsys.retrieval.popularity import decayed_counts as decayed_counts
+from recsys.retrieval.retrieval import Blend as Blend
+from recsys.retrieval.retrieval import Candidates as Candidates
+from recsys.retrieval.retrieval import Retrieval as Retrieval
+from recsys.retrieval.vectors import VectorIndex as VectorIndex
 
-__all__ = ["ItemItem"]
+__all__ = ["Blend", "Candidates", "ItemItem", "Retrieval", "VectorIndex", "decayed_counts"]

@@ -133,12 +133,12 @@ class ItemItem:
         step = min(USERS_AT_A_TIME, 2 ** (32 - _item_bits(self.weights.shape[1])))
         for start in range(0, len(histories), step):
             rows = np.arange(start, min(start + step, len(histories)))
-            row, place, item, score = _best(self._score(histories.take(rows), exclude_seen), k)
+            row, place, item, score = best_of(self.score(histories.take(rows), exclude_seen), k)
             items[start + row, place] = item
             scores[start + row, place] = score
         return items, scores
 
-    def _score(self, histories: Histories, exclude_seen: bool) -> sparse.csr_array:
+    def score(self, histories: Histories, exclude_seen: bool) -> sparse.csr_array:
         """(n, items) scores; absent where there is no evidence."""
         end = np.repeat(histories.offsets[1:], histories.lengths)
         age = end - 1 - np.arange(len(histories.items))
@@ -164,7 +164,7 @@ def _item_bits(num_items: int) -> int:
     return max(num_items - 1, 1).bit_length()
 
 
-def _best(
+def best_of(
     scores: sparse.csr_array, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
     """Row, place below k, item and score of the best k entries of each row; scores are positive.

@@ -1,0 +1,350 @@
+"""Retrieval: what goes with a history by co-occurrence and popularity, without the model.
+
+One object for four uses: similar items, answers for users whom the model cannot know, candidates
+that the model then scores, and a probability of every item that the model's may be blended with:
+
+    p(item | history) = (1 - s) * evidence(item) / sum of evidence + s * popularity(item)
+
+with the evidence of a directional item-item model, popularity smoothed by one event an item, and s
+the smoothing; without any evidence p is popularity alone. Speaks of dense items of the catalogue it
+was fitted for; items beyond it have no evidence and no events. Knows no semantic IDs, no model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from recsys.errors import ArtifactError
+from recsys.retrieval.item_item import ItemItem, best_of
+from recsys.retrieval.vectors import VectorIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from recsys.interactions import Histories
+
+SETTINGS, COUNTS, VECTORS = "retrieval.json", "popularity.npy", "vectors.npy"
+_MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data")}
+
+
+@dataclass(frozen=True)
+class Blend:
+    """How lists are made of the model's and retrieval's: log p_model + weight * log p_retrieval.
+
+    Attributes:
+        weight: of retrieval; 0 leaves the model's list as it is.
+        candidates: items that retrieval proposes.
+        nodes: of the target's tree that they may take; those without room are left out.
+    """
+
+    weight: float
+    candidates: int = 100
+    nodes: int = 96
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "candidates", "nodes"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+
+class Candidates(NamedTuple):
+    """What retrieval proposes for n histories, best first.
+
+    Attributes:
+        items: (n, k) int32, -1 where there are no more.
+        log_probs: (n, k) float32, -inf there.
+        supported: (n, k) bool, whether the history has evidence for it; if not it is popular.
+    """
+
+    items: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+    supported: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """Neighbours, popularity and item vectors of one catalogue.
+
+    Attributes:
+        item_item: what a history speaks for.
+        counts: (items,) float64 training events, decayed or not.
+        smoothing: s, in (0, 1].
+        vectors: of the items, or None.
+        blend: how to blend with the model, if that was decided.
+    """
+
+    item_item: ItemItem
+    counts: NDArray[np.float64]
+    smoothing: float = 0.1
+    vectors: VectorIndex | None = None
+    blend: Blend | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smoothing <= 1:
+            raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
+        shapes = {"item_item": self.item_item.weights.shape[0]}
+        if self.vectors is not None:
+            shapes["vectors"] = len(self.vectors.vectors)
+        for name, size in shapes.items():
+            if size != len(self.counts):
+                raise ValueError(f"{name} is of {size} items, the counts of {len(self.counts)}")
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def popularity(self) -> NDArray[np.float64]:
+        """(items + 1,) probabilities; the last is that of an item without events."""
+        smoothed = np.append(self.counts, 0.0) + 1.0
+        return np.asarray(smoothed / smoothed[:-1].sum())
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64]:
+        """Items by falling popularity, equal ones by number."""
+        return np.argsort(-self.counts, kind="stable")
+
+    def candidates(
+        self,
+        histories: Histories,
+        k: int,
+        exclude_seen: bool = True,
+        *,
+        excluded: Histories | None = None,
+        allowed: Sequence[NDArray[np.bool_] | None] | None = None,
+    ) -> Candidates:
+        """The k most probable items of each history.
+
+        Args:
+            histories: n sequences, oldest first.
+            k: items wanted.
+            exclude_seen: leave out the items of the history.
+            excluded: leave out these as well, n sequences.
+            allowed: (items,) bool each, what a history may get; None for everything.
+        """
+        n, size = len(histories), len(self)
+        hidden = _pairs([h for h in (histories if exclude_seen else None, excluded) if h], size)
+        masks = [None] * n if allowed is None else list(allowed)
+        shares = self._shares(histories)
+        row = np.repeat(np.arange(n), np.diff(shares.indptr))
+        keep = ~np.isin(row * size + shares.indices, hidden)
+        for i, mask in enumerate(masks):
+            if mask is not None:
+                here = slice(*shares.indptr[i : i + 2])
+                keep[here] &= mask[shares.indices[here]]
+        probs = self._mixed(shares.data, self.popularity[shares.indices], True)
+        places = (row[keep], shares.indices[keep])
+        likely = sparse.csr_array((probs[keep].astype(np.float32), places), shape=shares.shape)
+        items = np.full((n, 2 * k), -1, np.int32)
+        line, place, item, _ = best_of(likely, k)
+        items[line, place] = item
+        popular = self._popular(n, k, hidden, masks)
+        again = (popular[:, :, None] == items[:, None, :k]).any(-1)
+        items[:, k:] = np.where(again, -1, popular)
+        share = _look_up(shares, items)
+        probs = self._mixed(share, self.popularity[items], _any(shares)[:, None])
+        probs = np.where(items >= 0, probs, 0)
+        order = np.argsort(-probs, axis=1, kind="stable")[:, :k]
+        with np.errstate(divide="ignore"):
+            log_probs = np.log(np.take_along_axis(probs, order, axis=1)).astype(np.float32)
+        supported = np.take_along_axis(share > 0, order, axis=1)
+        return Candidates(np.take_along_axis(items, order, axis=1), log_probs, supported)
+
+    def log_prob(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Log-probability of given items after each history; of any item, so always finite.
+
+        Args:
+            histories: n sequences, oldest first.
+            items: (n, c) dense items; those beyond the catalogue have no events.
+        """
+        shares = self._shares(histories)
+        known = np.where((items >= 0) & (items < len(self)), items, len(self))
+        share = _look_up(shares, known)
+        probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
+        return np.log(probs).astype(np.float32)
+
+    def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k items with the most events and their log-probabilities."""
+        items = self._order[:k]
+        return items.astype(np.int32), np.log(self.popularity[items]).astype(np.float32)
+
+    def similar(
+        self, items: NDArray[np.integer], k: int, allowed: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Items that go with each of `items`: taken soon after it, or near to it by their vectors.
+
+        Args:
+            items: (m,) dense items.
+            k: wanted for each.
+            allowed: (items,) bool, which may be named; None for all.
+
+        Returns:
+            (m, k) items, best first, -1 where there are no more, and their scores in (0, 2]: what
+            speaks for the pair over the most that speaks for any, and the cosine.
+        """
+        rows = self.item_item.weights[np.asarray(items, np.int64)].tocoo()
+        line, other = rows.coords
+        most = np.zeros(len(items), np.float32)
+        np.maximum.at(most, line, rows.data)
+        value = rows.data / most[line]
+        if self.vectors is not None:
+            spare = 0 if allowed is None else int(np.count_nonzero(~allowed))
+            near, cosine = self.vectors.near(items, min(len(self), k + 1 + spare))
+            near_line, place = np.nonzero(near >= 0)
+            line = np.append(line, near_line)
+            other = np.append(other, near[near_line, place])
+            value = np.append(value, cosine[near_line, place])
+        keep = other != np.asarray(items)[line]
+        if allowed is not None:
+            keep &= allowed[other]
+        shape = (len(items), len(self))
+        both = sparse.csr_array((value[keep], (line[keep], other[keep])), shape=shape)
+        both = sparse.csr_array(both.astype(np.float32))
+        found = np.full((len(items), k), -1, np.int32)
+        scores = np.zeros((len(items), k), np.float32)
+        at, place, item, score = best_of(both, k)
+        found[at, place], scores[at, place] = item, score
+        return found, scores
+
+    def because(
+        self, history: NDArray[np.integer], items: NDArray[np.integer]
+    ) -> NDArray[np.int64]:
+        """For each item the one of the history that speaks most for it, or -1 if none does.
+
+        Args:
+            history: dense items, oldest first; those beyond the catalogue say nothing.
+            items: (m,) dense items.
+        """
+        history, items = np.asarray(history, np.int64), np.asarray(items, np.int64)
+        answer = np.full(len(items), -1, np.int64)
+        ages = len(history) - 1 - np.arange(len(history))
+        heard, asked = np.flatnonzero(history < len(self)), np.flatnonzero(items < len(self))
+        if not len(heard) or not len(asked):
+            return answer
+        weights = self.item_item.weights[history[heard]][:, items[asked]].toarray()
+        weights *= (self.item_item.decay ** ages[heard])[:, None]
+        best = weights.argmax(axis=0)
+        found = weights[best, np.arange(len(asked))] > 0
+        answer[asked] = np.where(found, history[heard][best], -1)
+        return answer
+
+    def save(self, folder: Path) -> None:
+        """Write arrays and settings into `folder`, which exists."""
+        for name, file in _MATRIX.items():
+            np.save(folder / file, getattr(self.item_item.weights, name), allow_pickle=False)
+        np.save(folder / COUNTS, self.counts, allow_pickle=False)
+        if self.vectors is not None:
+            np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
+        settings = {
+            "decay": self.item_item.decay,
+            "smoothing": self.smoothing,
+            "blend": None if self.blend is None else asdict(self.blend),
+        }
+        text = json.dumps(settings, indent=2)
+        (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Retrieval:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: a file is missing or contradicts another; the text names the folder.
+        """
+        try:
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            indptr, indices, data = (_read(folder / file) for file in _MATRIX.values())
+            size = len(indptr) - 1
+            weights = sparse.csr_array((data, indices, indptr), shape=(size, size))
+            weights.check_format(full_check=True)
+            vectors = folder / VECTORS
+            return cls(
+                ItemItem(weights, float(settings["decay"])),
+                _read(folder / COUNTS),
+                float(settings["smoothing"]),
+                VectorIndex(_read(vectors)) if vectors.is_file() else None,
+                None if settings["blend"] is None else Blend(**settings["blend"]),
+            )
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
+
+    def _shares(self, histories: Histories) -> sparse.csr_array:
+        """(n, items) each item's share of the evidence of each history; ascending columns."""
+        known = histories.where(histories.items < len(self))
+        shares = self.item_item.score(known, exclude_seen=False)
+        shares.sort_indices()
+        total = shares.sum(axis=1)
+        shares.data = shares.data / np.repeat(total, np.diff(shares.indptr))
+        return shares
+
+    def _mixed(
+        self,
+        share: NDArray[np.floating[Any]],
+        popularity: NDArray[np.float64],
+        supported: NDArray[np.bool_] | bool,
+    ) -> NDArray[np.float64]:
+        """What the module's docstring calls p; `supported` where a history has any evidence."""
+        weight = np.where(supported, self.smoothing, 1.0)
+        return np.asarray((1 - weight) * share + weight * popularity)
+
+    def _popular(
+        self,
+        n: int,
+        k: int,
+        hidden: NDArray[np.int64],
+        masks: Sequence[NDArray[np.bool_] | None],
+    ) -> NDArray[np.int32]:
+        """(n, k) most popular items that are not hidden (pairs) and that the masks allow."""
+        size = len(self)
+        most = int(np.bincount(hidden // size, minlength=1).max()) if len(hidden) else 0
+        first = np.full((n, min(size, k + most)), size, np.int64)
+        first[:] = self._order[: first.shape[1]]
+        for i, mask in enumerate(masks):
+            if mask is not None:
+                allowed = self._order[mask[self._order]][: first.shape[1]]
+                first[i] = size
+                first[i, : len(allowed)] = allowed
+        free = (first < size) & ~np.isin(np.arange(n)[:, None] * size + first, hidden)
+        place = np.argsort(~free, axis=1, kind="stable")[:, :k]
+        found = np.full((n, k), -1, np.int32)
+        there = np.take_along_axis(free, place, axis=1)
+        found[:, : place.shape[1]] = np.where(there, np.take_along_axis(first, place, axis=1), -1)
+        return found
+
+
+def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
+    """One integer a (row, item) of the sequences; items beyond the catalogue are passed over."""
+    pairs = [np.zeros(0, np.int64)]
+    for histories in sequences:
+        known = histories.items < size
+        pairs.append((histories.rows * size + histories.items)[known])
+    return np.concatenate(pairs)
+
+
+def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:
+    return np.asarray(np.diff(shares.indptr) > 0)
+
+
+def _look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[np.float64]:
+    """(n, c) entries at the columns of each row, 0 where there is none; columns ascend in rows."""
+    n, size = matrix.shape
+    row = np.repeat(np.arange(n), np.diff(matrix.indptr))
+    keys = row * (size + 1) + matrix.indices
+    asked = np.arange(n)[:, None] * (size + 1) + columns
+    place = np.searchsorted(keys, asked).clip(max=max(len(keys) - 1, 0))
+    if not len(keys):
+        return np.zeros(columns.shape)
+    found = (keys[place] == asked) & (columns >= 0)
+    return np.where(found, matrix.data[place], 0.0)
+
+
+def _read(file: Path) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(file, allow_pickle=False)
+    return array

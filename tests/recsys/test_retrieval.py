@@ -1,0 +1,172 @@
+"""Retrieval against slow twins: probabilities, candidates, similar items, reasons, files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from recsys.errors import ArtifactError
+from recsys.interactions import Histories
+from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts
+
+ITEMS = 9
+histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=7), min_size=1, max_size=6).map(
+    Histories.of
+)
+
+
+def fitted(trained: Histories, smoothing: float = 0.2, vectors=None) -> Retrieval:
+    counts = decayed_counts(trained.items, ITEMS)
+    return Retrieval(ItemItem.directional(trained, ITEMS), counts, smoothing, vectors)
+
+
+def slow_probabilities(retrieval: Retrieval, history) -> list[float]:
+    weights, decay = retrieval.item_item.weights.toarray(), retrieval.item_item.decay
+    evidence = np.zeros(ITEMS)
+    for age, item in enumerate(reversed(list(history))):
+        evidence += decay**age * weights[item]
+    popularity = (retrieval.counts + 1) / (retrieval.counts + 1).sum()
+    if evidence.sum() == 0:
+        return popularity.tolist()
+    s = retrieval.smoothing
+    return ((1 - s) * evidence / evidence.sum() + s * popularity).tolist()
+
+
+@given(histories, histories, st.integers(1, 12), st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_candidates_are_the_most_probable_of_what_is_allowed(trained, asked, k, seen, seed):
+    rng = np.random.default_rng(seed)
+    retrieval = fitted(trained)
+    excluded = Histories.of([rng.integers(0, ITEMS, rng.integers(0, 3)) for _ in asked])
+    allowed = [None if rng.random() < 0.5 else rng.random(ITEMS) < 0.6 for _ in asked]
+    found = retrieval.candidates(asked, k, seen, excluded=excluded, allowed=allowed)
+    assert found.items.shape == found.log_probs.shape == found.supported.shape == (len(asked), k)
+    for i, history in enumerate(asked):
+        probs = slow_probabilities(retrieval, history)
+        gone = {*excluded[i].tolist(), *(history.tolist() if seen else ())}
+        mask = np.ones(ITEMS, bool) if allowed[i] is None else allowed[i]
+        left = [j for j in range(ITEMS) if mask[j] and j not in gone]
+        wanted = sorted((probs[j] for j in left), reverse=True)[:k]
+        mine = found.items[i][found.items[i] >= 0]
+        assert len(set(mine.tolist())) == len(mine) == len(wanted)
+        assert set(mine.tolist()) <= set(left)
+        np.testing.assert_allclose(found.log_probs[i, : len(mine)], np.log(wanted), rtol=1e-5)
+        np.testing.assert_allclose(np.log([probs[j] for j in mine]), np.log(wanted), rtol=1e-5)
+        assert (found.log_probs[i, len(mine) :] == -np.inf).all()
+
+
+@given(histories, histories)
+@settings(max_examples=40, deadline=None)
+def test_probabilities_of_all_items_add_up_to_one(trained, asked):
+    retrieval = fitted(trained)
+    everything = np.tile(np.arange(ITEMS), (len(asked), 1))
+    log_probs = retrieval.log_prob(asked, everything)
+    np.testing.assert_allclose(np.exp(log_probs).sum(1), 1, rtol=1e-5)
+    wanted = [slow_probabilities(retrieval, history) for history in asked]
+    np.testing.assert_allclose(np.exp(log_probs), wanted, rtol=1e-4)
+
+
+def test_items_beyond_the_catalogue_have_no_events_and_say_nothing():
+    retrieval = fitted(Histories.of([[0, 1, 2], [0, 1]]))
+    asked = Histories.of([[0, ITEMS + 3]])
+    new = retrieval.log_prob(asked, np.array([[ITEMS, ITEMS + 3, 8]]))[0]
+    assert np.isfinite(new).all()
+    assert new[0] == new[1] == new[2]  # item 8 has no events either
+    assert retrieval.candidates(asked, 3).items.max() < ITEMS
+    assert retrieval.because([ITEMS + 1], [1]).tolist() == [-1]
+    assert retrieval.because([0], [ITEMS, 1]).tolist() == [-1, 0]
+
+
+def test_a_user_without_history_is_given_what_is_popular():
+    retrieval = fitted(Histories.of([[3, 4], [3, 5], [3, 4]]))
+    found = retrieval.candidates(Histories.of([[]]), 3)
+    assert found.items[0].tolist() == [3, 4, 5]
+    assert not found.supported.any()
+    items, log_probs = retrieval.popular(2)
+    assert items.tolist() == [3, 4]
+    np.testing.assert_allclose(np.exp(log_probs), [4 / 15, 3 / 15], rtol=1e-6)
+
+
+def test_the_history_item_that_speaks_most_is_the_reason():
+    weights = np.zeros((4, 4), np.float32)
+    weights[0, 3], weights[1, 3] = 1.0, 0.7  # item 0 came one event before item 1
+    retrieval = Retrieval(ItemItem(sparse.csr_array(weights), 0.6), np.ones(4))
+    assert retrieval.because([0, 1], [3, 2]).tolist() == [1, -1]  # 0.6 against 0.7
+    assert retrieval.because([1, 0], [3]).tolist() == [0]
+    assert retrieval.because([], [3]).tolist() == [-1]
+
+
+def test_similar_items_are_those_that_follow_or_that_lie_near():
+    vectors = np.zeros((4, 2), np.float32)
+    vectors[[0, 1, 3]] = [[1, 0], [3, 4], [0, 2]]
+    weights = np.zeros((4, 4), np.float32)
+    weights[0, 2], weights[0, 3] = 2.0, 1.0
+    index = VectorIndex.of(vectors)
+    retrieval = Retrieval(ItemItem(sparse.csr_array(weights), 0.6), np.ones(4), 0.1, index)
+    items, scores = retrieval.similar(np.array([0, 2]), 3)
+    assert items.tolist() == [[2, 1, 3], [-1, -1, -1]]  # item 2 follows nothing, has no vector
+    np.testing.assert_allclose(scores[0], [1.0, 0.6, 0.5], rtol=1e-6)
+    allowed = np.array([True, True, False, True])
+    items, _ = retrieval.similar(np.array([0]), 3, allowed)
+    assert items.tolist() == [[1, 3, -1]]
+
+
+def test_an_event_that_is_a_half_life_older_counts_half():
+    items, days = np.array([0, 0, 1], np.int32), np.array([0, 10, 20]) * 86_400
+    plain = decayed_counts(items, 3)
+    assert plain.tolist() == [2, 1, 0]
+    counts = decayed_counts(items, 3, timestamps=days, half_life_days=10)
+    np.testing.assert_allclose(counts, [0.75, 1.0, 0.0])
+    assert decayed_counts(items, 3, half_life_days=10).tolist() == [2, 1, 0]  # only an order
+    with pytest.raises(ValueError, match="half_life_days"):
+        decayed_counts(items, 3, half_life_days=0)
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    trained = Histories.of([[0, 1, 2], [2, 3], [4, 0, 1]])
+    vectors = VectorIndex.of(np.random.default_rng(0).normal(size=(ITEMS, 4)))
+    retrieval = Retrieval(
+        ItemItem.directional(trained, ITEMS),
+        decayed_counts(trained.items, ITEMS),
+        0.3,
+        vectors,
+        Blend(0.7, 20, 30),
+    )
+    retrieval.save(tmp_path)
+    assert {f.suffix for f in tmp_path.iterdir()} == {".npy", ".json"}
+    again = Retrieval.load(tmp_path)
+    asked = Histories.of([[0, 2], []])
+    for a, b in zip(retrieval.candidates(asked, 5), again.candidates(asked, 5), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert again.blend == Blend(0.7, 20, 30)
+    np.testing.assert_array_equal(again.vectors.vectors, vectors.vectors)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "settings", "indices"])
+def test_damaged_files_are_refused(tmp_path, damage):
+    trained = Histories.of([[0, 1, 2], [2, 3]])
+    fitted(trained).save(tmp_path)
+    if damage == "missing":
+        (tmp_path / "popularity.npy").unlink()
+    elif damage == "short":
+        np.save(tmp_path / "popularity.npy", np.ones(3))
+    elif damage == "settings":
+        (tmp_path / "retrieval.json").write_text('{"decay": 0.6}')
+    else:
+        file = tmp_path / "item_item.indices.npy"
+        np.save(file, np.load(file) + ITEMS)
+    with pytest.raises(ArtifactError, match=str(tmp_path)):
+        Retrieval.load(tmp_path)
+
+
+def test_settings_out_of_range_are_refused():
+    item_item = ItemItem.directional(Histories.of([[0, 1]]), 2)
+    with pytest.raises(ValueError, match="smoothing"):
+        Retrieval(item_item, np.ones(2), 0.0)
+    with pytest.raises(ValueError, match="counts of 3"):
+        Retrieval(item_item, np.ones(3))
+    with pytest.raises(ValueError, match="weight"):
+        Blend(-1.0)
