@@ -1,0 +1,99 @@
+// The page: its frame, its views, and who shows when.
+
+import { apiKey, call, setApiKey } from "./api.js";
+import { mountCatalogue } from "./catalogue.js";
+import { mountDecode } from "./decode.js";
+import { h, number, render } from "./dom.js";
+import { mountEvaluation } from "./evaluation.js";
+import { mountFilters } from "./filters.js";
+import { mountHistory } from "./history.js";
+import { mountOperations } from "./operations.js";
+import { mountOptions, mountResults } from "./results.js";
+import { format, state, update, watch } from "./state.js";
+
+const VIEWS = {
+  recommend: ["Recommend", mountResults],
+  decode: ["Inside the decode", mountDecode],
+  catalogue: ["Catalogue", mountCatalogue],
+  evaluation: ["Evaluation", mountEvaluation],
+  operations: ["Operations", mountOperations],
+};
+const FOR_A_PERSON = ["recommend", "decode", "catalogue"]; // views with a session
+const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
+const THEME = "recsys-theme";
+const $ = (id) => document.getElementById(id);
+
+function mount() {
+  theme(localStorage.getItem(THEME) ?? "");
+  tools();
+  const links = Object.entries(VIEWS).map(([view, [name]]) => h("a", {
+    href: "/", "data-view": view,
+    onclick: (event) => {
+      if (event.metaKey || event.ctrlKey || event.shiftKey) return; // a new tab
+      event.preventDefault();
+      update({ view });
+    },
+  }, name));
+  render($("views"), links);
+  mountHistory($("session"));
+  const sections = Object.fromEntries(Object.entries(VIEWS).map(([view, [, fill]]) => {
+    const section = h("section", { class: `view ${view}`, hidden: true });
+    $("main").append(section);
+    return [view, [section, fill]];
+  }));
+  watch(["view"], () => { // before the views mount: they measure themselves
+    for (const [view, [section]] of Object.entries(sections)) section.hidden = view !== state.view;
+    const personal = FOR_A_PERSON.includes(state.view);
+    $("session").hidden = !personal;
+    $("side").hidden = !personal;
+    document.title = state.view === "recommend" ? "recsys" : `${VIEWS[state.view][0]} · recsys`;
+  });
+  watch(Object.keys(state), () => {
+    for (const link of links) {
+      link.href = format({ ...state, view: link.dataset.view });
+      if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+  });
+  for (const [section, fill] of Object.values(sections)) fill(section);
+  mountFilters($("side"));
+  mountOptions($("side"));
+  $("skip").addEventListener("click", () => $("main").focus());
+  $("sheet").addEventListener("click", (event) => event.target === $("sheet") && $("sheet").close());
+  $("body").hidden = false;
+  names();
+}
+
+async function names() {
+  try {
+    const { models } = await call("GET", "/v1/models");
+    const [first] = models;
+    render($("loaded"), h("strong", {}, first.name), ` ${number(first.items)} items · ${first.levels} levels`);
+  } catch (problem) {
+    render($("loaded"), problem.title);
+    if (problem.code === "not_ready") setTimeout(names, 1000 * (problem.retryAfter ?? 1));
+  }
+}
+
+function tools() {
+  const key = h("input", {
+    type: "password", id: "key", autocomplete: "off", value: apiKey(), placeholder: "rk_…", "aria-describedby": "key-help",
+    onchange: (event) => (setApiKey(event.target.value.trim()), location.reload()),
+  });
+  const look = h("select", { id: "theme", onchange: (event) => theme(event.target.value) },
+    Object.entries(THEMES).map(([value, name]) => h("option", { value, selected: value === (localStorage.getItem(THEME) ?? "") }, name)));
+  $("tools").append(h("details", { class: "settings" }, h("summary", { "aria-label": "Settings" }, "Settings"),
+    h("div", { class: "panel" },
+      h("form", { class: "option", onsubmit: (event) => event.preventDefault() }, h("label", { for: "key" }, "API key"), key),
+      h("p", { class: "fine", id: "key-help" }, "Kept for this tab alone."),
+      h("p", { class: "option" }, h("label", { for: "theme" }, "Colours"), look))));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && $("tools").firstChild.removeAttribute("open"));
+}
+
+function theme(name) {
+  if (name) localStorage.setItem(THEME, name);
+  else localStorage.removeItem(THEME);
+  document.documentElement.className = name;
+}
+
+mount();

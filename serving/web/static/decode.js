@@ -1,0 +1,256 @@
+// Inside the decode: the tree that one answer was found with, pass by pass, and the same question
+// put to plain beam search.
+
+import { call, request } from "./api.js";
+import { announce, codes, empty, h, logProb, number, problemBox, render, share } from "./dom.js";
+import { ASKED } from "./results.js";
+import { state, watch } from "./state.js";
+import { drawTree, layout } from "./tree.js";
+
+const FATES = {
+  accepted: "drafted, and a beam of the target's search",
+  rejected: "drafted and scored, but no beam",
+  patched: "a beam that no draft had; added by a later pass",
+};
+const STEP_MS = 900;
+let root, pass = 1, all = false, answer = null, timers = [], runs, asked = 0;
+
+export function mountDecode(into) {
+  root = into;
+  watch(["view", ...ASKED], () => state.view === "decode" && load());
+  window.addEventListener("resize", () => state.view === "decode" && answer && draw());
+}
+
+/** The body whose answer is looked into: the model's exact search alone, whatever is listed. */
+const speculative = () => ({
+  ...request(["trace", "timing", "metadata"]),
+  mode: "strict", blend: false, seed: undefined, diversity: undefined,
+});
+
+async function load() {
+  const mine = ++asked;
+  clearTimers();
+  render(root, h("h2", {}, "Inside the decode"), h("p", { class: "fine", role: "status" }, "Decoding …"));
+  try {
+    const found = await call("POST", "/v1/recommendations", { body: speculative() });
+    if (mine !== asked) return;
+    answer = found;
+  } catch (problem) {
+    if (mine !== asked) return;
+    answer = null;
+    render(root, h("h2", {}, "Inside the decode"), problemBox(problem, load));
+    return;
+  }
+  pass = answer.trace?.passes ?? 1;
+  runs = { plain: null, times: { tree: [], beam: [] } }; // the traced run's own time includes tracing
+  draw();
+  compare();
+}
+
+function draw() {
+  const { trace, timing } = answer;
+  const title = h("h2", {}, "Inside the decode");
+  if (!trace?.nodes?.length) {
+    render(root, title, empty("No tree", "This answer was found without a draft, or the model was not asked at all: there is nothing to draw."));
+    return;
+  }
+  const counts = count(trace.nodes);
+  const decode = timing?.decode ?? {};
+  render(root, title,
+    h("p", { class: "lead" }, "A small model drafts a tree of codes; the target scores the whole tree in one pass and keeps what its own beam search would have kept. What was missing is patched by another pass."),
+    h("dl", { class: "tiles" },
+      tile("target passes", number(decode.target_passes ?? trace.passes), `plain search needs ${trace.levels}`),
+      tile("nodes scored", number(trace.nodes.length), `${number(counts.accepted ?? 0)} accepted, ${number(counts.patched ?? 0)} patched`),
+      tile("levels accepted", `${number(decode.accepted_levels ?? 0)} of ${trace.levels - 1}`, "by the first pass"),
+      tile("compute", `${number(timing?.compute_ms, 1)} ms`, answer.certificate ?? "")),
+    stepper(trace),
+    h("figure", { class: "tree-box", id: "tree" }),
+    h("div", { class: "look", id: "look", "aria-live": "polite" }, legend()),
+    h("section", { id: "compare", "aria-labelledby": "compare-title" }),
+    table(trace));
+  picture();
+  drawComparison();
+}
+
+const tile = (name, value, fine) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("span", { class: "fine" }, fine)));
+
+function count(nodes) {
+  const found = {};
+  for (const { fate } of nodes) found[fate] = (found[fate] ?? 0) + 1;
+  return found;
+}
+
+const legend = () => h("ul", { class: "legend" }, Object.entries(FATES).map(([fate, text]) =>
+  h("li", {}, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), h("strong", {}, fate), ` ${text}`)));
+
+// The picture
+
+function picture() {
+  const box = root.querySelector("#tree");
+  const { trace, items } = answer;
+  const shape = layout(trace, items, all);
+  const { picture: tree, column } = drawTree(shape, trace.levels, box.clientWidth, look);
+  const head = heads(trace);
+  head.style.gridTemplateColumns = `${12 + column}px repeat(${trace.levels - 1}, ${column}px) 1fr`;
+  head.style.width = `${tree.getAttribute("width")}px`;
+  render(box, head, tree);
+  step(pass);
+}
+
+/** What each level cost: beams kept, nodes refused, codes that no beam could take at all. */
+function heads(trace) {
+  return h("div", { class: "levels" }, h("p", { class: "level" }, h("strong", {}, "History")), Array.from({ length: trace.levels }, (_, i) => {
+    const level = i + 1;
+    const at = count(trace.nodes.filter((node) => node.depth === level));
+    const blocked = trace.blocked?.[level];
+    return h("p", { class: "level" }, h("strong", {}, `Level ${level}`),
+      level < trace.levels
+        ? h("span", {}, ["accepted", "patched", "rejected"].filter((fate) => at[fate]).map((fate) =>
+          h("span", { class: "fate-count" }, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), `${number(at[fate])}`, h("span", { class: "sr" }, ` ${fate} `))))
+        : h("span", {}, `${number(answer.items.length)} items`),
+      blocked !== undefined && h("span", { class: "blocked", title: "Codes under the beams that lead to no item, or to none that fits the filter" },
+        `${number(blocked)} blocked${state.filter ? " by trie or filter" : " by the trie"}`));
+  }));
+}
+
+function look(node) {
+  const pane = root.querySelector("#look");
+  if (node.kind !== "node") {
+    render(pane, node.kind === "item"
+      ? h("p", {}, h("strong", {}, `${node.rank}. ${node.title}`), codes(node.path), ` target ${logProb(node.target_log_prob)} (${share(node.target_log_prob)})`)
+      : legend());
+    return;
+  }
+  render(pane, h("p", {},
+    h("span", { class: `dot ${node.fate}`, "aria-hidden": "true" }), h("strong", {}, node.fate), codes(node.path),
+    ` level ${node.depth}, pass ${node.pass}`,
+    node.items != null && `, ${number(node.items)} items below`),
+  h("p", { class: "probs" },
+    probability("draft", node.draft_log_prob), probability("target", node.target_log_prob)));
+}
+
+function probability(name, value) {
+  const bar = h("span", { class: `bar ${name}`, "aria-hidden": "true" });
+  bar.style.setProperty("--part", value === null ? 0 : Math.max(0.01, Math.min(1, Math.exp(value))));
+  return h("span", { class: "prob-line" }, h("span", {}, name), bar,
+    h("span", {}, value === null ? "not drafted" : `${logProb(value)} (${share(value)})`));
+}
+
+// Passes
+
+function stepper(trace) {
+  const to = (n) => () => (clearTimers(), step(n()));
+  const slider = h("input", {
+    type: "range", id: "pass", min: 0, max: trace.passes, step: 1, value: pass, "aria-label": "Passes shown",
+    oninput: (event) => (clearTimers(), step(Number(event.target.value))),
+  });
+  const every = h("input", { type: "checkbox", id: "every", checked: all, onchange: (event) => ((all = event.target.checked), picture()) });
+  return h("div", { class: "stepper", role: "group", "aria-label": "Passes of the target" },
+    h("button", { type: "button", id: "back", "aria-label": "Pass before", onclick: to(() => Math.max(0, pass - 1)) }, "◂"),
+    slider,
+    h("button", { type: "button", id: "forth", "aria-label": "Next pass", onclick: to(() => Math.min(trace.passes, pass + 1)) }, "▸"),
+    h("output", { id: "pass-text", for: "pass" }),
+    h("button", { type: "button", class: "quiet", onclick: play }, "Play"),
+    h("label", { class: "end" }, every, " every rejected node"));
+}
+
+function step(to) {
+  pass = to;
+  const { trace } = answer;
+  for (const one of root.querySelectorAll(".tree [data-pass]")) one.classList.toggle("later", Number(one.dataset.pass) > pass);
+  for (const one of root.querySelectorAll(".tree .mark")) {
+    if (one.classList.contains("later")) one.setAttribute("aria-hidden", "true");
+    else one.removeAttribute("aria-hidden");
+  }
+  const here = count(trace.nodes.filter((node) => node.pass === pass));
+  const text = pass === 0
+    ? "before the first pass"
+    : `pass ${pass} of ${trace.passes}: ${Object.entries(here).map(([fate, n]) => `${n} ${fate}`).join(", ") || "the last level"}`;
+  root.querySelector("#pass").value = pass;
+  root.querySelector("#pass-text").textContent = text;
+  announce(text);
+}
+
+function play() {
+  clearTimers();
+  step(0);
+  for (let n = 1; n <= answer.trace.passes; n++) timers.push(setTimeout(step, n * STEP_MS, n));
+}
+
+function clearTimers() {
+  timers.forEach(clearTimeout);
+  timers = [];
+}
+
+// Side by side with plain beam search
+
+async function compare() {
+  const mine = asked;
+  const body = { ...speculative(), include: ["timing"] };
+  try {
+    const beam = await call("POST", "/v1/recommendations", { body: { ...body, mode: "beam" } });
+    const tree = await call("POST", "/v1/recommendations", { body });
+    if (mine !== asked) return;
+    runs.plain = beam;
+    runs.times.beam.push(beam.timing.compute_ms);
+    runs.times.tree.push(tree.timing.compute_ms);
+    runs.tree = tree;
+    drawComparison();
+  } catch (problem) {
+    if (mine !== asked) return;
+    render(root.querySelector("#compare"), problemBox(problem, compare));
+  }
+}
+
+function drawComparison() {
+  const box = root.querySelector("#compare");
+  if (!box || !runs.plain) return;
+  const { plain, tree, times } = runs;
+  const ids = (of) => of.items.map((item) => item.item_id);
+  const [ours, theirs] = [ids(answer), ids(plain)];
+  const same = ours.length === theirs.length && ours.every((id, i) => id === theirs[i]);
+  const decode = (of) => of.timing?.decode ?? {};
+  const rows = [
+    ["target passes", (of) => number(decode(of).target_passes)],
+    ["tokens the target was run on", (of) => number(decode(of).target_tokens)],
+    ["nodes drafted", (of) => number(decode(of).drafted_nodes ?? 0)],
+    ["certificate", (of) => of.certificate ?? "–"],
+  ];
+  const n = times.beam.length;
+  render(box,
+    h("h3", { id: "compare-title" }, "Side by side with plain beam search"),
+    h("p", { class: same ? "same" : "differs" }, same ? `The same ${ours.length} items in the same order.` : `${ours.filter((id) => theirs.includes(id)).length} of ${theirs.length} items are the same.`),
+    h("div", { class: "two" },
+      h("table", {}, h("caption", { class: "sr" }, "What each search took"),
+        h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, "speculative"), h("th", { scope: "col" }, "plain"))),
+        h("tbody", {},
+          rows.map(([name, of]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, of(tree)), h("td", {}, of(plain)))),
+          h("tr", {}, h("th", { scope: "row" }, n > 1 ? `compute, median of ${n}` : "compute"),
+            h("td", {}, `${number(median(times.tree), 1)} ms`), h("td", {}, `${number(median(times.beam), 1)} ms`)))),
+      h("table", { class: "lists" }, h("caption", { class: "sr" }, "Both lists"),
+        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "rank"), h("th", { scope: "col" }, "speculative"), h("th", { scope: "col" }, "plain"))),
+        h("tbody", {}, Array.from({ length: Math.max(ours.length, theirs.length) }, (_, i) => h("tr", { class: ours[i] === theirs[i] ? "" : "off" },
+          h("th", { scope: "row" }, i + 1), h("td", {}, name(answer.items[i])),
+          h("td", {}, ours[i] === theirs[i] ? "the same" : name(plain.items[i]))))))),
+    h("p", { class: "fine" }, "What a pass costs decides which is quicker: on an accelerator a wide pass costs little more than a narrow one, on a processor it costs what its tokens cost."),
+    h("button", { type: "button", id: "again", "data-key": "again", onclick: compare }, "Run both again"));
+}
+
+const name = (item) => item?.title || item?.item_id || "–";
+
+function median(of) {
+  const sorted = [...of].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+/** The picture for those who would rather read. */
+function table(trace) {
+  return h("details", { class: "inner" }, h("summary", {}, `All ${number(trace.nodes.length)} nodes as a table`),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Nodes" }, h("table", { class: "nodes" },
+      h("thead", {}, h("tr", {}, ["level", "code", "fate", "pass", "draft", "target", "items"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, trace.nodes.map((node) => h("tr", {},
+        h("td", {}, node.depth), h("td", {}, node.code), h("td", {}, node.fate), h("td", {}, node.pass),
+        h("td", {}, node.draft_log_prob === null ? "–" : logProb(node.draft_log_prob)), h("td", {}, logProb(node.target_log_prob)),
+        h("td", {}, node.items ?? "–")))))));
+}

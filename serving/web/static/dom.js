@@ -1,0 +1,93 @@
+// Elements without a framework. No markup is ever made from strings, and no style attribute is
+// written: the page's policy (CSP) allows neither.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element. `on…` properties are listeners, `class`, `data-…`, `aria-…` attributes. */
+export function h(tag, properties = {}, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** An SVG element. */
+export function svg(tag, properties = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), properties, children);
+}
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "value" || name === "checked") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Empty `parent` and fill it. Focus that was on an element with a `data-key` goes to its heir. */
+export function render(parent, ...children) {
+  const key = parent.contains(document.activeElement) && document.activeElement.dataset.key;
+  parent.replaceChildren(...children.flat(3).filter(Boolean));
+  if (key) byKey(parent, key)?.focus({ preventScroll: true });
+}
+
+export function byKey(parent, key) {
+  return parent.querySelector(`[data-key="${CSS.escape(key)}"]`);
+}
+
+/** A function that runs `act` when it has not been called for `ms`. */
+export function later(ms, act) {
+  let timer = 0;
+  return (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(act, ms, ...given);
+  };
+}
+
+let speaker;
+
+/** Tell a screen reader; the text is not shown. */
+export function announce(text) {
+  speaker ??= document.getElementById("announcer");
+  speaker.textContent = "";
+  requestAnimationFrame(() => (speaker.textContent = text));
+}
+
+export const number = (value, digits = 0) =>
+  value === null || value === undefined || Number.isNaN(value)
+    ? "–"
+    : value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+
+export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+
+/** A log-probability as people read it: with its sign, and as a share. */
+export const logProb = (value) => number(value, 2).replace("-", "−");
+
+export function share(logProbability) {
+  const percent = 100 * Math.exp(logProbability);
+  return percent >= 0.1 ? `${number(percent, percent < 10 ? 1 : 0)} %` : "< 0.1 %";
+}
+
+/** A semantic ID as a row of codes. */
+export const codes = (semanticId) =>
+  h("span", { class: "codes", title: "Semantic ID, coarse to fine" },
+    h("span", { class: "sr" }, "semantic ID "),
+    (semanticId ?? []).map((code, level) => h("span", { class: "code", "data-level": level }, code)));
+
+/** What stands where an answer failed: its problem, in its own words, and a way on. */
+export function problemBox(problem, retry) {
+  const fields = (problem.errors ?? []).filter((e) => !problem.detail.includes(e.detail));
+  const box = h("div", { class: `problem ${problem.code === "not_ready" ? "waiting" : ""}`, role: "alert" },
+    h("strong", {}, problem.title),
+    h("p", {}, problem.detail),
+    fields.length > 0 && h("ul", {}, fields.map((e) => h("li", {}, h("code", {}, e.pointer || "/"), ` ${e.detail}`))),
+    h("p", { class: "fine" }, problem.code, problem.request_id && ` · request ${problem.request_id}`),
+    retry && h("button", { type: "button", onclick: retry }, "Try again"));
+  if (retry && problem.code === "not_ready") {
+    setTimeout(() => box.isConnected && retry(), 1000 * (problem.retryAfter ?? 1));
+  }
+  return box;
+}
+
+export const empty = (title, ...text) =>
+  h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), h("p", {}, ...text));

@@ -1,0 +1,67 @@
+// One item, looked at closely: what it is, what is like it, what to do with it.
+
+import { call, item, remember } from "./api.js";
+import { codes, h, number, problemBox, render } from "./dom.js";
+import { onlyWith } from "./filters.js";
+import { add } from "./history.js";
+import { update } from "./state.js";
+
+const SIMILAR = 6;
+
+/** Words of an attribute's value; a list's elements one by one. */
+export const values = (value) => (Array.isArray(value) ? value : [value]).filter((v) => v !== null && v !== undefined && v !== "");
+
+/** Open the sheet of an item. */
+export async function openItem(id) {
+  const sheet = document.getElementById("sheet");
+  const box = h("div", { class: "sheet" }, h("p", {}, "…"));
+  const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => sheet.close() }, "×");
+  render(sheet, close, box);
+  if (!sheet.open) sheet.showModal();
+  let found;
+  try {
+    found = await item(id);
+  } catch (problem) {
+    render(box, h("h2", { id: "sheet-title" }, id), problemBox(problem, () => openItem(id)));
+    return;
+  }
+  if (!found) {
+    render(box, h("h2", { id: "sheet-title" }, id), h("p", {}, "The model does not know this item."));
+    return;
+  }
+  const similar = h("div", { class: "similar" });
+  render(box,
+    h("h2", { id: "sheet-title" }, found.title || id),
+    h("p", { class: "ids" }, h("code", {}, id), codes(found.semantic_id)),
+    facts(found.metadata ?? {}, sheet),
+    h("div", { class: "row" },
+      h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id)) }, "Add to the session"),
+      h("button", {
+        type: "button",
+        onclick: () => (sheet.close(), update({ view: "catalogue", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),
+      }, "Neighbours by code")),
+    h("h3", {}, "Similar items"), similar);
+  try {
+    const answer = await call("GET", `/v1/items/${encodeURIComponent(id)}/similar?k=${SIMILAR}`);
+    remember(answer.items.map(({ item_id, title }) => ({ item_id, title })));
+    render(similar, answer.items.length
+      ? h("ol", {}, answer.items.map((one) => h("li", {},
+        h("button", { type: "button", class: "link", onclick: () => openItem(one.item_id) }, one.title || one.item_id),
+        h("span", { class: "fine" }, ` ${number(one.score, 2)}`))))
+      : h("p", { class: "fine" }, "None are known."));
+  } catch (problem) {
+    render(similar, problemBox(problem));
+  }
+}
+
+function facts(metadata, sheet) {
+  const known = Object.entries(metadata).filter(([, value]) => values(value).length);
+  if (!known.length) return null;
+  return h("dl", { class: "facts" }, known.map(([key, value]) => [
+    h("dt", {}, key),
+    h("dd", {}, values(value).map((one) => h("button", {
+      type: "button", class: "tag", title: `Only items with ${key} ${one}`,
+      onclick: () => (sheet.close(), onlyWith(key, one)),
+    }, String(one)))),
+  ]));
+}

@@ -1,0 +1,226 @@
+// The list: cards of the answer, how it was asked for, and what became of the earlier list.
+
+import { call, curl, latest, learn, remember, request, title } from "./api.js";
+import { announce, codes, empty, h, logProb, number, plural, problemBox, render, share } from "./dom.js";
+import { onlyWith } from "./filters.js";
+import { add } from "./history.js";
+import { openItem, values } from "./item.js";
+import { state, update, watch } from "./state.js";
+
+/** Fields of the state that change an answer. */
+export const ASKED = ["user", "history", "k", "mode", "guarantee", "seed", "diversity", "seen", "blend", "model", "filter"];
+const SOURCES = {
+  model: "found by the model's search",
+  retrieval: "proposed by retrieval: what goes with the history",
+  popular: "popular, where nothing better is known",
+};
+const MOST_TAGS = 4;
+const ask = latest();
+let list, head, note, raw, answered = null, keepPlace = null;
+let ranks = new Map(), before = ranks; // of the list that is shown, and of the one before it
+
+export function mountResults(root) {
+  head = h("p", { class: "summary" });
+  note = h("div", {});
+  list = h("ol", { class: "cards" });
+  raw = h("pre", { tabindex: 0, "aria-label": "The request as curl" }, h("code", {}));
+  const copy = h("button", { type: "button", id: "copy", onclick: copyCurl }, "Copy as curl");
+  root.append(
+    h("div", { class: "list-head" }, h("h2", { id: "list-title", tabindex: -1 }, "Recommended"), head, copy),
+    note, list,
+    h("details", { class: "inner request" }, h("summary", {}, "The request"), raw));
+  watch(["view", ...ASKED], () => state.view === "recommend" && load());
+}
+
+async function load() {
+  raw.firstChild.textContent = curl("/v1/recommendations", request());
+  const asked = JSON.stringify(request());
+  if (answered === asked) return;
+  list.setAttribute("aria-busy", "true");
+  try {
+    const answer = await ask("POST", "/v1/recommendations", request());
+    if (!answer) return;
+    answered = asked;
+    remember(answer.items.map(({ item_id, title, semantic_id, metadata }) => ({ item_id, title, semantic_id, metadata })));
+    const why = answer.items.map((item) => item.because).filter(Boolean);
+    draw(answer);
+    if (why.length) await learn(why).then(() => answered === asked && draw(answer, true), () => {});
+  } catch (problem) {
+    answered = null;
+    head.textContent = "";
+    render(list);
+    render(note, problemBox(problem, load));
+  } finally {
+    list.removeAttribute("aria-busy");
+  }
+}
+
+function draw(answer, again = false) {
+  const { items } = answer;
+  const facts = [
+    plural(items.length, "item"),
+    `from ${number(answer.eligible_items)} eligible`,
+    answer.timing && `${number(answer.timing.total_ms, 1)} ms`,
+    answer.certificate,
+  ].filter(Boolean);
+  head.textContent = facts.join(" · ");
+  const unknown = answer.unknown_items ?? [];
+  render(note,
+    answer.note && h("p", { class: "note" }, answer.note.detail),
+    unknown.length > 0 && h("p", { class: "note" }, `The model does not know ${plural(unknown.length, "item")} of the history: ${unknown.slice(0, 5).join(", ")}${unknown.length > 5 ? " …" : ""}`));
+  const old = places();
+  if (!again) [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
+  render(list, items.length
+    ? items.map((item) => card(item, height(item, items)))
+    : h("li", { class: "wide" }, empty("Nothing to recommend", "No item is left that fits; loosen the filter.")));
+  if (again) return;
+  glide(old);
+  if (keepPlace !== null) {
+    const cards = list.querySelectorAll(".card-add");
+    (cards[Math.min(keepPlace, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
+    keepPlace = null;
+  }
+  announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
+}
+
+/** Where a score stands among those of its source, 0 to 1; sources' scores are not comparable. */
+function height(item, items) {
+  const scores = items.filter((one) => one.source === item.source).map((one) => one.score);
+  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  return high > low ? (item.score - low) / (high - low) : 1;
+}
+
+function card(item, part) {
+  const name = item.title || item.item_id;
+  const bar = h("span", { class: "bar", "aria-hidden": "true" });
+  bar.style.setProperty("--part", 0.06 + 0.94 * part);
+  const chance = item.source === "model" ? ` · ${share(item.score)}` : "";
+  return h("li", { class: "card", "data-id": item.item_id },
+    h("div", { class: "card-top" },
+      h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
+      moved(item),
+      h("button", { type: "button", class: "link more", onclick: () => openItem(item.item_id), "aria-label": `Details of ${name}` }, "Details")),
+    h("h3", {}, h("button", {
+      type: "button", class: "card-add", "data-key": `card-${item.item_id}`, title: "Add to the session",
+      "aria-label": `Add ${name} to the session`,
+      onclick: (event) => {
+        if (event.detail === 0 || list.contains(document.activeElement)) keepPlace = item.rank - 1;
+        add(item.item_id);
+      },
+    }, name)),
+    h("p", { class: "ids" }, h("code", {}, item.item_id), codes(item.semantic_id)),
+    h("p", { class: "score", title: "Log-probability of the item's semantic ID, and the same as a chance" },
+      bar, h("span", {}, h("span", { class: "sr" }, "score "), `${logProb(item.score)}${chance}`)),
+    h("p", { class: "why" },
+      h("span", { class: `source ${item.source}`, title: SOURCES[item.source] }, item.source),
+      item.because && h("span", {}, " because of ", h("q", {}, title(item.because)))),
+    tags(item));
+}
+
+function moved(item) {
+  if (before.size === 0) return null;
+  const rank = before.get(item.item_id);
+  if (rank === undefined) return h("span", { class: "moved new" }, "new");
+  const step = rank - item.rank;
+  if (step === 0) return null;
+  return h("span", { class: `moved ${step > 0 ? "up" : "down"}` },
+    h("span", { class: "sr" }, step > 0 ? "up " : "down "), h("span", { "aria-hidden": "true" }, step > 0 ? "▲ " : "▼ "), Math.abs(step));
+}
+
+function tags(item) {
+  const all = Object.entries(item.metadata ?? {}).flatMap(([key, value]) => values(value).map((one) => [key, one]));
+  const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one of each key, then the rest
+  const shown = [...new Map(first.map((pair) => [pair.join("\n"), pair])).values()].slice(0, MOST_TAGS);
+  if (!shown.length) return null;
+  return h("p", { class: "tags" }, shown.map(([key, one]) => h("button", {
+    type: "button", class: "tag", title: `Only items with ${key} ${one}`,
+    "aria-label": `Only items with ${key} ${one}`, onclick: () => onlyWith(key, one),
+  }, typeof one === "number" ? `${key} ${one}` : String(one))));
+}
+
+// Cards glide to where they are now
+
+function places() {
+  return new Map([...list.querySelectorAll(".card")].map((one) => [one.dataset.id, one.getBoundingClientRect()]));
+}
+
+function glide(old) {
+  if (old.size === 0 || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  for (const one of list.querySelectorAll(".card")) {
+    const from = old.get(one.dataset.id);
+    const to = one.getBoundingClientRect();
+    if (!from) one.animate([{ opacity: 0, transform: "scale(.96)" }, { opacity: 1 }], 260);
+    else if (from.x !== to.x || from.y !== to.y) {
+      one.animate([{ transform: `translate(${from.x - to.x}px, ${from.y - to.y}px)` }, { transform: "none" }],
+        { duration: 260, easing: "ease-out" });
+    }
+  }
+}
+
+async function copyCurl(event) {
+  const button = event.currentTarget;
+  try {
+    await navigator.clipboard.writeText(curl("/v1/recommendations", request()));
+    button.textContent = "Copied";
+    announce("The request is in the clipboard as a curl line.");
+  } catch {
+    const details = raw.closest("details"); // no clipboard here: show it instead
+    details.open = true;
+    getSelection().selectAllChildren(raw);
+    raw.focus();
+  }
+  setTimeout(() => (button.textContent = "Copy as curl"), 1500);
+}
+
+// How it is asked for
+
+export function mountOptions(root) {
+  const k = h("input", { type: "number", id: "k", min: 1, max: 200, onchange: () => k.reportValidity() && update({ k: Number(k.value) || 10 }) });
+  const mode = choice("mode", "How to search", {
+    auto: "auto", strict: "speculative, exact", relaxed: "speculative, drawn", beam: "plain beam search",
+  }, (mode) => ({ mode, seed: mode === "relaxed" ? (state.seed ?? 1) : state.seed })); // it needs a seed
+  const blend = choice("blend", "Blend with retrieval", { "": "as the bundle says", on: "on", off: "off" });
+  const model = choice("model", "Model", { "": "champion" });
+  const diversity = h("input", { type: "range", id: "diversity", min: 0, max: 1, step: 0.1, onchange: () => update({ diversity: Number(diversity.value) }) });
+  const seed = h("input", {
+    type: "number", id: "seed", min: 0, step: 1, placeholder: "none",
+    onchange: () => seed.reportValidity() && update({ seed: seed.value === "" ? null : Number(seed.value) }),
+  });
+  const seen = check("seen", "Seen items, too", (on) => ({ seen: on }));
+  const global = check("global", "Best of all items (go on until it is proven)", (on) => ({ guarantee: on ? "global" : "beam" }));
+  root.append(h("details", { class: "panel", open: matchMedia("(min-width: 960px)").matches },
+    h("summary", {}, h("h2", {}, "Options")),
+    labelled("Items", k), mode, blend, model, labelled("Diversity", diversity),
+    labelled("Draw with seed", seed), seen, global));
+  watch(["k", "mode", "blend", "model", "diversity", "seed", "seen", "guarantee"], () => {
+    k.value = state.k;
+    seed.value = state.seed ?? "";
+    diversity.value = state.diversity;
+    for (const name of ["mode", "blend", "model"]) root.querySelector(`#${name}`).value = state[name];
+    root.querySelector("#seen").checked = state.seen;
+    root.querySelector("#global").checked = state.guarantee === "global";
+  });
+  offerModels(root.querySelector("#model"));
+}
+
+async function offerModels(field) {
+  try {
+    const { aliases } = await call("GET", "/v1/aliases");
+    for (const { name } of aliases) {
+      if (name !== "champion") field.append(h("option", { value: name }, name));
+    }
+    field.value = state.model;
+  } catch {
+    // one model, then
+  }
+}
+
+const labelled = (text, field) => h("p", { class: "option" }, h("label", { for: field.id }, text), field);
+
+const choice = (id, text, options, changes = (value) => ({ [id]: value })) =>
+  labelled(text, h("select", { id, onchange: (event) => update(changes(event.target.value)) },
+    Object.entries(options).map(([value, name]) => h("option", { value }, name))));
+
+const check = (id, text, changes) =>
+  h("p", { class: "option" }, h("label", {},
+    h("input", { type: "checkbox", id, onchange: (event) => update(changes(event.target.checked)) }), ` ${text}`));
