@@ -6,7 +6,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from serving.schemas.common import MAX_ID
 from serving.stores.protocol import Event, StoredEvent, content_digest
@@ -16,10 +24,21 @@ MAX_PAGE = 1_000
 LATEST_S = 4_102_444_800  # the year 2100; what lies beyond are milliseconds taken for seconds
 
 
-def _seconds(given: float | datetime) -> float:
-    seconds = given.timestamp() if isinstance(given, datetime) else given
+def _from_text(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    try:
+        time = datetime.fromisoformat(given)
+    except ValueError:
+        raise ValueError("is neither a number nor a time of ISO 8601") from None
+    if time.tzinfo is None:
+        raise ValueError("has no time zone; add one, such as Z")
+    return time.timestamp()
+
+
+def _in_range(seconds: float) -> float:
     if not 0 <= seconds <= LATEST_S:
-        raise ValueError("timestamp must be unix seconds (not milliseconds) between 1970 and 2100")
+        raise ValueError("lies outside of 1970 to 2100; give seconds, not milliseconds")
     return seconds
 
 
@@ -27,14 +46,24 @@ Id = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=r"^[^\x00]+$")
 ]  # PostgreSQL has no NUL in texts
 Timestamp = Annotated[
-    Annotated[float, Field(ge=0, le=LATEST_S)] | AwareDatetime, AfterValidator(_seconds)
+    float,
+    BeforeValidator(_from_text),
+    AfterValidator(_in_range),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": LATEST_S},
+                {"type": "string", "format": "date-time"},
+            ]
+        }
+    ),
 ]
 
 
 class EventIn(BaseModel):
     """Something a user did with an item."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     event_id: Id | None = Field(
         None,
@@ -61,7 +90,7 @@ class EventIn(BaseModel):
 
     def to_event(self, now_ms: int) -> Event:
         """The event, having arrived at `now_ms`."""
-        sent_ms = None if self.timestamp is None else round(_seconds(self.timestamp) * 1000)
+        sent_ms = None if self.timestamp is None else round(self.timestamp * 1000)
         return Event(
             event_id=self.event_id or uuid.uuid4().hex,
             user=self.user,

@@ -1,4 +1,4 @@
-"""Real servers for the stores, as apt installs them: PostgreSQL and Redis in folders of their own."""
+"""Real servers for the stores, as apt installs them, each in a folder of its own."""
 
 from __future__ import annotations
 

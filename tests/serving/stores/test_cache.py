@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recsys.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from serving.stores import Event
+    from serving.stores.sql import SqlStore
+
+    MakeEvent = Callable[..., Event]
+    Open = Callable[..., SqlStore]
+
+pytestmark = pytest.mark.anyio
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.hits, self.calls = [], []
+
+    def history_cache(self, *, hit: bool) -> None:
+        self.hits.append(hit)
+
+    def store_call(self, operation: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.calls.append(operation)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "histories.db"
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is left alone for a moment only, and given time on a busy machine."""
+    import serving.stores.cache as module
+
+    monkeypatch.setattr(module, "AWAY_S", 0.05)
+    monkeypatch.setattr(module, "TIMEOUT_S", 2.0)
+
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short")]
+
+
+async def test_a_history_is_read_once_and_then_comes_from_redis(
+    path: Path, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    observer = Observer()
+    store = opened(path, history_cache=redis.url, observer=observer)
+    await store.append([event("1", item="x"), event("2", item="y")])
+    for _ in range(3):
+        assert await store.history("ada", 10) == ["x", "y"]
+        assert await store.history("nobody", 10) is None
+    assert await store.history("ada", 1) == ["y"]
+    assert observer.hits == [False, False, True, True, True, True, False]
+    assert observer.calls == ["append"] + ["history"] * 7
+
+
+async def test_an_event_is_in_the_next_history_of_every_process_that_shares_the_cache(
+    path: Path, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    here, there = (opened(path, history_cache=redis.url) for _ in range(2))
+    for i in range(10):
+        writer, reader = (here, there) if i % 2 else (there, here)
+        await writer.append([event(f"{i}", item=f"i{i}", time_ms=i)])
+        expected = [f"i{j}" for j in range(i + 1)]
+        assert await reader.history("ada", 100) == expected
+        assert await writer.history("ada", 100) == expected
+    await here.erase("ada")
+    assert await there.history("ada", 100) is None
+
+
+async def test_a_reader_that_is_overtaken_by_a_write_leaves_nothing_old_behind(
+    path: Path, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(path, history_cache=redis.url)
+    await store.append([event("1", item="old")])
+    look = store._cache.look("ada", 10)  # a slow reader asks the cache, then the store ...
+    items = store._read_history("ada", 10)
+    await store.append([event("2", item="new", time_ms=2000)])
+    store._cache.keep(look, items)  # ... and keeps what it read, after the write
+    assert await store.history("ada", 10) == ["old", "new"]
+
+
+async def test_a_seed_disowns_every_cached_history(
+    path: Path, redis: Any, opened: Open, write_dataset: Callable[..., Path]
+) -> None:
+    store, other = (opened(path, history_cache=redis.url) for _ in range(2))
+    assert await other.history("ada", 10) is None
+    store.seed(write_dataset([("ada", "x", 1)]))
+    assert await other.history("ada", 10) == ["x"]
+
+
+async def test_a_dead_redis_costs_speed_alone_and_is_told_once(
+    path: Path, redis: Any, opened: Open, event: MakeEvent, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "serving.stores")
+    logging.getLogger("serving").propagate = True
+    store = opened(path, history_cache=redis.url)
+    await store.append([event("1", item="a")])
+    assert await store.history("ada", 10) == ["a"]
+    redis.stop()
+    for i in range(3):
+        await store.append([event(f"more-{i}", item=f"b{i}", time_ms=2000 + i)])
+        assert (await store.history("ada", 10))[-1] == f"b{i}"
+        await asyncio.sleep(0.06)
+    assert store._cache.failures >= 2
+    told = [record for record in caplog.records if "histories are read from" in record.message]
+    assert len(told) == 1
+    redis.start()
+    await asyncio.sleep(0.06)
+    for _ in range(2):
+        assert await store.history("ada", 10) == ["a", "b0", "b1", "b2"]
+    assert [r for r in caplog.records if "Redis is back" in r.message]
+
+
+async def test_what_a_redis_missed_while_away_is_not_believed_when_it_is_back(
+    path: Path, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    """It keeps its memory here: only the way to it is cut."""
+    store, other = (opened(path, history_cache=redis.url) for _ in range(2))
+    await store.append([event("1", item="a")])
+    assert await other.history("ada", 10) == ["a"]  # is cached
+    store._cache._away_until = time.monotonic() + 0.2
+    await store.append([event("2", item="b", time_ms=2000)])
+    assert await store.history("ada", 10) == ["a", "b"]
+    await asyncio.sleep(0.25)
+    assert await store.history("ada", 10) == ["a", "b"]
+    assert await other.history("ada", 10) == ["a", "b"]
+
+
+async def test_an_evicted_token_brings_no_old_history_back(
+    path: Path, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    import redis as client
+
+    store = opened(path, history_cache=redis.url)
+    await store.append([event("1", item="a")])
+    await store.history("ada", 10)
+    with client.Redis.from_url(redis.url) as admin:
+        kept = {key: admin.get(key) for key in admin.keys("*:10")}
+        await store.append([event("2", item="b", time_ms=2000)])
+        await store.history("ada", 10)
+        for key in admin.keys("*"):
+            admin.delete(key)
+        for key, value in kept.items():  # the old one survives, its tokens do not
+            admin.set(key, value)
+    assert await store.history("ada", 10) == ["a", "b"]
+
+
+async def test_stores_that_share_a_redis_do_not_share_users(
+    path: Path, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    one = opened(path, history_cache=redis.url)
+    two = opened(path.with_name("two.db"), history_cache=redis.url)
+    await one.append([event("1", item="a")])
+    assert await one.history("ada", 10) == ["a"]
+    assert await two.history("ada", 10) is None
+
+
+async def test_postgres_and_redis_work_together(
+    postgres: Any, redis: Any, opened: Open, event: MakeEvent
+) -> None:
+    here, there = (opened(postgres.url, history_cache=redis.url) for _ in range(2))
+    await here.append([event("1", item="a")])
+    assert await there.history("ada", 10) == ["a"]
+    await here.append([event("2", item="b", time_ms=2000)])
+    assert await there.history("ada", 10) == ["a", "b"]
+
+
+def test_a_url_of_another_kind_is_refused(path: Path, opened: Open) -> None:
+    pytest.importorskip("redis")
+    with pytest.raises(ConfigError, match=r"serve\.history_cache: Redis URL must specify"):
+        opened(path, history_cache="memcached://localhost")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recsys.errors import ConfigError
+from serving.stores import Appended, StoreError, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.stores import Event
+    from serving.stores.sql import SqlStore
+
+    MakeEvent = Callable[..., Event]
+    Open = Callable[..., SqlStore]
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_while_the_server_is_away_calls_fail_and_afterwards_they_work(
+    postgres: Any, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(postgres.url)
+    await store.append([event("1", item="before")])
+    await store.state_put("k", 1)
+    await asyncio.gather(*(store.history("ada", 9) for _ in range(20)))  # every reader connects
+    for mode in ("immediate", "fast"):
+        await asyncio.to_thread(postgres.stop, mode)
+        for _ in range(3):
+            with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1/postgres: "):
+                await store.history("ada", 9)
+            with pytest.raises(StoreError, match="check that the server runs"):
+                await store.append([event(f"lost-{mode}")])
+        with pytest.raises(StoreError, match="postgres"):
+            opened(postgres.url)
+        await asyncio.to_thread(postgres.start)
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await store.append([event(f"after-{mode}", item=mode)])
+                    break
+                except StoreError:
+                    await asyncio.sleep(0.1)
+        found = await asyncio.gather(*(store.history("ada", 9) for _ in range(20)))
+        assert [items[0] for items in found if items] == ["before"] * 20
+    assert await store.history("ada", 9) == ["before", "immediate", "fast"]
+    assert await store.append([event("1", item="before")]) == Appended(duplicates=1)
+
+
+async def test_a_restart_between_calls_is_not_noticed(
+    postgres: Any, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(postgres.url)
+    await store.append([event("1")])
+    await asyncio.gather(*(store.history("ada", 9) for _ in range(20)))
+    await asyncio.to_thread(postgres.stop)
+    await asyncio.to_thread(postgres.start)
+    assert await store.history("ada", 9) == ["x"]
+    await store.journal_append("m", [{"n": 1}])
+    assert await store.append([event("2", item="y")]) == Appended(accepted=1)
+    assert await store.journal("m") == [{"n": 1}]
+
+
+async def test_a_connection_that_the_server_ends_is_replaced(
+    postgres: Any, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(postgres.url)
+    await store.append([event("1")])
+    await store.history("ada", 9)
+    admin = store._connect()
+    admin.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'recsys' AND pid <> pg_backend_pid()"
+    )
+    admin.close()
+    assert await store.append([event("2", item="y")]) == Appended(accepted=1)
+    assert await store.history("ada", 9) == ["x", "y"]
+
+
+async def test_many_processes_may_start_at_once_on_an_empty_database(
+    postgres: Any, opened: Open
+) -> None:
+    stores = await asyncio.gather(*(asyncio.to_thread(opened, postgres.url) for _ in range(5)))
+    assert len({store.store_id for store in stores}) == 1
+
+
+async def test_ids_are_ordered_by_bytes_whatever_the_locale(
+    postgres: Any, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(postgres.url)
+    await store.append([event(name, user=name) for name in ("a", "B", "ä", "_")])
+    assert await store.users(9) == ["B", "_", "a", "ä"]
+
+
+async def test_a_newer_schema_is_refused(postgres: Any, opened: Open) -> None:
+    store = opened(postgres.url)
+    connection = store._connect()
+    connection.execute("INSERT INTO recsys_schema VALUES (99)")
+    connection.close()
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 2; upgrade"):
+        opened(postgres.url)
+
+
+def test_an_unreachable_server_is_named_without_its_password() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1/shop: ") as caught:
+        open_store("postgresql://me:hush@127.0.0.1:1/shop")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "location", "cache"),
+    [
+        ("psycopg", "recsys[postgres]", "postgresql://localhost/shop", None),
+        ("redis", "recsys[redis]", None, "redis://localhost"),
+    ],
+)
+def test_a_missing_package_is_told_by_its_extra(
+    module: str, extra: str, location: str, cache: str, tmp_path: Any, monkeypatch: Any
+) -> None:
+    ours = {"psycopg": "serving.stores.postgres", "redis": "serving.stores.cache"}[module]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        open_store(location or tmp_path / "a.db", history_cache=cache)
+    assert f"pip install '{extra}'" in str(caught.value)
+
+
+def test_an_unknown_kind_of_url_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown kind 'mysql'; give a path, sqlite:///PATH or"):
+        open_store("mysql://localhost/shop")

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serving.stores import Appended, Served, SqliteStore, StoreError, open_store
+from serving.stores.protocol import user_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.stores import Event
+    from serving.stores.sql import SqlStore
+
+    MakeEvent = Callable[..., Event]
+    Open = Callable[..., SqlStore]
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+SCHEMA_1 = """
+CREATE TABLE events (id INTEGER PRIMARY KEY, user_id TEXT NOT NULL, item_id TEXT NOT NULL,
+    timestamp INTEGER NOT NULL, seed TEXT) STRICT;
+CREATE INDEX events_by_user ON events (user_id, timestamp);
+CREATE TABLE seeds (digest TEXT PRIMARY KEY, events INTEGER NOT NULL) STRICT;
+INSERT INTO events VALUES (1, 'ada', 'x', 30, 'd'), (2, 'ada', 'y', 10, 'd');
+INSERT INTO events VALUES (3, 'bob', 'z', 5, NULL);
+INSERT INTO seeds VALUES ('d', 2);
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "histories.db"
+
+
+def query(path: Path, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def script(path: Path, sql: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript(sql)
+    connection.close()
+
+
+async def test_the_first_schema_is_brought_up_to_date_with_its_histories(
+    path: Path, opened: Open, event: MakeEvent
+) -> None:
+    script(path, SCHEMA_1)
+    store = opened(path)
+    assert await store.history("ada", 10) == ["y", "x"]
+    assert [(e.type, e.time_ms, e.seed) for e in await store.events("ada", 9)] == [
+        ("interaction", 30_000, "d"), ("interaction", 10_000, "d"),
+    ]  # fmt: skip
+    assert await store.append([event("1", item="new", time_ms=40_000)]) == Appended(accepted=1)
+    assert await store.history("ada", 10) == ["y", "x", "new"]
+    assert store.seeds() == {"d"}
+    assert query(path, "PRAGMA user_version") == [(2,)]
+    again = opened(path)
+    assert await again.history("ada", 10) == ["y", "x", "new"]
+    assert again.store_id == store.store_id
+
+
+def test_a_migrated_store_and_a_new_one_have_the_same_columns(path: Path, opened: Open) -> None:
+    script(path, SCHEMA_1)
+    opened(path)
+    other = path.with_name("new.db")
+    opened(other)
+    for table in ("events", "seeds", "recommendations", "erasures", "journal", "state"):
+        columns = f"SELECT name, type, \"notnull\" FROM pragma_table_info('{table}') ORDER BY name"
+        assert query(path, columns) == query(other, columns) != []
+
+
+def test_a_failed_migration_changes_nothing(path: Path, opened: Open) -> None:
+    script(path, SCHEMA_1 + "CREATE TABLE journal (mine);")  # its last steps cannot be done
+    with pytest.raises(StoreError, match="table journal already exists"):
+        opened(path)
+    assert query(path, "PRAGMA user_version") == [(1,)]
+    assert query(path, "SELECT timestamp FROM events ORDER BY id") == [(30,), (10,), (5,)]
+
+
+def test_a_store_of_a_newer_version_is_refused(path: Path, opened: Open) -> None:
+    SqliteStore(path).close()
+    script(path, "PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 2; upgrade"):
+        opened(path)
+
+
+def test_a_file_that_is_no_store_is_refused_with_its_name(path: Path, opened: Open) -> None:
+    path.write_bytes(b"a cookie recipe, surely long enough to be read as a header" * 10)
+    with pytest.raises(StoreError, match=r"histories\.db: file is not a database; .*serve\.store="):
+        opened(path)
+    other = path.with_name("other.db")
+    script(other, "CREATE TABLE recipes (title)")
+    with pytest.raises(StoreError, match=r"other\.db is another program's database"):
+        opened(other)
+    assert query(other, "SELECT name FROM sqlite_master") == [("recipes",)]
+
+
+def test_a_place_that_cannot_be_written_is_refused_with_its_name(path: Path) -> None:
+    path.write_text("")
+    with pytest.raises(StoreError, match=r"histories\.db.*; check that the folder is writable"):
+        open_store(path / "inside.db")
+
+
+def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path: Path, opened: Open) -> None:
+    opened(path)
+    assert query(path, "PRAGMA journal_mode") == [("wal",)]
+    plans = {
+        "SELECT item_id FROM events WHERE user_id = 'a' AND type NOT IN ('b')"
+        " ORDER BY time_ms DESC, id DESC LIMIT 5": "events_by_user (user_id=?)",
+        "SELECT digest FROM events WHERE event_id IN (SELECT value FROM json_each('[]'))":
+            "events_by_event_id (event_id=?)",
+        "SELECT DISTINCT user_id FROM events WHERE user_id >= 'a' ORDER BY user_id LIMIT 5":
+            "COVERING INDEX events_by_user (user_id>?)",
+    }  # fmt: skip
+    for sql, index in plans.items():
+        steps = [str(row[3]) for row in query(path, f"EXPLAIN QUERY PLAN {sql}")]
+        assert index in steps[0], steps
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+async def test_commits_are_synced_and_an_erased_users_bytes_leave_the_disk(
+    path: Path, opened: Open, event: MakeEvent
+) -> None:
+    store = opened(path)
+    assert store._connect().execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    secret = "SECRET-" * 20
+    await store.append([event(f"{i}", user=secret, item=f"item-{i}") for i in range(50)])
+    await store.append([event("bob", user="bob")])
+    store.remember(Served("r", secret, "m", ("x",), 1))
+    await store.history(secret, 10)
+    await store.erase(secret)
+    on_disk = b"".join(file.read_bytes() for file in path.parent.glob("histories.db*"))
+    assert secret.encode() not in on_disk
+    assert user_hash(secret).encode() in on_disk
+    assert await store.history("bob", 1) == ["x"]
+
+
+async def test_a_full_disk_refuses_writes_whole_and_is_forgotten_when_there_is_space(
+    path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(path)
+    await store.append([event("before", item="kept")])
+    pages = {"max": 60}
+    begun = store._begun
+
+    def limited() -> sqlite3.Connection:
+        connection: sqlite3.Connection = store._own_connection()
+        connection.execute(f"PRAGMA max_page_count = {pages['max']}")
+        return begun()
+
+    monkeypatch.setattr(store, "_begun", limited)
+    accepted = 0
+    refusal = None
+    while refusal is None:
+        names = range(accepted, accepted + 50)
+        batch = [event(f"{name}", user=f"u{name}", item="x" * 200) for name in names]
+        try:
+            accepted += (await store.append(batch)).accepted
+        except StoreError as error:
+            refusal = str(error)
+    assert "histories.db: database or disk is full; check that the folder" in refusal
+    assert store.count() == accepted + 1  # nothing half-written
+    assert await store.history("ada", 10) == ["kept"]  # reading goes on
+    with pytest.raises(StoreError, match="full"):
+        await store.append([event(f"huge-{i}", item="x" * 200) for i in range(2000)])
+    pages["max"] = 10_000
+    assert (await store.append([event("after", item="too", time_ms=2000)])).accepted == 1
+    assert await store.history("ada", 10) == ["kept", "too"]
+
+
+def test_no_acknowledged_event_is_lost_to_kill_9(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "kill_store.py"), "--rounds", "3"]
+    done = subprocess.run(
+        [*command, "--store", str(tmp_path / "kill.db")],
+        capture_output=True, text=True, timeout=100, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills" in done.stdout
+    assert " 0 lost, 0 torn, 0 doubled" in done.stdout
