@@ -2,7 +2,8 @@
 
 manifest.json       format, parents, sha256 of each file
 target/ draft/      Hugging Face checkpoints (draft is optional)
-catalog/            items.parquet: item id, semantic ID, title, attributes; quantizer/
+catalog/            items.parquet: item id, semantic ID, title, attributes; quantizer/ and
+                    item_encoder/, where codes were learned: they find codes of new items
 vocabulary.json     where the semantic tokens sit
 prompts.json        how much of a history the model sees
 eval/               validation metrics of the training run
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recsys.artifacts import Manifest, read_manifest, verify
 from recsys.catalog import Catalog
@@ -20,8 +22,12 @@ from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from recsys.semantic_ids.encoder import ItemEncoder
+
 KIND = "bundle"
 TARGET, DRAFT, CATALOG, EVAL = "target", "draft", "catalog", "eval"
+QUANTIZER, ITEM_ENCODER = "quantizer", "item_encoder"
 PROMPTS = "prompts.json"
 
 
@@ -79,6 +85,15 @@ class Bundle:
         """Checkpoint of the draft, if the bundle has one."""
         folder = self.path / DRAFT
         return folder if folder.is_dir() else None
+
+    @property
+    def coder(self) -> ItemEncoder | None:
+        """Finds codes of new items; None if the bundle keeps nothing to do so with."""
+        from recsys.semantic_ids.encoder import ItemEncoder
+
+        encoder, quantizer = (self.path / CATALOG / name for name in (ITEM_ENCODER, QUANTIZER))
+        there = encoder.is_dir() and quantizer.is_dir()
+        return ItemEncoder(encoder, quantizer) if there else None
 
     @property
     def encoder(self) -> PromptEncoder:

@@ -168,7 +168,8 @@ class Epochs:
             ItemError: an item is malformed or cannot be placed; the text names item and field.
         """
         items = list(items)
-        call = _Call(items, table_of(items, self._epoch.catalog.added.base.items.schema))
+        schema = self._epoch.catalog.added.base.items.schema
+        call = _Call(items, table_of(items, schema, self._vocabulary.level_sizes))
         if not items:
             return self._epoch
         with self._queue:
@@ -242,10 +243,11 @@ class Epochs:
         try:
             epoch = self._epoch
             placement = Placement(epoch.catalog, epoch.trie, self._vocabulary, self._coder)
+            placement.encode([(call.items, call.table) for call in calls])
             taken = []
             for call in calls:
                 try:
-                    taken.append((call, placement.codes_of(call.items, call.table)))
+                    taken.append((call, placement.codes_of(call.items)))
                 except ItemError as error:
                     call.error = error
             if taken:

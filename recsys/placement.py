@@ -37,15 +37,23 @@ class ItemCoder(Protocol):
         """(V,) how far codes of the last level are from one of them."""
 
 
-def table_of(items: Sequence[NewItem], schema: pa.Schema) -> pa.Table:
-    """Items as rows in the schema of a catalogue.
+def table_of(items: Sequence[NewItem], schema: pa.Schema, level_sizes: Sequence[int]) -> pa.Table:
+    """Items as rows of a catalogue, checked.
+
+    Args:
+        items: to be added.
+        schema: of the catalogue's table.
+        level_sizes: codes at each level.
 
     Raises:
-        ItemError: a field is malformed, an attribute unknown or of another type, an id twice.
+        ItemError: a field is malformed, a code out of its range, an attribute unknown or of another
+            type, an id twice.
     """
     seen = set()
     for place, item in enumerate(items):
         _check(item, place, schema)
+        if item.semantic_id is not None:
+            _check_codes(item, level_sizes)
         if item.item_id in seen:
             raise ItemError(f"item {item.item_id!r}: item_id is given twice; send it once")
         seen.add(item.item_id)
@@ -77,8 +85,25 @@ def _check(item: NewItem, place: int, schema: pa.Schema) -> None:
             raise ItemError(
                 f"{at}: attributes: no attribute {_show(name)}; this catalogue has {known}"
             )
+    if item.like is not None and not isinstance(item.like, str):
+        raise ItemError(f"{at}: like: want the id of an item, got {_show(item.like)}")
     if item.semantic_id is not None and item.like is not None:
         raise ItemError(f"{at}: semantic_id and like: want one of them, got both")
+
+
+def _check_codes(item: NewItem, sizes: Sequence[int]) -> None:
+    at, given = f"item {item.item_id!r}: semantic_id", item.semantic_id
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, list | tuple) or len(given) != len(sizes):
+        raise ItemError(f"{at}: want {len(sizes)} codes, got {_show(given)}")
+    for level, (code, size) in enumerate(zip(given, sizes, strict=True), 1):
+        whole = isinstance(code, int | np.integer) and not isinstance(code, bool)
+        if not whole or not 0 <= code < size:
+            raise ItemError(
+                f"{at}: want 0 to {size - 1} at level {level}, got {_show(code)}; the model knows "
+                "no others"
+            )
 
 
 def _column(values: list[Any], of: pa.DataType, name: str, items: Sequence[NewItem]) -> pa.Array:
@@ -133,6 +158,8 @@ def _show(value: Any) -> str:
 class Placement:
     """Codes for items that are added to one epoch, each beside those before it."""
 
+    _encoded: dict[int, tuple[tuple[int, ...], NDArray[np.float32]]]
+
     def __init__(
         self,
         catalog: EpochCatalog,
@@ -144,38 +171,43 @@ class Placement:
         self._catalog, self._trie, self._coder = catalog, trie, coder
         self._vocabulary = vocabulary
         self._new: dict[str, tuple[int, ...]] = {}
+        self._encoded = {}
         self._taken: dict[tuple[int, ...], set[int]] = {}
 
-    def codes_of(self, items: Sequence[NewItem], table: pa.Table) -> NDArray[np.int32]:
-        """(n, L) codes of some items; they count as taken from here on.
+    def encode(self, calls: Sequence[tuple[Sequence[NewItem], pa.Table]]) -> None:
+        """Find codes of all items that need them, at once; `codes_of` then makes room for them.
 
         Args:
-            items: to be added.
-            table: their rows.
+            calls: items and their rows.
+        """
+        if self._coder is None:
+            return
+        wanted = [
+            [i for i, item in enumerate(items) if item.like is None and self._given(item) is None]
+            for items, _ in calls
+        ]
+        tables = [table.take(pa.array(w)) for w, (_, table) in zip(wanted, calls, strict=True) if w]
+        if not tables:
+            return
+        codes, far = self._coder.encode(pa.concat_tables(tables))
+        each = (items[i] for w, (items, _) in zip(wanted, calls, strict=True) for i in w)
+        for item, its_codes, its_far in zip(each, codes, far, strict=True):
+            self._encoded[id(item)] = _tuple(its_codes), its_far
+
+    def codes_of(self, items: Sequence[NewItem]) -> NDArray[np.int32]:
+        """(n, L) codes of some items; they count as taken from here on.
 
         Raises:
-            ItemError: codes out of range, an unknown item to be like, or nothing to place one by.
+            ItemError: an unknown item to be like, or nothing to place one by.
         """
-        known = [self._given(item) for item in items]
-        free = [i for i, codes in enumerate(known) if codes is None and items[i].like is None]
-        found: dict[int, tuple[tuple[int, ...], NDArray[np.float32]]] = {}
-        if free and self._coder is None:
-            raise ItemError(
-                f"item {items[free[0]].item_id!r}: semantic_id: this bundle has no item encoder to "
-                "find one with; give semantic_id, or like with the id of an item to be beside"
-            )
-        if free and self._coder is not None:
-            codes, far = self._coder.encode(table.take(pa.array(free)))
-            found = {i: (_tuple(c), f) for i, c, f in zip(free, codes, far, strict=True)}
         before = dict(self._new)
         try:
-            for i, item in enumerate(items):
-                codes_i = known[i]
-                if codes_i is None:
-                    at, distances = found[i] if i in found else self._beside(item)
-                    codes_i = self._free(at, distances)
-                self._new[item.item_id] = codes_i
-                self._take(codes_i)
+            for item in items:
+                codes = self._given(item)
+                if codes is None:
+                    codes = self._free(*self._meant(item))
+                self._new[item.item_id] = codes
+                self._below(codes[:-1]).add(codes[-1])
         except ItemError:
             self._new = before  # codes taken in vain stay taken; the next ones are as near
             raise
@@ -185,7 +217,7 @@ class Placement:
     def _given(self, item: NewItem) -> tuple[int, ...] | None:
         """Codes that need no looking for."""
         if item.semantic_id is not None:
-            return self._checked(item)
+            return _tuple(item.semantic_id)
         if item.like is not None:
             return None
         if item.item_id in self._new:
@@ -197,27 +229,18 @@ class Placement:
         there = base.find(item.item_id)
         return _tuple(base.codes[there]) if there >= 0 else None
 
-    def _checked(self, item: NewItem) -> tuple[int, ...]:
-        at, sizes = f"item {item.item_id!r}: semantic_id", self._vocabulary.level_sizes
-        given = item.semantic_id
-        if isinstance(given, np.ndarray):
-            given = given.tolist()
-        if not isinstance(given, list | tuple) or len(given) != len(sizes):
-            raise ItemError(f"{at}: want {len(sizes)} codes, got {_show(given)}")
-        for level, (code, size) in enumerate(zip(given, sizes, strict=True), 1):
-            whole = isinstance(code, int | np.integer) and not isinstance(code, bool)
-            if not whole or not 0 <= code < size:
+    def _meant(self, item: NewItem) -> tuple[tuple[int, ...], NDArray[np.float32]]:
+        """Codes that an item would have if they were free, and how far others are."""
+        if item.like is None:
+            if (found := self._encoded.get(id(item))) is None:
                 raise ItemError(
-                    f"{at}: want 0 to {size - 1} at level {level}, got {_show(code)}; the model "
-                    "knows no others"
+                    f"item {item.item_id!r}: semantic_id: this bundle has no item encoder to find "
+                    "one with; give semantic_id, or like with the id of an item to be beside"
                 )
-        return _tuple(given)
-
-    def _beside(self, item: NewItem) -> tuple[tuple[int, ...], NDArray[np.float32]]:
-        like = str(item.like)
-        codes = self._new.get(like)
+            return found
+        codes = self._new.get(item.like)
         if codes is None:
-            there = self._catalog.find(like)
+            there = self._catalog.find(item.like)
             if there < 0:
                 raise ItemError(
                     f"item {item.item_id!r}: like: the catalogue has no item {_show(item.like)}"
@@ -238,9 +261,6 @@ class Placement:
         far = far.copy()
         far[list(taken)] = np.inf
         return (*codes[:-1], int(far.argmin()))
-
-    def _take(self, codes: tuple[int, ...]) -> None:
-        self._below(codes[:-1]).add(codes[-1])
 
     def _below(self, prefix: tuple[int, ...]) -> set[int]:
         """Last codes below a prefix that items have."""

@@ -194,7 +194,7 @@ class Recommender:
 
         self.bundle, self.model, self.mode = bundle, model, mode
         self.max_batch = max_batch
-        self._epochs = Epochs(bundle, filter_bytes, prepare=self._prepare)
+        self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=self._prepare)
         self.engine = Engine(
             model,
             self.trie,

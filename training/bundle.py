@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
-from recsys.bundle import CATALOG, DRAFT, EVAL, KIND, PROMPTS, TARGET
+from recsys.bundle import (
+    CATALOG,
+    DRAFT,
+    EVAL,
+    ITEM_ENCODER,
+    KIND,
+    PROMPTS,
+    QUANTIZER,
+    TARGET,
+)
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
@@ -22,8 +31,6 @@ if TYPE_CHECKING:
 
     from recsys.artifacts import Manifest
     from recsys.pipeline import Context
-
-QUANTIZER = "quantizer"
 
 
 def stage(context: Context) -> Path:
@@ -66,8 +73,9 @@ def stage(context: Context) -> Path:
         shutil.copytree(draft / MODEL, folder / DRAFT)
         (folder / CATALOG).mkdir()
         Catalog(dataset.items, codes).save(folder / CATALOG)
-        if (ids / QUANTIZER).is_dir():
-            shutil.copytree(ids / QUANTIZER, folder / CATALOG / QUANTIZER)
+        for part in (QUANTIZER, ITEM_ENCODER):
+            if (ids / part).is_dir():
+                shutil.copytree(ids / part, folder / CATALOG / part)
         vocabulary.save(folder)
         _write_json(folder / PROMPTS, prompt.as_dict())
         (folder / EVAL).mkdir()

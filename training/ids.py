@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
-from recsys.bundle import CATALOG, Bundle
+from recsys.bundle import CATALOG, ITEM_ENCODER, QUANTIZER, Bundle
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.progress import say
 from recsys.semantic_ids.assign import assign_unique
+from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import FeatureConfig, build_features
 from recsys.semantic_ids.report import compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
@@ -62,8 +63,9 @@ def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
     It holds `codes.npy` ((items, L) int32, dense order), `report.json`, `report.svg` and, where
-    learned, `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32)
-    and `quantizer/` (a bundle's codes keep its quantiser).
+    learned, `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32),
+    `quantizer/` and, unless texts go through a model, `item_encoder/`, which finds codes of new
+    items (a bundle's codes keep its quantiser and its encoder).
 
     Raises:
         ConfigError: `imported` without codes in the data set, `bundle` without one for each of its
@@ -149,7 +151,7 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
 def _kept(
     dataset: Dataset, bundle: Bundle, folder: Path
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
-    """The codes that items have in a bundle, and the quantiser that they are from."""
+    """The codes that items have in a bundle, with what they are from."""
     ids = dataset.item_ids
     found = bundle.catalog.index(ids.tolist())
     unknown = np.flatnonzero(found < 0)
@@ -160,9 +162,9 @@ def _kept(
             "rq-kmeans, say) and train a new target"
         )
     codes = bundle.catalog.codes[found]
-    quantizer = bundle.path / CATALOG / "quantizer"
-    if quantizer.is_dir():
-        shutil.copytree(quantizer, folder / "quantizer")
+    for part in (QUANTIZER, ITEM_ENCODER):
+        if (bundle.path / CATALOG / part).is_dir():
+            shutil.copytree(bundle.path / CATALOG / part, folder / part)
     return codes, health(codes)
 
 
@@ -185,7 +187,9 @@ def _learned(
     codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
     np.save(folder / "features.npy", features.matrix, allow_pickle=False)
     save_file({"centroids": quantizer.centroids}, folder / "centroids.safetensors")
-    quantizer.save(folder / "quantizer")
+    quantizer.save(folder / QUANTIZER)
+    if features.encoder is not None:
+        save_encoder(features.encoder, folder / ITEM_ENCODER)
     report = {
         "feature_blocks": features.blocks,
         **compare(before, codes, quantizer, features.matrix),

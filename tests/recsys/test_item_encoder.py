@@ -1,0 +1,134 @@
+"""The item encoder: what it keeps, what it makes of items it has seen and of those it has not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.errors import ArtifactError
+from recsys.interactions import Histories
+from recsys.semantic_ids.encoder import FILE, ItemEncoder, load, save
+from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
+from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
+
+CONFIG = FeatureConfig(text_dim=16, collaborative_dim=8, attribute_dim=8)
+KINDS = ("lamp oak desk", "wool scarf warm", "steel knife sharp", "garden hose long")
+
+
+def make(n=80, seed=0):
+    """Items of four kinds, bought within their kind."""
+    rng = np.random.default_rng(seed)
+    kind = np.arange(n) % 4
+    texts = [f"{KINDS[k]} number{i % 7} size{i % 5}" for i, k in enumerate(kind)]
+    table = pa.table(
+        {
+            "item_id": [f"i{i}" for i in range(n)],
+            "title": texts,
+            "text": texts,
+            "brand": [f"brand{k}" if i % 9 else None for i, k in enumerate(kind)],
+            "tags": [[f"t{k}", f"u{i % 3}"] for i, k in enumerate(kind)],
+            "price": rng.normal(10 * kind, 1.0),
+        }
+    )
+    of_kind = [np.flatnonzero(kind == k) for k in range(4)]
+    histories = [rng.choice(of_kind[i % 4], 6).tolist() for i in range(120)]
+    return table, Histories.of(histories), kind
+
+
+@pytest.fixture(scope="module")
+def made():
+    table, histories, kind = make()
+    return table, kind, build_features(table, histories, CONFIG, seed=1)
+
+
+def test_items_that_it_was_made_from_get_their_own_features_back(made, tmp_path):
+    table, _, features = made
+    save(features.encoder, tmp_path / "encoder")
+    again = load(tmp_path / "encoder").encode(table)
+    known = sum(features.blocks[name] for name in ("text", "attributes"))
+    np.testing.assert_allclose(again[:, :known], features.matrix[:, :known], atol=1e-4)
+    assert again.shape == features.matrix.shape
+    assert again.dtype == np.float32
+
+
+def test_what_is_collaborative_is_predicted_from_content(made):
+    table, _, features = made
+    known = sum(features.blocks[name] for name in ("text", "attributes"))
+    predicted = features.encoder.encode(table)[:, known:]
+    true = features.matrix[:, known:]
+    cosine = (predicted * true).sum(1) / np.linalg.norm(predicted, axis=1)
+    assert np.median(cosine) > 0.8
+
+
+@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
+def test_new_items_get_the_first_code_of_their_kind(made, tmp_path, method):
+    _, kind, features = made
+    save(features.encoder, tmp_path / "encoder")
+    if method == "rq-kmeans":
+        quantizer = RQKMeans.fit(features.matrix, 3, 8, RQKMeansConfig(), 0)
+    else:
+        quantizer = RQVAE.fit(
+            features.matrix, 3, 8, RQVAEConfig(latent_dim=8, hidden=(16,), steps=60), 0
+        )
+    quantizer.save(tmp_path / "quantizer")
+    firsts = [set(quantizer.encode(features.matrix)[kind == k, 0].tolist()) for k in range(4)]
+    coder = ItemEncoder(tmp_path / "encoder", tmp_path / "quantizer")
+    new = pa.table(
+        {
+            "item_id": ["n0", "n1", "n2", "n3"],
+            "title": [f"another {words} unheard" for words in KINDS],
+            "text": [""] * 4,
+            "brand": [f"brand{k}" for k in range(4)],
+            "tags": [[f"t{k}", "new"] for k in range(4)],
+            "price": [0.0, 10.0, 20.0, 30.0],
+        }
+    ).set_column(2, "text", pa.array([f"{words} of a new make" for words in KINDS]))
+    codes, far = coder.encode(new)
+    assert codes.shape == (4, 3)
+    assert far.shape == (4, 8)
+    assert all(int(codes[k, 0]) in firsts[k] for k in range(4))
+    np.testing.assert_array_equal(codes[:, -1], far.argmin(1))
+    assert coder.beside(5).argmin() == 5
+
+
+def test_items_without_anything_to_say_are_placed_too(made, tmp_path):
+    _, _, features = made
+    table = pa.table(
+        {
+            "item_id": ["n"],
+            "title": [""],
+            "text": [""],
+            "brand": pa.array([None], pa.string()),
+            "tags": pa.array([None], pa.list_(pa.string())),
+            "price": pa.array([None], pa.float64()),
+        }
+    )
+    row = features.encoder.encode(table)
+    assert np.isfinite(row).all()
+
+
+def test_a_damaged_encoder_is_named(made, tmp_path):
+    save(made[2].encoder, tmp_path / "encoder")
+    (tmp_path / "encoder" / FILE).write_text("{}")
+    with pytest.raises(ArtifactError, match=r"encoder: unreadable item encoder"):
+        load(tmp_path / "encoder")
+
+
+def test_texts_that_go_through_a_model_leave_no_encoder(monkeypatch):
+    table, histories, _ = make(20)
+    monkeypatch.setattr(
+        "recsys.semantic_ids.features._sentence_embeddings",
+        lambda texts, folder: np.ones((len(texts), 3), np.float32),
+    )
+    config = FeatureConfig(text_model="model", collaborative_dim=4, attribute_dim=4)
+    assert build_features(table, histories, config).encoder is None
+
+
+def test_ready_embeddings_are_read_from_their_column():
+    table, histories, _ = make(20)
+    table = table.append_column("emb", pa.array(np.eye(20, 4).tolist()))
+    config = FeatureConfig(embedding_column="emb", collaborative_weight=0, attribute_weight=0)
+    features = build_features(table, histories, config)
+    np.testing.assert_array_equal(features.encoder.encode(table), features.matrix)
