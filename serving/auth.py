@@ -77,7 +77,9 @@ ROUTES: dict[tuple[str, str], Scope] = {
     ("GET", "/v1/evaluation"): Scope.READ,
     ("GET", "/v1/models"): Scope.READ,
     ("GET", "/v1/aliases"): Scope.READ,
+    ("GET", "/v1/aliases/{name}"): Scope.READ,
     ("PUT", "/v1/aliases/{name}"): Scope.ADMIN,
+    ("DELETE", "/v1/aliases/{name}"): Scope.ADMIN,
     ("POST", "/v1/aliases/{name}/rollback"): Scope.ADMIN,
 }
 
@@ -86,7 +88,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     parts = re.split(r"(\{[^}]*\})", template)
     return re.compile(
         "".join(
-            (".*" if part.endswith(":path}") else "[^/]+")
+            (".*" if part.endswith(":path}") or part == "{item_id}" else "[^/]+")
             if part.startswith("{")
             else re.escape(part)
             for part in parts

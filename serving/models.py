@@ -296,9 +296,8 @@ class Models:
             await self.put(alias, bundle)
         except Exception as error:  # told by `alias`, and in the log
             expected = isinstance(error, BundleRefusedError | AliasConflictError)
-            logger.error(
-                "alias %s keeps its model: %s", alias, error, exc_info=None if expected else error
-            )
+            if not expected:
+                logger.exception("alias %s could not be changed", alias)
             self._mark(alias, loading=False, refused=str(error) if expected else "it failed")
 
     async def _change(
@@ -320,6 +319,7 @@ class Models:
             else:
                 reason = str(error) if isinstance(error, BundleRefusedError) else None
                 self._mark(alias, loading=False, refused=reason)
+                logger.error("alias %s stays with its model: %s", alias, error)
             self._metrics.swapped(alias, "refused")
             raise
         old = before.model if before is not None else None
@@ -348,7 +348,6 @@ class Models:
             recommender = await self._engine.load(path, loaded)
         except RecsysError as error:
             text = str(error).replace(str(path), bundle)  # whoever asks need not learn paths
-            logger.error("bundle %s refused: %s", bundle, error)
             raise BundleRefusedError(f"{text}.") from error
         except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
             logger.exception("bundle %s refused", bundle)

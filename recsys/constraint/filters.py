@@ -62,6 +62,16 @@ class _Clause:
     def canonical(self) -> list[Any]:
         return [self.key, self.test, self.values]
 
+    def expression(self) -> dict[str, Any]:
+        value: Any = list(self.values)
+        if self.test == "range":
+            value = dict(self.values)
+        elif self.test == "exists":
+            (value,) = self.values
+        elif len(self.values) == 1:
+            return {"key": self.key, "match": self.values[0]}
+        return {"key": self.key, self.test: value}
+
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
         try:
             column = attributes.column(self.key)
@@ -98,6 +108,14 @@ class _Group:
             for name, part_s in parts.items()
             if part_s
         }
+
+    def expression(self) -> dict[str, Any]:
+        found = {}
+        for name in _GROUPS:
+            parts = {_text(part.canonical()): part for part in getattr(self, name)}
+            if parts:
+                found[name] = [parts[text].expression() for text in sorted(parts)]
+        return found
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
         found = np.ones(len(attributes.order), np.bool_)
@@ -137,6 +155,11 @@ class ItemFilter:
         """
         root = _Parser().group(expression, at, 1)
         return cls(_text(root.canonical()), root)
+
+    @property
+    def expression(self) -> dict[str, Any]:
+        """The JSON expression of the same filter in one form: sorted, and nothing twice."""
+        return self._root.expression()
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
         """(items,) bool in the attributes' order.

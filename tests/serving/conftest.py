@@ -154,7 +154,10 @@ class FakeRecommender:
     def score(
         self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
     ) -> list[list[float]]:
-        return [[-float(len(h) + int(i[5:])) for i in s] for h, s in zip(histories, items)]
+        return [
+            [-float(len(history) + int(item[5:])) for item in some]
+            for history, some in zip(histories, items, strict=True)
+        ]
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         row = self.catalog.find(item_id)

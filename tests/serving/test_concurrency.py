@@ -22,7 +22,7 @@ async def test_500_mixed_requests_at_once_each_get_the_answer_they_would_get_alo
     async with running(roomy, recommender=recommender) as (client, _):
 
         async def inline(number: int) -> None:
-            history = [f"item-{rng.randrange(320)}" for _ in range(rng.randrange(30))]
+            history = [f"item-{rng.randrange(320)}" for _ in range(rng.randrange(30))] + ["item-1"]
             k, seen = rng.randrange(1, 201), rng.random() < 0.5
             hidden = [f"item-{rng.randrange(300)}" for _ in range(rng.randrange(5))]
             response = await client.post(
@@ -44,7 +44,8 @@ async def test_500_mixed_requests_at_once_each_get_the_answer_they_would_get_alo
             assert response.status_code == 422
 
         async def unknown(number: int) -> None:
-            assert (await client.post(URL, json={"user": f"no-{number}"})).status_code == 404
+            response = await client.post(URL, json={"user": f"no-{number}", "fallback": False})
+            assert response.status_code == 404
 
         async def item(number: int) -> None:
             response = await client.get(f"/v1/items/item-{number % 300}")
