@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from serving.stores.protocol import Observer
     from serving.stores.sql import SqlStore
 
-SqliteHistoryStore = SqliteStore
-
 __all__ = [
     "NOT_HISTORY",
     "Appended",
@@ -38,7 +36,6 @@ __all__ = [
     "EventConflictError",
     "HistoryStore",
     "Served",
-    "SqliteHistoryStore",
     "SqliteStore",
     "Store",
     "StoreError",

@@ -112,6 +112,7 @@ class SqlStore(ABC):
         self._local = threading.local()
         self._connections: list[Any] = []
         self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
+        self._fails = False
         with self._explained(), self._connected() as connection:
             self._migrate(connection)
             self.store_id = self._identify(connection)
@@ -369,7 +370,9 @@ class SqlStore(ABC):
             for last in (False, True):
                 connection = self._own_connection()
                 try:
-                    return list(connection.execute(sql, parameters).fetchall())
+                    rows = list(connection.execute(sql, parameters).fetchall())
+                    self._works()
+                    return rows
                 except self.unavailable:
                     if last or not self._drop_if_lost(connection):
                         raise
@@ -403,13 +406,13 @@ class SqlStore(ABC):
         try:
             outcomes = self._write(group, remembered)
         except self.unavailable as error:
-            logger.warning("store: %s; %d writes refused", error, len(group))
             return [self._explain(error)] * len(group)
         except Exception as error:
             if len(group) <= 1 and not remembered:
                 return [self._explain(error)] if isinstance(error, self.failures) else [error]
             # One of them is to blame: let the others not suffer for it.
             return [outcome for write in group for outcome in self._commit([write])]
+        self._works()
         users = {event.user for write in group for event in write.events}
         users |= {write.user for write in group if write.user is not None}
         if self._cache is not None and users:
@@ -615,7 +618,16 @@ class SqlStore(ABC):
             raise self._explain(error) from error
 
     def _explain(self, error: BaseException) -> StoreError:
-        return StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
+        explained = StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
+        if not self._fails:  # told once, not with every request
+            self._fails = True
+            logger.warning("%s", explained)
+        return explained
+
+    def _works(self) -> None:
+        if self._fails:
+            self._fails = False
+            logger.info("store %s works again", self.place)
 
     @property
     @abstractmethod

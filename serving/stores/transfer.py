@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from recsys.errors import DataError
 from recsys.progress import track
+from serving.bodies import MalformedError, parse
 from serving.schemas.events import StoredEventRow
 from serving.stores.protocol import Appended, EventConflictError
 from serving.stores.sql import now_ms
@@ -196,10 +196,10 @@ def _read_parquet(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
 
 def _checked(path: Path, where: str, row: bytes | dict[str, Any]) -> StoredEventRow:
     try:
-        return StoredEventRow.model_validate(from_json(row) if isinstance(row, bytes) else row)
+        return StoredEventRow.model_validate(parse(row) if isinstance(row, bytes) else row)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the row"
         raise DataError(f"{path}, {where}, {field}: {first['msg']}") from error
-    except ValueError as error:
+    except MalformedError as error:
         raise DataError(f"{path}, {where}: {error}") from error

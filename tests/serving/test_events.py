@@ -1,0 +1,366 @@
+"""Events, histories and erasure over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.api import events as events_api
+from serving.errors import KINDS
+from serving.schemas.events import MAX_EVENTS
+
+if TYPE_CHECKING:
+    import httpx
+
+    from serving.settings import ServingSettings
+
+pytestmark = pytest.mark.anyio
+URL = "/v1/events"
+LINES = {"content-type": "application/x-ndjson"}
+NONE = {"accepted": 0, "duplicates": 0, "ignored": 0, "unlinked": 0}
+
+
+def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
+    body: dict[str, Any] = response.json()
+    assert (response.status_code, body["code"]) == (KINDS[code].status, code), response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    return body
+
+
+async def post(client: httpx.AsyncClient, *events: dict[str, Any]) -> dict[str, int]:
+    response = await client.post(URL, json={"events": list(events)})
+    assert response.status_code == 200, response.text
+    done: dict[str, int] = response.json()
+    return done
+
+
+async def items(client: httpx.AsyncClient, user: str) -> list[str]:
+    """The history, oldest first."""
+    response = await client.get(f"/v1/users/{user}/history")
+    return [event["item"] for event in reversed(response.json().get("events", []))]
+
+
+async def recommended(client: httpx.AsyncClient, user: str, **options: Any) -> list[str]:
+    response = await client.post("/v1/recommendations", json={"user": user, **options})
+    assert response.status_code == 200, response.text
+    return [item["item_id"] for item in response.json()["items"]]
+
+
+# Receiving
+
+
+async def test_an_event_is_in_the_very_next_recommendation(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    history = ["item-1", "item-2"]
+    assert await recommended(client, "ada") == recommender.expected(history)
+    for i in range(3, 20):
+        item = f"item-{i}"
+        assert await post(client, {"event_id": f"e{i}", "user": "ada", "item": item}) == {
+            **NONE, "accepted": 1,
+        }  # fmt: skip
+        history.append(item)
+        assert await recommended(client, "ada") == recommender.expected(history)
+
+
+async def test_a_new_user_is_known_from_the_first_event(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    await post(client, {"user": "neu", "item": "item-7"})
+    assert await recommended(client, "neu") == recommender.expected(["item-7"])
+
+
+async def test_a_repetition_counts_once_and_events_without_a_name_each_time(
+    client: httpx.AsyncClient,
+) -> None:
+    named = {"event_id": "1", "user": "eve", "item": "item-1"}
+    assert await post(client, named, named) == {**NONE, "accepted": 1, "duplicates": 1}
+    await asyncio.sleep(0.01)  # the default time is another one, the event is not
+    assert await post(client, named) == {**NONE, "duplicates": 1}
+    nameless = {"user": "eve", "item": "item-2"}
+    assert await post(client, nameless, nameless) == {**NONE, "accepted": 2}
+    assert await items(client, "eve") == ["item-1", "item-2", "item-2"]
+    assert await post(client) == NONE
+
+
+async def test_another_event_under_a_known_id_is_a_conflict_and_nothing_is_kept(
+    client: httpx.AsyncClient,
+) -> None:
+    await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
+    batch = [
+        {"event_id": "2", "user": "eve", "item": "item-2"},
+        {"event_id": "1", "user": "eve", "item": "item-3"},
+    ]
+    body = is_problem(await client.post(URL, json={"events": batch}), "event_conflict")
+    assert [field["pointer"] for field in body["errors"]] == ["/events/1/event_id"]
+    assert await items(client, "eve") == ["item-1"]
+
+
+async def test_lines_are_taken_as_well(client: httpx.AsyncClient) -> None:
+    body = (
+        b'{"event_id": "1", "user": "eve", "item": "a", "timestamp": 2}\n\n'
+        b'{"event_id": "2", "user": "eve", "item": "\xc3\xa9", "timestamp": 1}\r\n'
+    )
+    for _ in range(2):
+        response = await client.post(URL, content=body, headers=LINES)
+        assert response.status_code == 200, response.text
+    assert response.json() == {**NONE, "duplicates": 2}
+    assert await items(client, "eve") == ["é", "a"]
+
+
+async def test_bad_lines_and_bodies_are_named_and_nothing_is_kept(
+    client: httpx.AsyncClient,
+) -> None:
+    good = '{"user": "eve", "item": "a"}\n'
+    for line, code, text in (
+        ("{", "malformed_body", "Line 2 is not valid JSON"),
+        ('"a"', "invalid_request", "/events/1"),
+        ('{"user": "eve"}', "invalid_request", "/events/1/item: Field required"),
+        ('{"user": "eve", "item": "b", "color": 1}', "invalid_request", "unknown field"),
+    ):
+        response = await client.post(URL, content=good + line, headers=LINES)
+        assert text in is_problem(response, code)["detail"]
+    for content, code in (
+        ("[]", "invalid_request"),
+        ("{}", "invalid_request"),
+        ('{"events": {}}', "invalid_request"),
+        ('{"events": [', "malformed_body"),
+        ('{"events": [{"user": "\\ud800", "item": "a"}]}', "malformed_body"),
+        (b"\xff", "malformed_body"),
+        ("", "malformed_body"),
+    ):
+        response = await client.post(
+            URL, content=content, headers={"content-type": "application/json"}
+        )
+        is_problem(response, code)
+    is_problem(
+        await client.post(URL, content=good, headers={"content-type": "text/plain"}),
+        "unsupported_media_type",
+    )
+    is_problem(await client.get("/v1/users/eve/history"), "unknown_user")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("user", "", "at least 1"),
+        ("user", "x" * 257, "at most 256"),
+        ("item", "a\0b", "match pattern"),
+        ("event_id", 7, "valid string"),
+        ("type", "Buy now!", "match pattern"),
+        ("timestamp", "2026-01-01T00:00:00", "no time zone"),
+        ("timestamp", "yesterday", "neither a number nor a time"),
+        ("timestamp", 1_700_000_000_000, "not milliseconds"),
+        ("timestamp", -1, "not milliseconds"),
+        ("timestamp", True, "valid number"),
+        ("value", "4", "valid number"),
+    ],
+)
+async def test_a_field_out_of_bounds_is_named(
+    client: httpx.AsyncClient, field: str, value: object, text: str
+) -> None:
+    event = {"user": "eve", "item": "a", field: value}
+    body = is_problem(
+        await client.post(URL, json={"events": [{"user": "u", "item": "i"}, event]}),
+        "invalid_request",
+    )
+    assert body["errors"][0]["pointer"] == f"/events/1/{field}"
+    assert text in body["detail"]
+
+
+async def test_too_many_events_are_refused_in_either_form(client: httpx.AsyncClient) -> None:
+    events = [{"user": "u", "item": "i"}] * (MAX_EVENTS + 1)
+    is_problem(await client.post(URL, json={"events": events}), "invalid_request")
+    lines = "\n".join(map(json.dumps, events))
+    is_problem(await client.post(URL, content=lines, headers=LINES), "invalid_request")
+    assert (await post(client, *events[1:]))["accepted"] == MAX_EVENTS
+
+
+async def test_many_senders_at_once_lose_and_double_nothing(client: httpx.AsyncClient) -> None:
+    async def send(sender: int) -> None:
+        for n in range(10):
+            event = {"event_id": f"{sender}-{n}", "user": f"u{sender % 5}", "item": f"{sender}-{n}"}
+            await asyncio.gather(post(client, event), post(client, event))
+
+    await asyncio.gather(*(send(sender) for sender in range(20)))
+    for user in range(5):
+        found = await items(client, f"u{user}")
+        assert sorted(found) == sorted(f"{s}-{n}" for s in range(user, 20, 5) for n in range(10))
+
+
+# Time
+
+
+async def test_a_time_in_the_future_counts_as_now(client: httpx.AsyncClient) -> None:
+    far = {"event_id": "1", "user": "eve", "item": "far", "timestamp": "2090-01-01T00:00:00Z"}
+    await post(client, far)
+    await asyncio.sleep(0.01)
+    await post(client, {"user": "eve", "item": "later"})
+    assert await items(client, "eve") == ["far", "later"]
+    assert await post(client, far) == {**NONE, "duplicates": 1}
+    history = (await client.get("/v1/users/eve/history")).json()["events"]
+    assert abs(history[1]["timestamp"] - time.time()) < 60
+
+
+async def test_times_may_be_seconds_or_text_and_milliseconds_order(
+    client: httpx.AsyncClient,
+) -> None:
+    await post(
+        client,
+        {"user": "eve", "item": "c", "timestamp": 1_700_000_000.5},
+        {"user": "eve", "item": "b", "timestamp": "2023-11-14T22:13:20.250Z"},
+        {"user": "eve", "item": "a", "timestamp": "2023-11-14T23:13:20+01:00"},
+    )
+    assert await items(client, "eve") == ["a", "b", "c"]
+
+
+def test_the_clock_of_arrival_stands_still_in_small_steps_back_and_follows_large_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = (1_000_000, 1_000_500, 990_000, 1_000_600, 5_000_000_000, 1_001_000, 900_000)
+    ticks = iter(times)
+    monkeypatch.setattr(events_api.time, "time_ns", lambda: next(ticks) * 1_000_000)
+    clock = events_api.ArrivalClock()
+    seen = [clock.now_ms() for _ in times]
+    assert seen == [1_000_000, 1_000_500, 1_000_500, *times[3:]]
+
+
+async def test_after_the_services_clock_has_jumped_events_go_on_in_order_of_the_clock(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = time.time_ns()
+    for second, item in ((0, "a"), (10, "b"), (5, "c"), (8, "d")):  # a correction of 5 s back
+        monkeypatch.setattr(
+            events_api.time, "time_ns", lambda second=second: start + second * 1_000_000_000
+        )
+        await post(client, {"user": "eve", "item": item})
+    assert await items(client, "eve") == ["a", "b", "c", "d"]
+
+
+# Feedback
+
+
+async def test_feedback_is_linked_to_the_answer_it_is_about(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/v1/recommendations", json={"user": "ada"})).json()
+    click = {
+        "user": "ada", "item": answer["items"][0]["item_id"], "type": "click",
+        "recommendation_id": answer["recommendation_id"],
+    }  # fmt: skip
+    assert await post(client, click) == {**NONE, "accepted": 1}
+    stray = {**click, "recommendation_id": "of another shop"}
+    assert await post(client, stray) == {**NONE, "accepted": 1, "unlinked": 1}
+    events = (await client.get("/v1/users/ada/history?limit=2")).json()["events"]
+    assert [event["linked"] for event in events] == [False, True]
+
+
+async def test_what_was_only_shown_is_no_history(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    before = await recommended(client, "ada")
+    await post(client, {"user": "ada", "item": "item-9", "type": "impression"})
+    await post(client, {"user": "ada", "item": "item-8", "type": "dismiss"})
+    assert await recommended(client, "ada") == before
+    assert await items(client, "ada") == ["item-1", "item-2", "item-9", "item-8"]
+
+
+# Reading and erasing
+
+
+async def test_a_history_is_read_page_by_page(client: httpx.AsyncClient) -> None:
+    await post(
+        client, *({"user": "eve", "item": f"item-{i}", "timestamp": i // 2} for i in range(5))
+    )
+    found, query = [], "limit=2"
+    while True:
+        page = (await client.get(f"/v1/users/eve/history?{query}")).json()
+        found += [event["item"] for event in page["events"]]
+        if page["next"] is None:
+            break
+        query = f"limit=2&before={page['next']}"
+    assert found == [f"item-{i}" for i in (4, 3, 2, 1, 0)]
+    first = (await client.get("/v1/users/ada/history?limit=1")).json()
+    assert first["events"] == [
+        {
+            "event_id": None, "item": "item-2", "title": "Thing no. 2", "type": "interaction",
+            "timestamp": 20.0, "value": None, "recommendation_id": None, "linked": None,
+        }
+    ]  # fmt: skip
+    is_problem(await client.get("/v1/users/ada/history?before=x"), "invalid_request")
+    is_problem(await client.get("/v1/users/ada/history?limit=0"), "invalid_request")
+    is_problem(await client.get("/v1/users/nobody/history"), "unknown_user")
+
+
+async def test_an_erased_user_is_unknown_and_erasing_twice_is_fine(
+    client: httpx.AsyncClient,
+) -> None:
+    event = {"event_id": "1", "user": "ada", "item": "item-5", "timestamp": 50}
+    await post(client, event)
+    for _ in range(2):
+        response = await client.delete("/v1/users/ada")
+        assert (response.status_code, response.content) == (204, b"")
+    is_problem(await client.get("/v1/users/ada/history"), "unknown_user")
+    assert (await client.get("/v1/users")).json() == {"users": ["bob"]}
+    assert await post(client, event) == {**NONE, "ignored": 1}
+    assert await post(client, {"user": "ada", "item": "item-6"}) == {**NONE, "accepted": 1}
+    assert await items(client, "ada") == ["item-6"]
+
+
+async def test_users_are_listed(client: httpx.AsyncClient) -> None:
+    await post(client, *({"user": f"u{i}", "item": "a"} for i in range(30)))
+    assert len((await client.get("/v1/users")).json()["users"]) == 20
+    assert (await client.get("/v1/users?limit=3")).json() == {"users": ["ada", "bob", "u0"]}
+    assert (await client.get("/v1/users?limit=2&prefix=u2")).json() == {"users": ["u2", "u20"]}
+    is_problem(await client.get("/v1/users?limit=1001"), "invalid_request")
+
+
+# Faults
+
+
+async def test_a_store_that_is_full_refuses_writes_and_answers_go_on(
+    settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
+        store = service.store
+        begun = store._begun
+
+        def limited() -> Any:
+            store._own_connection().execute("PRAGMA max_page_count = 1")
+            return begun()
+
+        monkeypatch.setattr(store, "_begun", limited)
+        batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
+        response = await client.post(URL, json=batch)
+        is_problem(response, "store_unavailable")
+        assert response.headers["retry-after"] == "5"
+        assert "histories.db" not in response.text
+        assert await items(client, "eve") == ["item-1"]
+        assert await recommended(client, "eve") == recommender.expected(["item-1"])
+
+
+async def test_events_are_counted(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        event = {"event_id": "1", "user": "eve", "item": "item-1"}
+        await post(client, event)
+        await post(client, event)
+        await client.delete("/v1/users/eve")
+        text = service.metrics.exposition().decode()
+        assert 'recsys_events_total{result="accepted"} 1.0' in text
+        assert 'recsys_events_total{result="duplicate"} 1.0' in text
+        assert "recsys_erasures_total 1.0" in text
+        assert 'recsys_store_seconds_count{operation="append"} 2.0' in text
+
+
+async def test_the_document_describes_both_forms_of_a_batch(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    content = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]
+    assert set(content) == {"application/json", "application/x-ndjson"}
+    event = content["application/json"]["schema"]["properties"]["events"]["items"]
+    assert event["required"] == ["user", "item"]
+    assert "409" in document["paths"]["/v1/events"]["post"]["responses"]
