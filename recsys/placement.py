@@ -107,31 +107,40 @@ def _check_codes(item: NewItem, sizes: Sequence[int]) -> None:
 
 
 def _column(values: list[Any], of: pa.DataType, name: str, items: Sequence[NewItem]) -> pa.Array:
-    try:
-        return _array(values, of)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        for value, item in zip(values, items, strict=True):
-            try:
-                _array([value], of)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                where = name if name in FIXED else f"attributes.{name}"
-                raise ItemError(
-                    f"item {item.item_id!r}: {where}: want {_name(of)}, got {_show(value)}"
-                ) from None
-        raise
-
-
-def _array(values: list[Any], of: pa.DataType) -> pa.Array:
     plain = of.value_type if pa.types.is_dictionary(of) else of
-    number = plain.value_type if pa.types.is_list(plain) or pa.types.is_large_list(plain) else plain
-    if pa.types.is_integer(number) or pa.types.is_floating(number):
-        # to Arrow a truth value is a number; to filters it is not
-        for value in values:
-            parts = value if isinstance(value, list | tuple) else [value]
-            if any(isinstance(part, bool) for part in parts):
-                raise TypeError
-    array = pa.array(values, plain)
-    return array.dictionary_encode().cast(of) if pa.types.is_dictionary(of) else array
+    try:
+        if all(_fits(value, plain) for value in values):
+            array = pa.array(values, plain)
+            return array.dictionary_encode().cast(of) if plain is not of else array
+    except (pa.ArrowException, OverflowError):
+        pass  # which one it is, is found out below
+    for value, item in zip(values, items, strict=True):
+        try:
+            wrong = not _fits(value, plain)
+            pa.array([value], plain)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            wrong = True
+        if wrong:
+            where = name if name in FIXED else f"attributes.{name}"
+            raise ItemError(f"item {item.item_id!r}: {where}: want {_name(of)}, got {_show(value)}")
+    raise ItemError(f"items: {name}: want {_name(of)}")
+
+
+def _fits(value: Any, of: pa.DataType) -> bool:
+    """Whether a value is of a type, without the liberties that Arrow takes (1.5 -> 1, "ab")."""
+    if value is None:
+        return True
+    if pa.types.is_list(of) or pa.types.is_large_list(of):
+        return isinstance(value, list | tuple) and all(_fits(v, of.value_type) for v in value)
+    if pa.types.is_integer(of):
+        return isinstance(value, int) and not isinstance(value, bool)
+    if pa.types.is_floating(of):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if pa.types.is_boolean(of):
+        return isinstance(value, bool)
+    if pa.types.is_string(of) or pa.types.is_large_string(of):
+        return isinstance(value, str)
+    return True
 
 
 def _name(of: pa.DataType) -> str:

@@ -1,0 +1,505 @@
+"""The hot catalogue: any road to a catalogue gives the answers of that catalogue, at any time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.artifacts import Manifest
+from recsys.bundle import Bundle
+from recsys.catalog import Catalog
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search
+from recsys.errors import FilterError, ItemError, RequestError
+from recsys.live import Epochs, NewItem
+from recsys.prompts import PromptConfig
+from recsys.recommender import Recommender, RecommendRequest
+from recsys.testing import tiny_model
+from recsys.vocabulary import Vocabulary
+
+LEVELS = (4, 3, 4)
+VOCABULARY = Vocabulary.from_levels(LEVELS)
+PROMPT = PromptConfig(max_items=4, block=2)
+MODEL = tiny_model(vocabulary=VOCABULARY.size, hidden=128, layers=1)
+DRAFT = tiny_model(vocabulary=VOCABULARY.size, hidden=128, layers=1, seed=3)
+NAMES = [f"id-{i}" for i in range(20)]
+COLORS = ("red", "green", None)
+SCHEMA = pa.schema(
+    {
+        "item_id": pa.string(),
+        "title": pa.string(),
+        "text": pa.string(),
+        "color": pa.string(),
+        "price": pa.int64(),
+        "weight": pa.float64(),
+        "tags": pa.list_(pa.string()),
+        "stock": pa.bool_(),
+    }
+)
+
+
+def attributes(i):
+    given = {"color": COLORS[i % 3], "price": i, "tags": [f"t{i % 2}", f"t{i % 5}"]}
+    given |= {"weight": i / 2, "stock": i % 2 == 0}
+    return {k: v for k, v in given.items() if v is not None}
+
+
+def bundle_of(items):
+    """A bundle of `NewItem`s that all have codes."""
+    rows = [{"item_id": i.item_id, "title": i.title, "text": i.text, **i.attributes} for i in items]
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    codes = np.array([i.semantic_id for i in items], np.int32).reshape(-1, len(LEVELS))
+    catalog = Catalog(table, codes)
+    manifest = Manifest(kind="bundle", config={}, parents={}, files={}, info={})
+    return Bundle(Path("nowhere"), manifest, catalog, VOCABULARY, PROMPT)
+
+
+def first_items():
+    rng = np.random.default_rng(0)
+    return [
+        NewItem(name, f"Thing {i}", "", attributes(i), tuple(rng.integers(0, LEVELS).tolist()))
+        for i, name in enumerate(NAMES[:12])
+    ]
+
+
+FIRST = first_items()
+BUNDLE = bundle_of(FIRST)
+
+
+def make(**options):
+    return Recommender(BUNDLE, MODEL, **options)
+
+
+def ids(result):
+    return [r.item_id for r in result.recommendations]
+
+
+def agree(answer, expected, k):
+    """Whether answers are the same, but for what equal scores leave open.
+
+    Which of the items of one leaf comes first is settled by their dense numbers, and those depend
+    on the road.
+    """
+    one, other = answer.recommendations, expected.recommendations
+    scores = [[r.score for r in each] for each in (one, other)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    if len(one) < k:  # nothing was cut off
+        shown = [{(r.item_id, r.title, r.semantic_id) for r in each} for each in (one, other)]
+        assert shown[0] == shown[1]
+    assert answer.unknown_items == expected.unknown_items
+    assert answer.eligible == expected.eligible
+
+
+codes_of = st.tuples(*(st.integers(0, size - 1) for size in LEVELS))
+new_items = st.builds(
+    lambda n, i, codes: NewItem(n, f"New {i}", "", attributes(i), codes),
+    st.sampled_from(NAMES),
+    st.integers(0, 30),
+    codes_of,
+)
+changes = st.lists(
+    st.one_of(
+        st.lists(new_items, min_size=1, max_size=4, unique_by=lambda i: i.item_id),
+        st.lists(st.sampled_from(NAMES), min_size=1, max_size=6),
+        st.just("compact"),
+    ),
+    max_size=8,
+)
+FILTERS = [
+    None,
+    {"must": [{"key": "color", "match": "red"}]},
+    {"must": [{"key": "price", "range": {"gte": 5}}], "must_not": [{"key": "tags", "match": "t1"}]},
+    {"must": [{"key": "stock", "match": True}]},
+    {"must": [{"key": "weight", "exists": False}]},
+    {"must": [{"key": "item_id", "any": NAMES[::3]}]},
+]
+
+
+def apply(recommender, wanted, change):
+    """One change, to the recommender and to a plain dictionary of what it should have."""
+    if change == "compact":
+        recommender._epochs.compact()
+    elif isinstance(change[0], NewItem):
+        recommender.upsert(change)
+        wanted |= {item.item_id: item for item in change}
+    else:
+        there = recommender.remove(change)
+        assert there == [name for name in dict.fromkeys(change) if name in wanted]
+        for name in change:
+            wanted.pop(name, None)
+
+
+@given(changes=changes, data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_changes_give_the_answers_of_the_final_catalogue_built_anew(changes, data):
+    hot, wanted = make(), {item.item_id: item for item in FIRST}
+    for change in changes:
+        apply(hot, wanted, change)
+    history = data.draw(st.lists(st.sampled_from([*wanted, "?"]), max_size=4))
+    excluded = data.draw(st.lists(st.sampled_from(NAMES), max_size=3))
+    requests = [
+        RecommendRequest(history, k, True, excluded, filter=f, boosts=boosts, mode=mode)
+        for f in FILTERS
+        for k, boosts, mode in (
+            (25, (), "auto"),
+            (4, (), "auto"),
+            (25, (), "strict"),
+            (25, [{"filter": FILTERS[1], "weight": 2.0}], "auto"),
+        )
+    ]
+    answers = hot.recommend_batch(requests)
+    assert {a.epoch for a in answers} == {hot.epoch.number}
+    assert hot.epoch.num_items == len(wanted)
+    assert {name for name in NAMES if hot.catalog.find(name) >= 0} == set(wanted)
+    if not wanted:
+        assert all(not answer.recommendations for answer in answers)
+        return
+    cold = Recommender(bundle_of(list(wanted.values())), MODEL)
+    for r, answer, expected in zip(requests, answers, cold.recommend_batch(requests), strict=True):
+        agree(answer, expected, r.k)
+    for name, item in wanted.items():
+        assert hot.epoch.item(name) == replace(item, semantic_id=tuple(item.semantic_id))
+
+
+@given(changes=changes)
+@settings(max_examples=40, deadline=None)
+def test_decoding_over_an_epoch_is_decoding_over_a_trie_rebuilt(changes):
+    hot, wanted = make(), {item.item_id: item for item in FIRST}
+    for change in changes:
+        apply(hot, wanted, change)
+    if not wanted:
+        return
+    epoch = hot.epoch
+    prompts = [np.array([1]), np.array([1, 2, 7, 10])]
+    found = beam_search(MODEL, prompts, epoch.trie, 8, masks=[epoch.mask] * 2)
+    tokens = VOCABULARY.encode(np.array([i.semantic_id for i in wanted.values()]))
+    expected = beam_search(MODEL, prompts, ItemTrie.build(tokens), 8)
+    # a narrower tree is run in other blocks, which may round the last bits otherwise
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=0)
+    real = found.rows >= 0
+    assert (found.tokens[real] == expected.tokens[real]).all()
+    for row in range(epoch.trie.num_rows):
+        items = epoch.trie.items_of(row)
+        assert (epoch.encoder.item_tokens[items] == epoch.trie.rows[row]).all()
+
+
+@given(changes=changes)
+@settings(max_examples=25, deadline=None)
+def test_an_old_epoch_stays_what_it_was(changes):
+    hot, wanted = make(), {item.item_id: item for item in FIRST}
+    known = []
+    for change in changes:
+        apply(hot, wanted, change)
+        known.append((hot.epoch, dict(wanted)))
+    for epoch, had in known:
+        assert {n for n in NAMES if epoch.catalog.find(n) >= 0} == set(had)
+        for name, item in had.items():
+            assert epoch.item(name) == item
+        assert epoch.catalog.items.num_rows == len(epoch.catalog) == len(epoch.catalog.item_ids)
+        rows = epoch.catalog.items.to_pylist()
+        for name in had:
+            dense = epoch.catalog.find(name)
+            assert rows[dense]["title"] == had[name].title == epoch.catalog.titles[dense]
+            assert epoch.catalog.item_ids[dense] == epoch.catalog.item_id(dense) == name
+        if had:
+            mask = epoch.filters.mask(FILTERS[1])
+            places = epoch.trie.row_items[mask.items]
+            red = {epoch.catalog.item_id(i) for i in places}
+            assert red == {n for n, i in had.items() if i.attributes.get("color") == "red"}
+
+
+def test_forgetting_what_was_removed_renumbers_only_what_was_added(monkeypatch):
+    monkeypatch.setattr("recsys.live._FORGET", 2)
+    hot = make()
+    before = hot.epoch
+    hot.upsert([NewItem(f"n{i}", f"New {i}", "", attributes(i), (1, 1, 1)) for i in range(10)])
+    middle = hot.epoch
+    hot.remove([f"n{i}" for i in range(8)])
+    hot.upsert([NewItem("last", semantic_id=(0, 0, 0))])
+    after = hot.epoch
+    assert [len(e.catalog) for e in (before, middle, after)] == [12, 22, 15]
+    assert after.catalog.item_ids == [*NAMES[:12], "n8", "n9", "last"]
+    assert middle.catalog.item_ids[12:] == [f"n{i}" for i in range(10)]
+    assert after.item("n9") == middle.item("n9")
+    assert after.filters.mask({"must": [{"key": "price", "any": [8, 9]}]}).eligible == 4
+
+
+def test_what_is_hidden_is_folded_in_the_background(monkeypatch):
+    monkeypatch.setattr("recsys.live._FORGET", 2)
+    hot = make()
+    hot.remove(NAMES[:6])
+    for thread in threading.enumerate():
+        if thread.name == "compaction":
+            thread.join()
+    assert hot.epoch.left is None
+    assert len(hot.trie.row_items) == 6
+    assert hot.epoch.number == 2
+
+
+def test_a_removed_item_of_the_bundle_is_still_understood_in_histories():
+    hot = make()
+    item = NAMES[3]
+    expected = hot.recommend_batch([RecommendRequest([item], 20)])
+    hot.remove([item])
+    for _ in range(2):
+        (answer,) = hot.recommend_batch([RecommendRequest([item], 20)])
+        assert answer.recommendations == expected[0].recommendations
+        assert answer.unknown_items == []
+        hot._epochs.compact()
+    assert hot.catalog.index([item]).tolist() == [-1]
+    assert hot.catalog.known([item]).tolist() == [3]
+
+
+def test_a_removed_item_that_was_added_is_forgotten():
+    hot = make()
+    hot.upsert([NewItem("new", semantic_id=(0, 0, 0))])
+    assert "new" in ids(hot.recommend_batch([RecommendRequest([], 20)])[0])
+    (answer,) = hot.recommend_batch([RecommendRequest(["new"], 20)])
+    assert answer.unknown_items == []
+    hot.remove(["new"])
+    (answer,) = hot.recommend_batch([RecommendRequest(["new"], 20)])
+    assert answer.unknown_items == ["new"]
+    assert "new" not in ids(answer)
+
+
+def test_an_update_keeps_the_codes_and_a_return_gets_them_back():
+    hot = make()
+    codes = FIRST[2].semantic_id
+    hot.upsert([NewItem(NAMES[2], "Renamed")])
+    assert hot.epoch.item(NAMES[2]) == NewItem(NAMES[2], "Renamed", semantic_id=codes)
+    hot.upsert([NewItem(NAMES[2], semantic_id=(3, 2, 3))])
+    hot.remove([NAMES[2]])
+    hot.upsert([NewItem(NAMES[2], "Back")])
+    assert hot.epoch.item(NAMES[2]).semantic_id == codes
+
+
+def test_items_are_placed_beside_what_they_are_like_on_free_codes_while_there_are_any():
+    items = [NewItem("a", semantic_id=(0, 0, 1)), NewItem("b", semantic_id=(0, 0, 2))]
+    epochs = Epochs(bundle_of(items))
+    epochs.upsert([NewItem("c", like="a"), NewItem("d", like="c"), NewItem("e", like="d")])
+    codes = [epochs.current.item(name).semantic_id for name in "cde"]
+    assert codes == [(0, 0, 3), (0, 0, 0), (0, 0, 0)]  # the last one shares the leaf of `d`
+    epochs.remove(["b"])
+    epochs.upsert([NewItem("f", like="a")])
+    assert epochs.current.item("f").semantic_id == (0, 0, 2)  # what was removed is free again
+
+
+class Coder:
+    """Codes from a title of three digits; a code is as far as its number."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def encode(self, items):
+        self.calls += 1
+        codes = [[int(c) for c in t] for t in items["title"].to_pylist()]
+        last = np.array(codes)[:, -1:]
+        return np.array(codes, np.int32), np.abs(np.arange(LEVELS[-1]) - last).astype(np.float32)
+
+    def beside(self, code):
+        return np.abs(np.arange(LEVELS[-1]) - code).astype(np.float32)
+
+
+def test_new_items_get_the_nearest_free_code_of_the_last_level():
+    coder = Coder()
+    epochs = Epochs(bundle_of([NewItem("a", semantic_id=(1, 1, 2))]), coder=coder)
+    epochs.upsert([NewItem(str(i), "112") for i in range(4)])
+    placed = [epochs.current.item(str(i)).semantic_id for i in range(4)]
+    assert placed == [(1, 1, 1), (1, 1, 3), (1, 1, 0), (1, 1, 2)]
+    assert coder.calls == 1
+    epochs.upsert([NewItem("0", "300")])  # it has its place
+    assert epochs.current.item("0").semantic_id == (1, 1, 1)
+    assert coder.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (NewItem("", semantic_id=(0, 0, 0)), r"items\[1\]: item_id"),
+        (NewItem("x" * 600, semantic_id=(0, 0, 0)), r"items\[1\]: item_id.*512"),
+        (NewItem(7, semantic_id=(0, 0, 0)), r"items\[1\]: item_id.*7"),
+        (NewItem("x", title=None, semantic_id=(0, 0, 0)), "item 'x': title: want text"),
+        (NewItem("x", semantic_id=(0, 3, 0)), "item 'x': semantic_id: want 0 to 2 at level 2"),
+        (NewItem("x", semantic_id=(0, -1, 0)), "semantic_id.*got -1"),
+        (NewItem("x", semantic_id=(0, True, 0)), "semantic_id.*got True"),
+        (NewItem("x", semantic_id=(0, 0)), "item 'x': semantic_id: want 3 codes"),
+        (NewItem("x", semantic_id=5), "item 'x': semantic_id: want 3 codes"),
+        (NewItem("x", semantic_id=(0, 0, 0), like="id-1"), "semantic_id and like"),
+        (NewItem("x", like="nobody"), "item 'x': like: .*'nobody'"),
+        (NewItem("x", like=3), "item 'x': like: want the id"),
+        (NewItem("x"), "item 'x': semantic_id: this bundle has no item encoder"),
+        (NewItem("x", "", "", {"colour": "red"}, (0, 0, 0)), "'colour'; this catalogue has color"),
+        (NewItem("x", "", "", {"title": "t"}, (0, 0, 0)), "item 'x': attributes: .*'title'"),
+        (NewItem("x", "", "", {"color": 4}, (0, 0, 0)), r"'x': attributes\.color: want text"),
+        (NewItem("x", "", "", {"price": "4"}, (0, 0, 0)), r"attributes\.price: want a whole"),
+        (NewItem("x", "", "", {"price": 1.5}, (0, 0, 0)), r"attributes\.price.*1\.5"),
+        (NewItem("x", "", "", {"price": True}, (0, 0, 0)), r"attributes\.price.*True"),
+        (NewItem("x", "", "", {"price": 2**70}, (0, 0, 0)), r"attributes\.price"),
+        (NewItem("x", "", "", {"stock": "no"}, (0, 0, 0)), r"stock: want true or false"),
+        (NewItem("x", "", "", {"tags": "t1"}, (0, 0, 0)), r"tags: want a list of text"),
+        (NewItem("x", "", "", ["red"], (0, 0, 0)), "item 'x': attributes: want an object"),
+        (NewItem("id-1", semantic_id=(0, 0, 0)), "'id-1': item_id is given twice"),
+    ],
+)
+def test_a_malformed_item_is_named_and_nothing_is_added(item, says):
+    hot = make()
+    with pytest.raises(ItemError, match=says):
+        hot.upsert([NewItem("id-1", "Renamed", semantic_id=(0, 0, 0)), item])
+    assert hot.epoch.number == 0
+    assert hot.epoch.item("id-1").title == "Thing 1"
+
+
+def test_an_empty_call_changes_nothing():
+    hot = make()
+    assert hot.upsert([]) is hot.epoch
+    assert hot.remove([]) == hot.remove(["nobody"]) == []
+    assert hot.epoch.number == 0
+
+
+def test_attributes_of_new_items_are_filtered_by_like_the_others():
+    hot = make()
+    hot.upsert([NewItem("n", "", "", {"color": "blue", "tags": ["t9"]}, (2, 2, 2))])
+    for wanted in ({"key": "color", "match": "blue"}, {"key": "tags", "any": ["t9"]}):
+        (answer,) = hot.recommend_batch([RecommendRequest([], 5, filter={"must": [wanted]})])
+        assert ids(answer) == ["n"]
+        assert answer.eligible == 1
+    with pytest.raises(FilterError, match="range compares numbers"):
+        hot.eligible(RecommendRequest([], filter={"must": [{"key": "color", "range": {"gt": 1}}]}))
+    hits = hot.filters.stats.misses
+    hot.remove(["n"])
+    assert hot.filters.stats.misses == hits  # counters go on
+    assert (
+        hot.eligible(RecommendRequest([], filter={"must": [{"key": "color", "match": "blue"}]}))
+        == 0
+    )
+
+
+def test_calls_that_come_together_share_an_epoch_and_one_that_fails_harms_no_other(monkeypatch):
+    hot = make()
+    building, go_on = threading.Event(), threading.Event()
+    real = ItemTrie.build
+
+    def slow(tokens):
+        building.set()
+        go_on.wait(10)
+        return real(tokens)
+
+    monkeypatch.setattr(ItemTrie, "build", slow)
+    outcomes = {}
+
+    def add(name, **fields):
+        try:
+            outcomes[name] = hot.upsert([NewItem(name, **fields)]).number
+        except ItemError as error:
+            outcomes[name] = str(error)
+
+    first = threading.Thread(target=add, args=("first",), kwargs={"semantic_id": (0, 0, 0)})
+    first.start()
+    building.wait(10)
+    others = [
+        threading.Thread(target=add, args=(f"n{i}",), kwargs={"semantic_id": (0, 1, i % 4)})
+        for i in range(6)
+    ]
+    others.append(threading.Thread(target=add, args=("bad",), kwargs={"like": "nobody"}))
+    for thread in others:
+        thread.start()
+    while len(hot._epochs._waiting) < 7:
+        pass
+    removed = hot.remove(["id-0", "first"])  # at once, though a trie is being built
+    assert removed == ["id-0"]
+    assert hot.epoch.item("id-0") is None
+    go_on.set()
+    for thread in (first, *others):
+        thread.join(10)
+    assert outcomes.pop("bad").startswith("item 'bad': like")
+    assert outcomes.pop("first") == 2
+    assert set(outcomes.values()) == {3}
+    assert hot.epoch.item("id-0") is None
+    assert "id-0" not in ids(hot.recommend_batch([RecommendRequest([], 30)])[0])
+
+
+def test_a_batch_sees_one_epoch_to_its_end():
+    hot = make()
+    real, seen = hot.engine.decode, []
+
+    def decode(*args, **kwargs):
+        if not seen:  # between the groups of one batch everything changes
+            hot.remove(NAMES[:6])
+            hot.upsert([NewItem("new", semantic_id=(3, 2, 3))])
+        found = real(*args, **kwargs)
+        seen.append(kwargs)
+        return found
+
+    expected = make().recommend_batch([RecommendRequest([], 12), RecommendRequest([], 30)])
+    hot.engine.decode = decode
+    answers = hot.recommend_batch([RecommendRequest([], 12), RecommendRequest([], 30)])
+    assert len(seen) == 2
+    assert [a.epoch for a in answers] == [0, 0]
+    assert [a.recommendations for a in answers] == [e.recommendations for e in expected]
+    (after,) = hot.recommend_batch([RecommendRequest([], 30)])
+    assert after.epoch == 2
+    assert set(ids(after)) == {*NAMES[6:12], "new"}
+
+
+def test_strict_and_beam_answer_alike_and_relaxed_samples():
+    hot = make(draft=DRAFT)
+    history = NAMES[:2]
+    beam, strict = hot.recommend_batch(
+        [RecommendRequest(history, mode=m) for m in ("beam", "strict")]
+    )
+    assert ids(beam) == ids(strict)
+    assert strict.stats["drafted_nodes"] > 0 == beam.stats["drafted_nodes"]
+    ask = [RecommendRequest(history, mode="relaxed", seed=s) for s in (1, 2, 1)]
+    one, _, again = hot.recommend_batch(ask)
+    assert one == again
+    assert one.certificate == "approximate"
+    with pytest.raises(ValueError, match="give it a seed"):
+        RecommendRequest(history, mode="relaxed")
+    with pytest.raises(ValueError, match="only a strict decode can be traced"):
+        RecommendRequest(history, mode="relaxed", seed=1, trace=True)
+    with pytest.raises(ValueError, match="mode 'fast'"):
+        RecommendRequest(history, mode="fast")
+    plain = make()
+    for ask_it in (plain.eligible, lambda r: plain.recommend_batch([r])):
+        with pytest.raises(RequestError, match="needs a draft model"):
+            ask_it(ask[0])
+    assert ids(plain.recommend_batch([RecommendRequest(history, mode="strict")])[0]) == ids(beam)
+
+
+@pytest.mark.parametrize("removed", [[], NAMES[:4]])
+def test_a_trace_counts_what_is_below_its_nodes_and_what_is_closed(removed):
+    hot = make()
+    hot.remove(removed)
+    wanted = {"must": [{"key": "price", "range": {"lt": 9}}]}
+    plain, traced, filtered = hot.recommend_batch(
+        [
+            RecommendRequest([]),
+            RecommendRequest([], trace=True),
+            RecommendRequest([], filter=wanted, trace=True),
+        ]
+    )
+    assert plain.trace is None
+    assert ids(plain) == ids(traced)
+    for answer, most in ((traced, 12), (filtered, 9)):
+        there = [i for i in FIRST[:most] if i.item_id not in removed]
+        paths: list[tuple[int, ...]] = []
+        for node in answer.trace.nodes:
+            code = node.token - VOCABULARY.level_offsets[node.depth - 1]
+            paths.append((*(paths[node.parent] if node.parent >= 0 else ()), code))
+            below = [i for i in there if i.semantic_id[: node.depth] == paths[-1]]
+            assert node.items == len(below)
+        beams = [p for p, n in zip(paths, answer.trace.nodes, strict=True) if n.fate != "rejected"]
+        for level, size in enumerate(LEVELS, 1):
+            above = [p for p in [(), *beams] if len(p) == level - 1]
+            open_ = {i.semantic_id[:level] for i in there if i.semantic_id[: level - 1] in above}
+            assert answer.trace.blocked[level] == size * len(above) - len(open_)
+        json.dumps(answer.trace.as_dict())
