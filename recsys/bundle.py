@@ -6,6 +6,7 @@ catalog/            items.parquet: item id, semantic ID, title, attributes; quan
                     item_encoder/, where codes were learned: they find codes of new items
 vocabulary.json     where the semantic tokens sit
 prompts.json        how much of a history the model sees
+retrieval/          neighbours, popularity, item vectors, and the blend (optional)
 eval/               validation metrics of the training run
 """
 
@@ -20,6 +21,7 @@ from recsys.artifacts import Manifest, read_manifest, verify
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.retrieval import Retrieval
 from recsys.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 KIND = "bundle"
 TARGET, DRAFT, CATALOG, EVAL = "target", "draft", "catalog", "eval"
 QUANTIZER, ITEM_ENCODER = "quantizer", "item_encoder"
-PROMPTS = "prompts.json"
+PROMPTS, RETRIEVAL = "prompts.json", "retrieval"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,24 @@ class Bundle:
         encoder, quantizer = (self.path / CATALOG / name for name in (ITEM_ENCODER, QUANTIZER))
         there = encoder.is_dir() and quantizer.is_dir()
         return ItemEncoder(encoder, quantizer) if there else None
+
+    @property
+    def retrieval(self) -> Retrieval | None:
+        """What similar items, fallbacks and blends come from; None if the bundle has none.
+
+        Raises:
+            ArtifactError: it is damaged, or of another catalogue.
+        """
+        folder = self.path / RETRIEVAL
+        if not folder.is_dir():
+            return None
+        found = Retrieval.load(folder)
+        if len(found) != len(self.catalog):
+            raise ArtifactError(
+                f"{folder} is of {len(found)} items, the catalogue has {len(self.catalog)}; make "
+                "the bundle again"
+            )
+        return found
 
     @property
     def encoder(self) -> PromptEncoder:

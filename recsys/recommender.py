@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from recsys.blending import Lists, allowed_items, blended, candidate_rows
 from recsys.bundle import Bundle
 from recsys.constraint.filters import ItemBoosts, ItemFilter
 from recsys.errors import ArtifactError, RequestError
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from recsys.decoding.trace import Trace
     from recsys.live import Epoch, NewItem
     from recsys.prompts import PromptEncoder
+    from recsys.retrieval import Retrieval
 
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular"]
+SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.blending`'s numbers
 Verification = Literal["auto", "strict", "relaxed", "beam"]
 MIN_BEAMS = 20
 DTYPES = ("float32", "bfloat16", "float64")
@@ -53,7 +56,8 @@ class Recommendation:
     Attributes:
         item_id: outside id.
         score: log-probability of its semantic ID given the history, over the whole vocabulary,
-            and what it gains by the request's boosts.
+            and what it gains by the request's boosts; in a blended list also what retrieval thinks
+            of it (`recsys.blending`).
         title: from the catalogue.
         semantic_id: its codes, 0-based.
         source: what proposed it.
@@ -91,10 +95,12 @@ class RecommendRequest:
             drafted tree (by the bundle's draft, else all of level 1), with the same answer;
             `relaxed` samples approximately, by what the draft proposes and chance accepts.
         trace: also say how the answer was found; plain search is then replaced by `strict`.
+        blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
+            bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
 
     Raises:
-        ValueError: a field out of its range, a seed together with `global` or boosts, or `relaxed`
-            without a seed or with a trace.
+        ValueError: a field out of its range, a seed together with `global` or boosts, `relaxed`
+            without a seed or with a trace, or a blend where there can be none.
         FilterError: a malformed filter or boost.
     """
 
@@ -109,6 +115,7 @@ class RecommendRequest:
     boosts: Sequence[Mapping[str, Any]] = ()
     mode: Verification = "auto"
     trace: bool = False
+    blend: bool | None = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -127,11 +134,20 @@ class RecommendRequest:
             raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
         if self.mode == "relaxed" and self.trace:
             raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
+        if self.blend and not self.searches_plainly:
+            raise ValueError(
+                "blend: lists are blended in mode 'auto' with guarantee 'beam' and without a seed"
+            )
         # malformed ones are refused here
         if self.filter is not None:
             _ = self.item_filter
         if self.boosts:
             _ = self.item_boosts
+
+    @property
+    def searches_plainly(self) -> bool:
+        """Whether it asks for the model's best items in no particular way."""
+        return self.mode == "auto" and self.guarantee == "beam" and self.seed is None
 
     @cached_property
     def item_filter(self) -> ItemFilter:
@@ -176,6 +192,7 @@ class Recommender:
         bundle: what was loaded.
         model: the target (Hugging Face).
         engine: what decodes.
+        retrieval: what similar items, fallbacks and blends come from; None if the bundle has none.
     """
 
     def __init__(
@@ -193,7 +210,7 @@ class Recommender:
         from recsys.decoding import Engine
 
         self.bundle, self.model, self.mode = bundle, model, mode
-        self.max_batch = max_batch
+        self.max_batch, self.retrieval = max_batch, bundle.retrieval
         self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=self._prepare)
         self.engine = Engine(
             model,
@@ -306,14 +323,15 @@ class Recommender:
         Raises:
             FilterError: a filter or boost does not fit the items' attributes. `eligible` finds that
                 out for one request alone.
-            RequestError: a request's mode needs a draft, and the bundle has none; `eligible` finds
-                that out, too.
+            RequestError: a request's mode needs a draft, or its blend retrieval, and the bundle has
+                none; `eligible` finds that out, too.
         """
         epoch = self._begin()
         results: dict[int, RecommendResult] = {}
         groups: dict[_Kind, list[int]] = {}
         for place, request in enumerate(requests):
-            groups.setdefault(_Kind.of(request), []).append(place)
+            kind = _Kind.of(request, self._blends(request))
+            groups.setdefault(kind, []).append(place)
         for kind, places in groups.items():
             group = [requests[i] for i in places]
             results |= zip(places, self._decode(epoch, group, kind), strict=True)
@@ -327,9 +345,11 @@ class Recommender:
 
         Raises:
             FilterError: the filter or a boost does not fit the items' attributes.
-            RequestError: the request's mode needs a draft, and the bundle has none.
+            RequestError: the request's mode needs a draft, or its blend retrieval, and the bundle
+                has none.
         """
         self._engine_mode(request.mode)
+        self._blends(request)
         epoch = self.epoch
         mask, _ = _mask(epoch, request), _boost(epoch, request)
         return None if request.filter is None or mask is None else mask.eligible
@@ -356,6 +376,7 @@ class Recommender:
         exclude_seen: bool = True,
         *,
         beams: int | None = None,
+        blend: bool | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -366,6 +387,7 @@ class Recommender:
             k: items wanted.
             exclude_seen: leave out the items of the history.
             beams: beam width; by default max(20, k).
+            blend: as a request's.
             batch_size: histories decoded together.
             advance: called with the number of histories done, for a progress bar.
 
@@ -374,9 +396,11 @@ class Recommender:
 
         Raises:
             ValueError: k below 1.
+            RequestError: a blend of a bundle that has no retrieval.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
+        blends = self._blends(RecommendRequest([], k, blend=blend))
         epoch = self._begin()
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
@@ -385,11 +409,10 @@ class Recommender:
             places = order[start : start + batch_size]
             group = histories.take(places)
             seen = group if exclude_seen else Histories.of([[]] * len(group))
-            kind = _Kind(beams or max(MIN_BEAMS, k))
+            kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
             masks = [epoch.mask] * len(group)
-            items[places], scores[places], _ = self._top(
-                epoch, group, seen, masks, [None] * len(group), k, kind
-            )
+            found, _ = self._top(epoch, group, seen, masks, [None] * len(group), k, kind)
+            items[places], scores[places] = found.items, found.scores
             if advance is not None:
                 advance(len(places))
         return items, scores
@@ -412,6 +435,118 @@ class Recommender:
         self.engine.forget()
 
     # Retrieval, blends and exact scores of given items.
+
+    def score(
+        self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        """Exact log-probabilities of given items, one list a history; one pass for all of them.
+
+        Raises:
+            RequestError: an item that cannot be recommended; the text names it.
+        """
+        epoch = self._begin()
+        wanted = [epoch.catalog.index(ids) for ids in items]
+        for ids, found in zip(items, wanted, strict=True):
+            if (found < 0).any():
+                raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalogue")
+        prompts = epoch.encoder.encode_all(self._known(epoch, histories))
+        rows = [epoch.trie.item_row[found] for found in wanted]
+        scores = self.engine.score(prompts, rows).tolist()
+        return [line[: len(found)] for line, found in zip(scores, wanted, strict=True)]
+
+    def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
+        """Items that go with one item, best first, and how well (`Retrieval.similar`).
+
+        Items that came after the bundle was made go with those of the nearest semantic IDs; the
+        score is then the share of the codes that both begin with.
+
+        Raises:
+            RequestError: no such item, or a bundle without retrieval.
+        """
+        retrieval, epoch = self._need_retrieval(), self.epoch
+        item = epoch.catalog.find(item_id)
+        if item < 0:
+            raise RequestError(f"item {item_id!r} is not in the catalogue")
+        found = np.zeros(0, np.int32)
+        if item < len(retrieval):
+            alive = epoch.alive[: len(retrieval)]
+            named, rated = retrieval.similar(np.array([item]), k, alive)
+            found, scores = named[0][named[0] >= 0], rated[0]
+        if not len(found):
+            codes = epoch.catalog.codes
+            shared = (codes == codes[item]).cumprod(axis=1).mean(axis=1)
+            shared[~epoch.alive] = shared[item] = 0
+            found = np.argsort(-shared, kind="stable")[:k].astype(np.int32)
+            found = found[shared[found] > 0]
+            scores = shared[found].astype(np.float32)
+        ids = [epoch.catalog.item_id(i) for i in found.tolist()]
+        return list(zip(ids, scores.tolist(), strict=False))
+
+    def fallback(self, request: RecommendRequest) -> list[tuple[str, float, Source]]:
+        """A list without the model: what the history speaks for, then what is popular.
+
+        Filter and exclusions hold, boosts do not count. Scores are retrieval's log-probabilities.
+
+        Raises:
+            FilterError: the filter does not fit the items' attributes.
+            RequestError: a bundle without retrieval.
+        """
+        return self._retrieved(request, request.k, request.history)
+
+    def popular(
+        self, k: int, request: RecommendRequest | None = None
+    ) -> list[tuple[str, float, Source]]:
+        """The k most popular items that the request may get, whatever its history speaks for.
+
+        Raises:
+            FilterError: as `fallback`, like RequestError.
+        """
+        return self._retrieved(request or RecommendRequest([]), k, ())
+
+    def _retrieved(
+        self, request: RecommendRequest, k: int, history: Sequence[str]
+    ) -> list[tuple[str, float, Source]]:
+        retrieval, epoch = self._need_retrieval(), self.epoch
+        seen = request.history if request.exclude_seen else ()
+        excluded = epoch.catalog.known([*request.exclude_items, *seen])
+        mask = _mask(epoch, request)
+        found = retrieval.candidates(
+            self._known(epoch, [history]),
+            k,
+            exclude_seen=False,
+            excluded=Histories.of([excluded[excluded >= 0]]),
+            allowed=[allowed_items(epoch.trie, epoch.alive, mask, len(retrieval))],
+        )
+        return [
+            (epoch.catalog.item_id(item), score, "retrieval" if supported else "popular")
+            for item, score, supported in zip(*(part[0].tolist() for part in found), strict=True)
+            if item >= 0
+        ]
+
+    def _need_retrieval(self) -> Retrieval:
+        if self.retrieval is None:
+            raise RequestError(
+                f"bundle {self.bundle.path.name!r} has no part 'retrieval'; run the stage of that "
+                "name and make the bundle again"
+            )
+        return self.retrieval
+
+    def _blends(self, request: RecommendRequest) -> bool:
+        """Whether the answer to a request is blended."""
+        chosen = None if self.retrieval is None else self.retrieval.blend
+        if request.blend is None:
+            return request.searches_plainly and chosen is not None and chosen.weight > 0
+        if request.blend and chosen is None:
+            raise RequestError(
+                f"blend: bundle {self.bundle.path.name!r} was made without one; run the stage "
+                "'retrieval' and make the bundle again"
+            )
+        return request.blend
+
+    def _known(self, epoch: Epoch, histories: Sequence[Sequence[str]]) -> Histories:
+        """Dense items of histories of outside ids, without those that mean nothing."""
+        found = [epoch.catalog.known(history) for history in histories]
+        return Histories.of([items[items >= 0] for items in found])
 
     # What the above is made of.
 
@@ -455,9 +590,7 @@ class Recommender:
         hidden = Histories.of(excluded)
         masks = [_mask(epoch, request) for request in requests]
         boosts = [_boost(epoch, request) for request in requests]
-        items, scores, beams = self._top(
-            epoch, Histories.of(known), hidden, masks, boosts, k, kind, seeds
-        )
+        found, beams = self._top(epoch, Histories.of(known), hidden, masks, boosts, k, kind, seeds)
         traces: list[Trace | None] = [None] * len(requests)
         if kind.trace:
             traces = [
@@ -466,11 +599,12 @@ class Recommender:
             ]
         return [
             RecommendResult(
-                _name(epoch.catalog, items[i], scores[i], request.k),
+                _name(epoch.catalog, found, i, request.k, self._because(known[i], found.items[i])),
                 unknown[i],
                 {"beams": kind.beams, **vars(beams.stats[i])},
                 certificate
-                if _covers(epoch.trie, beams, i, boost, scores[i, request.k - 1])
+                if not kind.blend
+                and _covers(epoch.trie, beams, i, boost, found.scores[i, request.k - 1])
                 else "approximate",
                 None if request.filter is None or mask is None else mask.eligible,
                 epoch.number,
@@ -491,8 +625,19 @@ class Recommender:
         k: int,
         kind: _Kind,
         seeds: list[int] | None = None,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], Beams]:
-        """(n, k) items and scores of one batch, and what they were taken from."""
+    ) -> tuple[Lists, Beams]:
+        """The best k of each request of one batch, and what was searched for them."""
+        blend = None if self.retrieval is None or not kind.blend else self.retrieval.blend
+        along: dict[str, Any] = {}
+        if self.retrieval is not None and blend is not None:
+            allowed = [
+                allowed_items(epoch.trie, epoch.alive, mask, len(self.retrieval)) for mask in masks
+            ]
+            candidates = self.retrieval.candidates(
+                histories, blend.candidates, False, excluded=excluded, allowed=allowed
+            )
+            along["candidates"] = candidate_rows(epoch.trie, candidates)
+            along["candidate_nodes"] = blend.nodes
         beams = self.engine.decode(
             epoch.encoder.encode_all(histories),
             kind.beams,
@@ -507,10 +652,34 @@ class Recommender:
             temperature=kind.temperature,
             until_global=kind.guarantee == "global",
             traced=kind.trace,
+            **along,
         ).beams
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        items, scores = _items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
-        return items, scores, beams
+        wanted = k if blend is None else rows.shape[1]
+        found = Lists.of_model(
+            *_items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, wanted)
+        )
+        if self.retrieval is None or blend is None or beams.candidate_scores is None:
+            return found, beams
+        return (
+            blended(
+                found,
+                candidates,
+                beams.candidate_scores.cpu().numpy(),
+                self.retrieval,
+                histories,
+                blend.weight,
+                k,
+                trie=epoch.trie,
+                boosts=boosts,
+            ),
+            beams,
+        )
+
+    def _because(
+        self, history: NDArray[np.int32], items: NDArray[np.int32]
+    ) -> NDArray[np.int64] | None:
+        return None if self.retrieval is None else self.retrieval.because(history, items)
 
 
 def _boost(epoch: Epoch, request: RecommendRequest) -> Boost | None:
@@ -535,16 +704,20 @@ def _covers(trie: ItemTrie, beams: Beams, i: int, boost: Boost | None, last: flo
 
 
 def _name(
-    catalog: Catalog, items: NDArray[np.int32], scores: NDArray[np.float32], k: int
+    catalog: Catalog, found: Lists, request: int, k: int, because: NDArray[np.int64] | None
 ) -> list[Recommendation]:
+    lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
+    reasons = [-1] * k if because is None else because[:k].tolist()
     return [
         Recommendation(
             catalog.item_id(item),
             score,
             catalog.title(item),
             tuple(catalog.codes[item].tolist()),
+            SOURCES[source],
+            catalog.item_id(reason) if reason >= 0 else None,
         )
-        for item, score in zip(items[:k].tolist(), scores[:k].tolist(), strict=True)
+        for item, score, source, reason in zip(*lines, reasons, strict=False)
         if item >= 0
     ]
 
@@ -577,9 +750,10 @@ class _Kind:
     temperature: float = 1.0
     mode: Verification = "auto"
     trace: bool = False
+    blend: bool = False
 
     @classmethod
-    def of(cls, request: RecommendRequest) -> _Kind:
+    def of(cls, request: RecommendRequest, blend: bool) -> _Kind:
         sampled = request.seed is not None
         temperature = request.temperature if sampled else 1.0
         return cls(
@@ -589,6 +763,7 @@ class _Kind:
             temperature,
             request.mode,
             request.trace,
+            blend,
         )
 
 

@@ -226,7 +226,8 @@ class Retrieval:
         history, items = np.asarray(history, np.int64), np.asarray(items, np.int64)
         answer = np.full(len(items), -1, np.int64)
         ages = len(history) - 1 - np.arange(len(history))
-        heard, asked = np.flatnonzero(history < len(self)), np.flatnonzero(items < len(self))
+        heard = np.flatnonzero(history < len(self))
+        asked = np.flatnonzero((items >= 0) & (items < len(self)))
         if not len(heard) or not len(asked):
             return answer
         weights = self.item_item.weights[history[heard]][:, items[asked]].toarray()
