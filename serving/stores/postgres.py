@@ -41,7 +41,8 @@ MIGRATIONS = {
             seed TEXT
         )""",
         "CREATE INDEX events_by_user ON events (user_id, time_ms, id)",
-        "CREATE UNIQUE INDEX events_by_event_id ON events (event_id) WHERE event_id IS NOT NULL",
+        # Not a partial one: that is not used where ids come as a parameter.
+        "CREATE UNIQUE INDEX events_by_event_id ON events (event_id)",
         "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events BIGINT NOT NULL)",
         """CREATE TABLE recommendations (
             id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -62,6 +63,15 @@ MIGRATIONS = {
         "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ),
 }
+ARRAYS = (
+    "text[]", "text[]", "text[]", "text[]", "bigint[]", "float8[]", "text[]", "smallint[]",
+    "text[]", "text[]",
+)  # fmt: skip
+INSERT = (  # a column an array: ten times as fast as a row a statement
+    f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
+    f" SELECT * FROM unnest({', '.join(f'%s::{kind}' for kind in ARRAYS)})"
+    " ON CONFLICT DO NOTHING"
+)
 LOCK = 0x7265637379  # of pg_advisory_xact_lock: one process migrates or seeds at a time
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
@@ -111,7 +121,7 @@ class PostgresStore(SqlStore):
             if time.monotonic() < self._away_until:
                 raise psycopg.OperationalError("the server was out of reach a moment ago")
         try:
-            return psycopg.connect(
+            connection: psycopg.Connection[Any] = psycopg.connect(
                 self._url,
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_S,
@@ -119,6 +129,9 @@ class PostgresStore(SqlStore):
                 keepalives_idle=10,
                 tcp_user_timeout=10_000,
             )
+            # A plan made for the first few events of a new store would be kept for millions.
+            connection.execute("SET plan_cache_mode = force_custom_plan")
+            return connection
         except psycopg.OperationalError:
             with self._away_lock:
                 self._away_until = time.monotonic() + AWAY_S
@@ -157,6 +170,10 @@ class PostgresStore(SqlStore):
 
     def _sql(self, query: str) -> str:
         return query.replace("?", "%s")
+
+    def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
+        cursor.execute(INSERT, [list(column) for column in zip(*rows, strict=True)])
+        return int(cursor.rowcount)
 
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         with cursor.copy(f"COPY events ({', '.join(EVENT_COLUMNS)}) FROM STDIN") as copy:

@@ -138,6 +138,10 @@ class SqlStore(ABC):
         """A query in the dialect's words."""
 
     @abstractmethod
+    def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
+        """Insert rows of `EVENT_COLUMNS`, but those whose id is there; how many were inserted."""
+
+    @abstractmethod
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         """Insert many new rows of `EVENT_COLUMNS`."""
 
@@ -471,17 +475,8 @@ class SqlStore(ABC):
             known |= {event.event_id: event.digest for event in fresh}
             rows += [_row(event, answers) for event in fresh]
             outcomes.append(outcome)
-        if rows:
-            marks = ", ".join("?" * len(EVENT_COLUMNS))
-            cursor.executemany(
-                self._sql(
-                    f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({marks})"  # noqa: S608
-                    " ON CONFLICT DO NOTHING"
-                ),
-                rows,
-            )
-            if cursor.rowcount != len(rows):
-                raise _RaceError
+        if rows and self._insert(cursor, rows) != len(rows):
+            raise _RaceError
         return outcomes
 
     def _look_up(

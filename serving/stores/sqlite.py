@@ -53,6 +53,10 @@ MIGRATIONS = {
         "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
     ),
 }
+INSERT = (
+    f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
+    f" VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
+)
 BUSY_TIMEOUT_S = 30.0
 CHECKPOINT_WAIT_MS = 100
 
@@ -139,12 +143,12 @@ class SqliteStore(SqlStore):
     def _sql(self, query: str) -> str:
         return query
 
+    def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
+        cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", rows)
+        return int(cursor.rowcount)
+
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
-        marks = ", ".join("?" * len(EVENT_COLUMNS))
-        cursor.executemany(
-            f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({marks})",  # noqa: S608
-            rows,
-        )
+        cursor.executemany(INSERT, rows)
 
     def _is_lost(self, connection: Any) -> bool:
         return False
