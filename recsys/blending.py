@@ -1,15 +1,18 @@
 """Blended lists: the model's beams and retrieval's candidates, ranked by both at once.
 
-    score(item) = log p_model(item) + boosts + weight * log p_retrieval(item)
+Over the union of the beams and of the candidates that the model has scored along,
 
-over the union of the beams and of the candidates that the model has scored along (DESIGN 4.12).
-Arrays in, arrays out: nothing here searches, or knows a model.
+    score = log((1 - w) * p_model^t / sum of p_model^t + w * p_retrieval) + a * nearness + boosts
+
+with the weight w, the sharpness t and the factor a of a `Blend`, and as nearness the cosine between
+the vectors of the item and of the history. Arrays in, arrays out: nothing here searches, or knows a
+model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.interactions import Histories
-    from recsys.retrieval import Candidates, Retrieval
+    from recsys.retrieval import Blend, Candidates, Retrieval
 
 MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
@@ -45,10 +48,6 @@ class Lists:
     def of_model(cls, items: NDArray[np.int32], scores: NDArray[np.float32]) -> Lists:
         """What the model has found."""
         return cls(items, scores, np.full(items.shape, MODEL, np.int8))
-
-    def first(self, k: int) -> Lists:
-        """The first k places."""
-        return Lists(self.items[:, :k], self.scores[:, :k], self.source[:, :k])
 
 
 def allowed_items(
@@ -74,52 +73,97 @@ def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.in
     return [trie.item_row[items[items >= 0]] for items in candidates.items]
 
 
-def blended(
-    model: Lists,
-    candidates: Candidates,
-    candidate_scores: NDArray[np.floating],
-    retrieval: Retrieval,
-    histories: Histories,
-    weight: float,
-    k: int,
-    *,
-    trie: ItemTrie,
-    boosts: Sequence[Boost | None],
-) -> Lists:
-    """The best k of both.
+@dataclass(frozen=True)
+class Union:
+    """What the model found and what retrieval proposed, and what both say of all of it.
 
-    Args:
-        model: what the search has found, boosts included.
-        candidates: what retrieval proposes.
-        candidate_scores: (n, c) the model's log-probabilities of the candidates; -inf for those
-            that it was not asked about, which are left out.
-        retrieval: gives log p_retrieval.
-        histories: that all of it is about.
-        weight: of log p_retrieval.
-        k: items wanted.
-        trie: the catalogue, for the boosts.
-        boosts: what each request's items gain.
+    Attributes:
+        items: (n, w) int32, -1 for padding, for repeated items and for candidates that the model
+            was not asked about.
+        log_probs: (n, w) float64 of the model, -inf there.
+        retrieved: (n, w) float64 log-probabilities of retrieval.
+        nearness: (n, w) float64 cosines of histories and items.
+        gains: (n, w) float64 of the requests' boosts.
+        source: (n, w) int8, as in `Lists`.
     """
-    width = candidate_scores.shape[1]
-    proposed = candidates.items[:, :width]
-    scores = candidate_scores.astype(np.float64)
-    for i, boost in enumerate(boosts):
-        if boost is not None:
-            real = np.flatnonzero(proposed[i] >= 0)
-            scores[i, real] += boost.items[_places(trie, proposed[i, real])]
-    again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
-    scores[again | (proposed < 0)] = -np.inf
-    items = np.concatenate([model.items, proposed], axis=1)
-    source = np.where(candidates.supported[:, :width], RETRIEVAL, POPULAR)
-    source = np.concatenate([model.source, source], axis=1)
-    scores = np.concatenate([model.scores.astype(np.float64), scores], axis=1)
-    scores += weight * retrieval.log_prob(histories, items)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    items, scores, source = (
-        np.take_along_axis(array, order, axis=1) for array in (items, scores, source)
-    )
-    items = np.where(np.isfinite(scores), items, -1)
-    return Lists(items.astype(np.int32), scores.astype(np.float32), source.astype(np.int8))
+
+    items: NDArray[np.int32]
+    log_probs: NDArray[np.float64]
+    retrieved: NDArray[np.float64]
+    nearness: NDArray[np.float64]
+    gains: NDArray[np.float64]
+    source: NDArray[np.int8]
+
+    @classmethod
+    def of(
+        cls,
+        model: Lists,
+        candidates: Candidates,
+        candidate_scores: NDArray[np.floating[Any]],
+        retrieval: Retrieval,
+        histories: Histories,
+        *,
+        trie: ItemTrie,
+        boosts: Sequence[Boost | None] = (),
+    ) -> Union:
+        """Put both together.
+
+        Args:
+            model: what the search has found; log-probabilities, without boosts.
+            candidates: what retrieval proposes.
+            candidate_scores: (n, c) the model's log-probabilities of the candidates; -inf for those
+                that it was not asked about.
+            retrieval: that proposed them.
+            histories: that all of it is about.
+            trie: the catalogue, for the boosts.
+            boosts: what each request's items gain; none for nothing.
+        """
+        proposed = candidates.items[:, : candidate_scores.shape[1]]
+        again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
+        known = ~again & (proposed >= 0) & (candidate_scores > -np.inf)
+        items = np.concatenate([model.items, np.where(known, proposed, -1)], axis=1)
+        log_probs = np.concatenate([model.scores, candidate_scores], axis=1).astype(np.float64)
+        supported = candidates.supported[:, : proposed.shape[1]]
+        source = np.concatenate([model.source, np.where(supported, RETRIEVAL, POPULAR)], axis=1)
+        gains = np.zeros(items.shape)
+        for i, boost in enumerate(boosts):
+            if boost is not None:
+                real = np.flatnonzero(items[i] >= 0)
+                gains[i, real] = boost.items[_places(trie, items[i, real])]
+        return cls(
+            items,
+            np.where(items >= 0, log_probs, -np.inf),
+            retrieval.log_prob(histories, items).astype(np.float64),
+            retrieval.nearness(histories, items).astype(np.float64),
+            gains,
+            source.astype(np.int8),
+        )
+
+    def scores(self, blend: Blend) -> NDArray[np.float64]:
+        """(n, w) blended scores, -inf where there is no item."""
+        sharp = blend.sharpness * self.log_probs
+        most = sharp.max(axis=1, keepdims=True, initial=-np.inf)
+        sharp = np.exp(sharp - np.where(np.isfinite(most), most, 0))
+        total = sharp.sum(axis=1, keepdims=True)
+        model = np.divide(sharp, total, out=np.zeros_like(sharp), where=total > 0)
+        both = (1 - blend.weight) * model + blend.weight * np.exp(self.retrieved)
+        with np.errstate(divide="ignore"):
+            scores = np.log(both) + blend.nearness * self.nearness + self.gains
+        return np.where(self.items >= 0, scores, -np.inf)
+
+    def best(self, blend: Blend, k: int) -> Lists:
+        """The k best; equal scores keep the model's order, its own items first."""
+        scores = self.scores(blend)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        items = np.take_along_axis(self.items, order, axis=1)
+        source = np.take_along_axis(self.source, order, axis=1)
+        scores = np.take_along_axis(scores, order, axis=1)
+        missing = ((0, 0), (0, k - items.shape[1]))
+        return Lists(
+            np.pad(np.where(scores > -np.inf, items, -1), missing, constant_values=-1),
+            np.pad(scores, missing, constant_values=-np.inf).astype(np.float32),
+            np.pad(source, missing),
+        )
 
 
 def _places(trie: ItemTrie, items: NDArray[np.int32]) -> NDArray[np.intp]:

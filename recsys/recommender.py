@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from recsys.blending import Lists, allowed_items, blended, candidate_rows
+from recsys.blending import Lists, Union, allowed_items, candidate_rows
 from recsys.bundle import Bundle
 from recsys.constraint.filters import ItemBoosts, ItemFilter
 from recsys.errors import ArtifactError, RequestError
@@ -655,26 +655,22 @@ class Recommender:
             **along,
         ).beams
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        wanted = k if blend is None else rows.shape[1]
-        found = Lists.of_model(
-            *_items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, wanted)
-        )
         if self.retrieval is None or blend is None or beams.candidate_scores is None:
-            return found, beams
-        return (
-            blended(
-                found,
-                candidates,
-                beams.candidate_scores.cpu().numpy(),
-                self.retrieval,
-                histories,
-                blend.weight,
-                k,
-                trie=epoch.trie,
-                boosts=boosts,
-            ),
-            beams,
+            lists = _items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
+            return Lists.of_model(*lists), beams
+        lists = _items_of_rows(
+            epoch.trie, rows, row_scores, excluded, masks, [None] * len(rows), rows.shape[1]
         )
+        union = Union.of(
+            Lists.of_model(*lists),
+            candidates,
+            beams.candidate_scores.cpu().numpy(),
+            self.retrieval,
+            histories,
+            trie=epoch.trie,
+            boosts=boosts,
+        )
+        return union.best(blend, k), beams
 
     def _because(
         self, history: NDArray[np.int32], items: NDArray[np.int32]

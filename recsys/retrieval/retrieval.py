@@ -38,22 +38,30 @@ _MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data
 
 @dataclass(frozen=True)
 class Blend:
-    """How lists are made of the model's and retrieval's: log p_model + weight * log p_retrieval.
+    """How lists are made of the model's and retrieval's (`recsys.blending` has the formula).
 
     Attributes:
-        weight: of retrieval; 0 leaves the model's list as it is.
+        weight: retrieval's share of the mixture, 0 .. 1; 0 leaves the model's list as it is.
+        sharpness: power that the model's probabilities are taken to.
+        nearness: factor of the cosine between the vectors of history and item.
         candidates: items that retrieval proposes.
         nodes: of the target's tree that they may take; those without room are left out.
     """
 
     weight: float
-    candidates: int = 100
-    nodes: int = 96
+    sharpness: float = 0.7
+    nearness: float = 0.0
+    candidates: int = 40
+    nodes: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("weight", "candidates", "nodes"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, value in asdict(self).items():
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        if not self.sharpness > 0:
+            raise ValueError("sharpness must be above 0, got 0")
+        if self.weight > 1:
+            raise ValueError(f"weight must be at most 1, got {self.weight}")
 
 
 class Candidates(NamedTuple):
@@ -84,7 +92,7 @@ class Retrieval:
 
     item_item: ItemItem
     counts: NDArray[np.float64]
-    smoothing: float = 0.1
+    smoothing: float = 0.03
     vectors: VectorIndex | None = None
     blend: Blend | None = None
 
@@ -170,6 +178,33 @@ class Retrieval:
         share = _look_up(shares, known)
         probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
         return np.log(probs).astype(np.float32)
+
+    def nearness(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Cosines between each history's vector and those of given items; 0 without vectors.
+
+        A history's vector is the sum of its items', those longer ago weighing less (`ItemItem`).
+
+        Args:
+            histories: n sequences, oldest first.
+            items: (n, c) dense items; those beyond the catalogue have no vector.
+        """
+        if self.vectors is None:
+            return np.zeros(items.shape, np.float32)
+        ages = (
+            np.repeat(histories.offsets[1:], histories.lengths)
+            - 1
+            - np.arange(len(histories.items))
+        )
+        known = histories.items < len(self)
+        places = (histories.rows[known], histories.items[known])
+        recency = (self.item_item.decay ** ages[known]).astype(np.float32)
+        shape = (len(histories), len(self))
+        whole = sparse.csr_array((recency, places), shape=shape) @ self.vectors.vectors
+        length = np.linalg.norm(whole, axis=1, keepdims=True)
+        whole = np.divide(whole, length, out=np.zeros_like(whole), where=length > 0)
+        inside = (items >= 0) & (items < len(self))
+        theirs = self.vectors.vectors[np.where(inside, items, 0)]
+        return np.asarray(np.where(inside, np.einsum("nd,ncd->nc", whole, theirs), 0), np.float32)
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""

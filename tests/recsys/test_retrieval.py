@@ -133,7 +133,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         decayed_counts(trained.items, ITEMS),
         0.3,
         vectors,
-        Blend(0.7, 20, 30),
+        Blend(0.7, 0.5, 2.0, 20, 30),
     )
     retrieval.save(tmp_path)
     assert {f.suffix for f in tmp_path.iterdir()} == {".npy", ".json"}
@@ -141,7 +141,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     asked = Histories.of([[0, 2], []])
     for a, b in zip(retrieval.candidates(asked, 5), again.candidates(asked, 5), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert again.blend == Blend(0.7, 20, 30)
+    assert again.blend == Blend(0.7, 0.5, 2.0, 20, 30)
     np.testing.assert_array_equal(again.vectors.vectors, vectors.vectors)
 
 
@@ -168,5 +168,20 @@ def test_settings_out_of_range_are_refused():
         Retrieval(item_item, np.ones(2), 0.0)
     with pytest.raises(ValueError, match="counts of 3"):
         Retrieval(item_item, np.ones(3))
-    with pytest.raises(ValueError, match="weight"):
-        Blend(-1.0)
+    for values, field in (((-1.0,), "weight"), ((1.1,), "weight"), ((0.5, 0.7, -1), "nearness")):
+        with pytest.raises(ValueError, match=field):
+            Blend(*values)
+
+
+def test_nearness_is_the_cosine_to_the_decayed_sum_of_the_history():
+    vectors = VectorIndex.of(np.array([[1.0, 0], [0, 2], [3, 3], [0, 0]]))
+    retrieval = Retrieval(ItemItem.directional(Histories.of([[0, 1]]), 4), np.ones(4), 0.1, vectors)
+    asked = Histories.of([[0, 1], [], [3], [9, 0]])
+    near = retrieval.nearness(asked, np.array([[0, 1, 2, 3, 7]] * 4))
+    whole = np.array([0.6, 1.0]) / np.hypot(0.6, 1.0)  # item 0 is one event older: decay 0.6
+    wanted = [whole[0], whole[1], whole.sum() / np.sqrt(2), 0, 0]
+    np.testing.assert_allclose(near[0], wanted, rtol=1e-6)
+    assert not near[1].any()
+    assert not near[2].any()  # its only item has no vector
+    np.testing.assert_allclose(near[3], [1, 0, np.sqrt(0.5), 0, 0], rtol=1e-6)
+    assert not fitted(Histories.of([[0, 1]])).nearness(asked, np.array([[0]] * 4)).any()
