@@ -66,7 +66,7 @@ function draw() {
     stepper(trace),
     h("figure", { class: "tree-box", id: "tree" }),
     h("div", { class: "look", id: "look", "aria-live": "polite" }, legend()),
-    h("section", { id: "compare", "aria-labelledby": "compare-title" }),
+    h("section", { id: "compare", "aria-labelledby": "compare-title" }, side(), h("p", { class: "fine" }, "Searching plainly, too …")),
     table(trace));
   picture();
   drawComparison();
@@ -198,7 +198,7 @@ async function compare() {
     drawComparison();
   } catch (problem) {
     if (mine !== asked) return;
-    render(root.querySelector("#compare"), problemBox(problem, compare));
+    render(root.querySelector("#compare"), side(), problemBox(problem, compare));
   }
 }
 
@@ -218,7 +218,7 @@ function drawComparison() {
   ];
   const n = times.beam.length;
   render(box,
-    h("h3", { id: "compare-title" }, "Side by side with plain beam search"),
+    side(),
     h("p", { class: same ? "same" : "differs" }, same ? `The same ${ours.length} items in the same order.` : `${ours.filter((id) => theirs.includes(id)).length} of ${theirs.length} items are the same.`),
     h("div", { class: "two" },
       h("table", {}, h("caption", { class: "sr" }, "What each search took"),
@@ -236,6 +236,7 @@ function drawComparison() {
     h("button", { type: "button", id: "again", "data-key": "again", onclick: compare }, "Run both again"));
 }
 
+const side = () => h("h3", { id: "compare-title" }, "Side by side with plain beam search");
 const name = (item) => item?.title || item?.item_id || "–";
 
 function median(of) {

@@ -17,6 +17,7 @@ export async function openItem(id) {
   const box = h("div", { class: "sheet" }, h("p", {}, "…"));
   const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => sheet.close() }, "×");
   render(sheet, close, box);
+  sheet.setAttribute("aria-labelledby", "sheet-title");
   if (!sheet.open) sheet.showModal();
   let found;
   try {

@@ -68,10 +68,12 @@ function draw(answer, again = false) {
   render(note,
     answer.note && h("p", { class: "note" }, answer.note.detail),
     unknown.length > 0 && h("p", { class: "note" }, `The model does not know ${plural(unknown.length, "item")} of the history: ${unknown.slice(0, 5).join(", ")}${unknown.length > 5 ? " …" : ""}`));
+  const scores = items.map((item) => item.score);
+  const [low, high] = [Math.min(...scores), Math.max(...scores)];
   const old = places();
   if (!again) [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
-    ? items.map((item) => card(item, height(item, items)))
+    ? items.map((item) => card(item, high > low ? (item.score - low) / (high - low) : 1, answer.certificate !== "approximate"))
     : h("li", { class: "wide" }, empty("Nothing to recommend", "No item is left that fits; loosen the filter.")));
   if (again) return;
   glide(old);
@@ -83,18 +85,11 @@ function draw(answer, again = false) {
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
 
-/** Where a score stands among those of its source, 0 to 1; sources' scores are not comparable. */
-function height(item, items) {
-  const scores = items.filter((one) => one.source === item.source).map((one) => one.score);
-  const [low, high] = [Math.min(...scores), Math.max(...scores)];
-  return high > low ? (item.score - low) / (high - low) : 1;
-}
-
-function card(item, part) {
+function card(item, part, exact) {
   const name = item.title || item.item_id;
   const bar = h("span", { class: "bar", "aria-hidden": "true" });
   bar.style.setProperty("--part", 0.06 + 0.94 * part);
-  const chance = item.source === "model" ? ` · ${share(item.score)}` : "";
+  const chance = exact && item.source === "model" ? ` · ${share(item.score)}` : ""; // a blended score is none
   return h("li", { class: "card", "data-id": item.item_id },
     h("div", { class: "card-top" },
       h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
@@ -109,7 +104,7 @@ function card(item, part) {
       },
     }, name)),
     h("p", { class: "ids" }, h("code", {}, item.item_id), codes(item.semantic_id)),
-    h("p", { class: "score", title: "Log-probability of the item's semantic ID, and the same as a chance" },
+    h("p", { class: "score", title: exact ? "Log-probability of the item's semantic ID, and the same as a chance" : "Log-probability, and what retrieval adds" },
       bar, h("span", {}, h("span", { class: "sr" }, "score "), `${logProb(item.score)}${chance}`)),
     h("p", { class: "why" },
       h("span", { class: `source ${item.source}`, title: SOURCES[item.source] }, item.source),
