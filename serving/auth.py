@@ -49,12 +49,12 @@ class Scope(IntEnum):
         return self.name.lower()
 
 
-# Every route, and nothing else, says what it needs. What is not here is closed to all but admin.
+# Every route, as OpenAPI spells it, and what it needs. What is not here is closed to all but admin.
 ROUTES: dict[tuple[str, str], Scope] = {
     ("GET", "/"): Scope.PUBLIC,
     ("GET", "/docs"): Scope.PUBLIC,
     ("GET", "/openapi.json"): Scope.PUBLIC,
-    ("GET", "/static/{path:path}"): Scope.PUBLIC,
+    ("GET", "/static/{path}"): Scope.PUBLIC,
     ("GET", "/health/live"): Scope.PUBLIC,
     ("GET", "/health/ready"): Scope.PUBLIC,
     ("GET", "/metrics"): Scope.READ,
@@ -84,11 +84,14 @@ ROUTES: dict[tuple[str, str], Scope] = {
 }
 
 
+_WITH_SLASHES = ("{item_id}", "{path}")
+
+
 def _pattern(template: str) -> re.Pattern[str]:
     parts = re.split(r"(\{[^}]*\})", template)
     return re.compile(
         "".join(
-            (".*" if part.endswith(":path}") or part == "{item_id}" else "[^/]+")
+            (".+" if part in _WITH_SLASHES else "[^/]+")
             if part.startswith("{")
             else re.escape(part)
             for part in parts
@@ -98,8 +101,10 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 _PLAIN = {path: path for _, path in ROUTES if "{" not in path}
-_PATTERNS = [
-    (_pattern(path), path) for path in dict.fromkeys(path for _, path in ROUTES) if "{" in path
+_PATTERNS = [  # the longest first: an item's id may hold slashes
+    (_pattern(path), path)
+    for path in sorted({path for _, path in ROUTES}, key=len, reverse=True)
+    if "{" in path
 ]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serving.engine import Recommends
     from serving.settings import ServingSettings
 
+MAX_HEAD = 64 * 1024  # bytes of one request's head; the guard's limits are lower, and explained
 GRACE_S = 5  # at a stop, beyond the deadline that every request has: to send the last answers
 
 
@@ -44,6 +45,8 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
             log_config=None,
             access_log=False,
             server_header=False,
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            h11_max_incomplete_event_size=MAX_HEAD,
             timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
         )
     )

@@ -1,6 +1,6 @@
 """Traces by OpenTelemetry, where it is asked for: a span a request, and one a stage below it.
 
-Without `serve.otel` nothing of OpenTelemetry is imported, and a request pays an empty `with`.
+Without `serve.otel` its SDK is not imported, and a request pays an empty `with`.
 The exporter is configured by the variables of the standard (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
 """
 

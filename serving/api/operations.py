@@ -38,8 +38,8 @@ async def stats(service: AnyPhase) -> Stats:
         {
             "phase": service.phase.value,
             "version": __version__,
-            "models": [service.model] if service.phase is Phase.READY else [],
-            "aliases": {},
+            "models": service.models.info() if service.phase is Phase.READY else [],
+            "aliases": {a.name: a.bundle for a in service.models.aliases() if a.bundle},
             "queue": Queue(depth=service.metrics.queue_depth, limit=service.settings.queue_limit),
             "process": process(),
             "last_minute": found.pop("last_minute"),

@@ -123,6 +123,8 @@ class Client:
             raise
         if not connection.closed:
             self._free.append(connection)
+        elif connection.transport is not None:
+            connection.transport.close()
         return reply
 
     async def connect(self, count: int) -> None:

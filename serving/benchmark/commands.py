@@ -74,15 +74,10 @@ def serve(
     import asyncio
     from urllib.parse import urlsplit
 
-    from rich.console import Console
-
     from recsys.artifacts import Workspace, read_manifest
-    from recsys.benchmark.environment import environment
-    from recsys.benchmark.report import alone
     from recsys.config import Settings
     from recsys.errors import ConfigError
     from recsys.progress import say
-    from serving.benchmark import report
     from serving.benchmark.measure import Options, measure
     from serving.benchmark.process import Server, started
     from serving.benchmark.soak import soak as run_soak
@@ -131,6 +126,11 @@ def serve(
         return await against(Server(where.hostname, where.port or 80))
 
     document |= asyncio.run(run())
+    from rich.console import Console
+
+    from recsys.benchmark.environment import environment  # torch is imported when all is measured
+    from serving.benchmark import report
+
     document |= {"environment": environment()}
     if not as_json:
         console = Console()
@@ -139,6 +139,8 @@ def serve(
         for sentence in report.sentences(document):
             console.print(sentence, highlight=False, soft_wrap=True)
     if out is not None:
+        from recsys.benchmark.report import alone
+
         out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(document, indent=1)
         (out / "result.json").write_text(text + "\n", encoding="utf-8")

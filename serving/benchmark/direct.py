@@ -1,4 +1,4 @@
-"""A recommender without a service around it: reads requests as lines, writes milliseconds.
+"""A recommender without a service around it: reads requests as lines, writes their times.
 
 A process of its own (`python -m serving.benchmark.direct`), so that the load generator stays light.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Answer {"history", "k"} of each line of standard input with the time that it took."""
+    """Answer {"history", "k"} of each line of standard input with its wall and CPU time, in ms."""
     import torch
 
     from recsys.recommender import Recommender
@@ -34,9 +34,10 @@ def main() -> None:
     sys.stdout.flush()
     for line in sys.stdin:
         request = json.loads(line)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         recommender.recommend([request["history"]], request["k"])
-        sys.stdout.write(f"{(time.perf_counter() - start) * 1000:.3f}\n")
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+        sys.stdout.write(f"{wall * 1000:.3f} {cpu * 1000:.3f}\n")
         sys.stdout.flush()
 
 

@@ -85,22 +85,30 @@ class Bench:
 
     async def single(self, settings: Sequence[str]) -> Row:
         """One client against direct calls, in turn by blocks, so that both share the weather."""
-        served, direct = [], []
+        served: list[float] = []
+        direct: list[tuple[float, float]] = []
+        cpu_s = 0.0
         requests = self.workload.plain(self.options.k)
         async with _direct(self.bundle, settings) as answer:
             for warm in (True, *(False,) * max(1, self.options.singles // BLOCK)):
                 block = list(islice(requests, 2 * BLOCK))
+                before = self.server.usage()
                 run = await Load(self.client).closed(iter(block[:BLOCK]), 1)
+                after = self.server.usage()
                 times = [await answer(request.body) for request in block[BLOCK:]]
                 if not warm:
                     served += run.latency_ms
                     direct += times
-        ours, theirs = float(np.median(served)), float(np.median(direct))
+                    if before is not None and after is not None:
+                        cpu_s += after.cpu_s - before.cpu_s
+        ours, theirs = float(np.median(served)), np.median(direct, axis=0)
         return {
             "requests": len(served),
             "service_p50_ms": round(ours, 2),
-            "direct_p50_ms": round(theirs, 2),
-            "bound_ms": round(1.2 * theirs + 3, 2),
+            "direct_p50_ms": round(float(theirs[0]), 2),
+            "bound_ms": round(1.2 * float(theirs[0]) + 3, 2),
+            "service_cpu_ms": round(cpu_s * 1000 / len(served), 2),
+            "direct_cpu_ms": round(float(theirs[1]), 2),
         }
 
     async def closed(self, clients: int) -> Row:
@@ -178,9 +186,12 @@ class Bench:
             "statuses": {str(k): v for k, v in sorted(run.statuses.items())},
             "generator_cpu": round(run.generator_cpu, 3),
             "server_cpu": None,
+            "server_cpu_ms": None,
         }
         if before is not None and after is not None:
-            row["server_cpu"] = round((after.cpu_s - before.cpu_s) / run.seconds, 3)
+            cpu_s = after.cpu_s - before.cpu_s
+            row["server_cpu"] = round(cpu_s / run.seconds, 3)
+            row["server_cpu_ms"] = round(cpu_s * 1000 / max(1, len(run.latency_ms)), 2)
         return row
 
 
@@ -239,7 +250,7 @@ def _items(history: Any) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def _direct(bundle: Path, settings: Sequence[str]) -> AsyncIterator[Any]:
-    """A call that has a request's body answered by a recommender alone: milliseconds."""
+    """A call that has a request's body answered by a recommender alone: wall and CPU ms."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "serving.benchmark.direct", str(bundle)),
         *(f"serve.{key}" for key in settings),
@@ -253,9 +264,10 @@ async def _direct(bundle: Path, settings: Sequence[str]) -> AsyncIterator[Any]:
             raise RecsysError("a recommender alone could not be loaded; see above")
         stdin, stdout = process.stdin, process.stdout
 
-        async def answer(body: bytes) -> float:
+        async def answer(body: bytes) -> tuple[float, float]:
             stdin.write(body + b"\n")
-            return float(await stdout.readline())
+            wall, cpu = (await stdout.readline()).split()
+            return float(wall), float(cpu)
 
         yield answer
     finally:

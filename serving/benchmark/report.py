@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 COLUMNS = {
-    "answers": "answers", "rate": "a second", "p50_ms": "p50 ms", "p95_ms": "p95 ms",
-    "p99_ms": "p99 ms", "errors": "errors", "server_cpu": "server cores",
-    "generator_cpu": "generator cores",
+    "answers": "answers", "rate": "1/s", "p50_ms": "p50 ms", "p95_ms": "p95 ms",
+    "p99_ms": "p99 ms", "errors": "bad", "server_cpu": "cores",
+    "server_cpu_ms": "CPU ms", "generator_cpu": "load's",
 }  # fmt: skip
 
 
 def tables(document: Document) -> Iterator[Table]:
-    """Loops and verdicts."""
+    """Loops and verdicts.
+
+    Cores are what the server used of the machine and, last, what making the load did.
+    """
     for title, key, rows in (
         ("Closed loop", "clients", document.get("closed", [])),
         ("Open loop", "asked_rate", document.get("open", [])),
@@ -54,7 +57,8 @@ def sentences(document: Document) -> Iterator[str]:
     if single := document.get("single"):
         yield (
             f"One client: p50 {single['service_p50_ms']} ms, a direct call "
-            f"{single['direct_p50_ms']} ms ({single['requests']} of each, in turn)."
+            f"{single['direct_p50_ms']} ms ({single['requests']} of each, in turn); of CPU, "
+            f"{single['service_cpu_ms']} ms and {single['direct_cpu_ms']} ms."
         )
     if equality := document.get("equality"):
         yield (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,16 +57,20 @@ class Workload:
             yield Request.post(RECOMMEND, body)
 
     def events(self, users: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Events of so many users in turn, one to four at once, each with an id of its own."""
+        """Events of so many users in turn, one to four at once, each with an id of its own.
+
+        Users are new to the store whatever the seed: what was erased is not accepted again.
+        """
+        prefix = f"{USER_PREFIX}{secrets.token_hex(4)}-"
         number = 0
-        while True:
-            user = f"{USER_PREFIX}{number % users}"
+        for turn in itertools.count():
+            user = f"{prefix}{turn % users}"
             events = []
             for item in self._items(1, 4):
                 number += 1
                 events.append(
                     {
-                        "event_id": f"{USER_PREFIX}{number}",
+                        "event_id": f"{prefix}{number}",
                         "user": user,
                         "item": item,
                         "type": "view",

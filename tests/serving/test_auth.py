@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.routing import Mount, Route
+
+from recsys.errors import ConfigError
+from serving import auth
+from serving.app import ROUTERS, create_app
+from serving.auth import Keyring, Scope
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import httpx
+
+anyio = pytest.mark.anyio
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys" / "keys.json"
+
+
+@pytest.fixture
+def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "LOOK_AGAIN_S", 0.0)
+
+
+# The file
+
+
+def test_a_key_is_256_random_bits_and_the_file_has_its_hash_only(file: Path) -> None:
+    first, second = auth.create(file, "shop", "read"), auth.create(file, "ops", "admin")
+    assert first.startswith("rk_")
+    assert len(first) == 3 + 43  # 32 bytes in base64 without padding
+    assert first != second
+    text = file.read_text()
+    assert first not in text
+    assert first[3:] not in text
+    assert [(key.name, key.scope) for key in auth.read(file)] == [
+        ("shop", "read"),
+        ("ops", "admin"),
+    ]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert os.listdir(file.parent) == ["keys.json"]  # noqa: PTH208 - nothing temporary is left
+
+
+def test_a_key_is_found_and_no_other_text_is(file: Path) -> None:
+    secret = auth.create(file, "shop", "write")
+    ring = Keyring(file)
+    found = ring.find(secret)
+    assert found is not None
+    assert (found.name, found.may) == ("shop", Scope.WRITE)
+    for other in ("", "rk_", secret[:-1], secret + "x", secret.upper(), auth.read(file)[0].sha256):
+        assert ring.find(other) is None
+
+
+@pytest.mark.usefixtures("look_at_once")
+def test_a_running_service_sees_new_keys_and_refuses_revoked_ones(file: Path) -> None:
+    first = auth.create(file, "first", "read")
+    ring = Keyring(file)
+    second = auth.create(file, "second", "read")
+    assert ring.find(second) is not None
+    auth.revoke(file, "first")
+    assert ring.find(first) is None
+    auth.revoke(file, "second")
+    assert ring.find(second) is None  # the last one: nobody has a way in
+
+
+@pytest.mark.usefixtures("look_at_once")
+def test_a_file_that_breaks_later_keeps_the_keys_that_were_read(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = auth.create(file, "shop", "read")
+    ring = Keyring(file)
+    file.write_text("{")
+    assert ring.find(secret) is not None
+    assert "not a file of `recsys keys`" in caplog.text
+    file.unlink()
+    assert ring.find(secret) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not a file of"),
+        ("[]", "not a file of"),
+        ('{"version": 2, "keys": []}', "version 2 is not 1"),
+        ('{"version": 1, "keys": [{"name": "a"}]}', "not a file of"),
+        (
+            '{"version": 1, "keys": [{"name": "a", "scope": "root", "sha256": "", "created": ""}]}',
+            "not a file of",
+        ),
+        ('{"version": 1, "keys": []}', "there is no key in it"),
+    ],
+)
+def test_a_file_that_is_not_one_is_refused_at_the_start(file: Path, text: str, told: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        Keyring(file)
+
+
+def test_mistakes_are_told(file: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory; make one with `recsys keys"):
+        Keyring(file)
+    with pytest.raises(ConfigError, match="scope 'root' is not read, write or admin"):
+        auth.create(file, "a", "root")
+    with pytest.raises(ConfigError, match="not a plain word"):
+        auth.create(file, "a b", "read")
+    auth.create(file, "a", "read")
+    with pytest.raises(ConfigError, match="there is a key 'a' already"):
+        auth.create(file, "a", "read")
+    with pytest.raises(ConfigError, match="there is no key 'b'; known: a"):
+        auth.revoke(file, "b")
+
+
+def test_the_commands_make_list_and_revoke(tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        code = "from recsys.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, "keys", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "RECSYS_HOME": str(tmp_path)},
+        )
+
+    made = run("create", "--name", "shop", "--scope", "write")
+    secret = made.stdout.strip()
+    assert secret.startswith("rk_")
+    assert secret not in made.stderr
+    file = tmp_path / "serving" / "keys.json"
+    assert [key.name for key in auth.read(file)] == ["shop"]
+    assert json.loads(run("list", "--json").stdout)[0]["scope"] == "write"
+    run("revoke", "shop")
+    assert auth.read(file) == []
+
+
+# The table
+
+
+def test_every_route_says_which_scope_it_needs(settings: ServingSettings) -> None:
+    app = create_app(settings)
+    routes = [route for router in ROUTERS for route in router.routes] + list(app.routes)
+    asked = 0
+    for route in routes:
+        assert not isinstance(route, Mount)  # its paths would be in no table
+        if isinstance(route, Route):
+            for method in route.methods - {"HEAD"}:  # type: ignore[operator]
+                assert (method, route.path_format) in auth.ROUTES
+                asked += 1
+    assert asked > 8
+
+
+@pytest.mark.parametrize(
+    ("path", "template"),
+    [
+        ("/v1/items/a", "/v1/items/{item_id}"),
+        ("/v1/items/a/similar", "/v1/items/{item_id}/similar"),
+        ("/v1/items/a/b", "/v1/items/{item_id}"),
+        ("/v1/items/a/b/similar", "/v1/items/{item_id}/similar"),
+        ("/v1/users/a/b/history", None),
+        ("/v1/items", "/v1/items"),
+        ("/v1/items/a\nb", "/v1/items/{item_id}"),
+        ("/v1/items/", None),
+        ("/static/css/app.css", "/static/{path}"),
+        ("/", "/"),
+        ("", None),
+        ("//v1/items", None),
+    ],
+)
+def test_a_path_finds_its_template(path: str, template: str | None) -> None:
+    assert auth.template_of(path) == template
+
+
+def test_whatever_changes_something_needs_more_than_read() -> None:
+    asking = {
+        "/v1/recommendations",
+        "/v1/recommendations/batch",
+        "/v1/rank",
+        "/v1/filters/validate",
+    }
+    for (method, path), scope in auth.ROUTES.items():
+        if method in ("PUT", "DELETE") or (method == "POST" and path not in asking):
+            assert scope >= Scope.WRITE, (method, path)
+        if path.startswith("/v1/") or path == "/metrics":
+            assert scope >= Scope.READ, (method, path)
+
+
+# The door
+
+
+@pytest.fixture
+def keys(file: Path) -> dict[str, str]:
+    return {scope: auth.create(file, scope, scope) for scope in ("read", "write", "admin")}
+
+
+@pytest.fixture
+async def guarded(
+    settings: ServingSettings, recommender: Any, running: Any, file: Path, keys: dict[str, str]
+) -> AsyncIterator[httpx.AsyncClient]:
+    with_keys = settings.model_copy(update={"keys": file})
+    async with running(with_keys, recommender=recommender) as (client, _):
+        yield client
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+@anyio
+async def test_without_a_key_only_public_routes_answer(guarded: httpx.AsyncClient) -> None:
+    for (method, template), scope in auth.ROUTES.items():
+        path = template.replace("{path}", "none").replace("{", "").replace("}", "")
+        response = await guarded.request(method, path)
+        assert (response.status_code == 401) == (scope is not Scope.PUBLIC), (method, path)
+        if response.status_code == 401:
+            assert response.json()["code"] == "unauthenticated"
+            assert response.headers["www-authenticate"] == "Bearer"
+    for path in ("/nothing", "/v1/nothing", "/v1/items/"):
+        assert (await guarded.get(path)).status_code == 401
+
+
+@anyio
+async def test_a_wrong_key_is_no_key(guarded: httpx.AsyncClient, keys: dict[str, str]) -> None:
+    for header in (
+        *("Bearer rk_wrong", "Bearer", "Bearer ", f"Basic {keys['admin']}", keys["admin"]),
+        f"Bearer {keys['admin']}, Bearer {keys['read']}",
+    ):
+        response = await guarded.get("/v1/models", headers={"authorization": header})
+        assert response.status_code == 401
+        assert keys["admin"] not in response.text
+
+
+@anyio
+async def test_each_scope_reaches_what_it_includes_and_no_further(
+    guarded: httpx.AsyncClient, keys: dict[str, str]
+) -> None:
+    for (method, template), needed in auth.ROUTES.items():
+        path = template.replace("{path}", "none").replace("{", "").replace("}", "")
+        for scope in (Scope.READ, Scope.WRITE):
+            response = await guarded.request(method, path, headers=bearer(keys[scope.word]))
+            assert (response.status_code == 403) == (scope < needed), (method, path, scope)
+            if response.status_code == 403:
+                body = response.json()
+                assert body["code"] == "forbidden"
+                assert f"needs a key of scope {needed.word}" in body["detail"]
+        response = await guarded.request(method, path, headers=bearer(keys["admin"]))
+        assert response.status_code not in (401, 403)
+
+
+@anyio
+async def test_a_route_that_is_not_in_the_table_is_closed_to_all_but_admin(
+    guarded: httpx.AsyncClient, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(auth.ROUTES, ("GET", "/v1/models"))
+    monkeypatch.setattr(auth, "_PLAIN", {})
+    response = await guarded.get("/v1/models", headers=bearer(keys["write"]))
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+    assert (await guarded.get("/v1/models", headers=bearer(keys["admin"]))).status_code == 200
+
+
+@anyio
+async def test_a_method_that_a_path_lacks_is_said_so(
+    guarded: httpx.AsyncClient, keys: dict[str, str]
+) -> None:
+    for scope in ("read", "admin"):
+        response = await guarded.get("/v1/recommendations", headers=bearer(keys[scope]))
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+@anyio
+async def test_the_access_line_names_the_key_and_never_shows_it(
+    guarded: httpx.AsyncClient, keys: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await guarded.get("/v1/models", headers=bearer(keys["write"]))
+    (record,) = [r for r in caplog.records if r.name == "serving.access"]
+    assert record.fields["key"] == "write"  # type: ignore[attr-defined]
+    assert keys["write"] not in caplog.text
+
+
+def test_with_keys_it_may_listen_beyond_this_machine(file: Path, keys: dict[str, str]) -> None:
+    settings = ServingSettings.load(host="0.0.0.0", keys=file)
+    assert settings.hosts == ("*",)
+
+
+def test_keys_of_the_default_place_are_taken_up_without_being_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    assert ServingSettings.load().keys is None
+    auth.create(tmp_path / "serving" / "keys.json", "a", "read")
+    assert ServingSettings.load().keys == tmp_path / "serving" / "keys.json"
+
+
+@anyio
+async def test_openapi_tells_the_scope_of_each_operation(guarded: httpx.AsyncClient) -> None:
+    document = (await guarded.get("/openapi.json")).json()
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            scope = auth.ROUTES[method.upper(), path]
+            if scope is Scope.PUBLIC:
+                assert "security" not in operation
+            else:
+                assert operation["security"] == [{"key": []}]
+                assert operation["x-scope"] == scope.word
+                assert {"401", "403", "429"} <= set(operation["responses"])

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recsys.errors import ConfigError
+from serving.limits import RateLimit, network
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    import httpx
+
+anyio = pytest.mark.anyio
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# The bucket
+
+
+def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
+    clock = Clock()
+    limit = RateLimit(2.0, 3, clock=clock)
+    assert [limit.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    clock.now = 0.5
+    assert limit.take("a") == 0
+    assert limit.take("a") == 0.5
+    clock.now = 100.0  # no more than the burst has gathered
+    assert [limit.take("a") > 0 for _ in range(4)] == [False, False, False, True]
+
+
+def test_clients_have_buckets_of_their_own_in_bounded_number() -> None:
+    limit = RateLimit(1.0, 1, clients=3, clock=Clock())
+    for client in "abc":
+        assert limit.take(client) == 0
+    assert limit.take("a") == 1.0  # and is now the one used last
+    assert limit.take("d") == 0
+    assert len(limit) == 3
+    assert limit.take("a") == 1.0
+    assert limit.take("b") == 0  # was forgotten
+
+
+def test_refused_requests_take_nothing() -> None:
+    clock = Clock()
+    limit = RateLimit(1.0, 1, clock=clock)
+    limit.take("a")
+    for _ in range(100):
+        assert limit.take("a") == 1.0
+    clock.now = 1.0
+    assert limit.take("a") == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_one_ipv6_subscriber_is_one_client(address: str, client: str) -> None:
+    assert network(address) == client
+
+
+# Around requests
+
+
+@anyio
+async def test_who_asks_too_often_is_told_when_to_come_again(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    slow = settings.model_copy(update={"rate_limit": 0.1, "rate_burst": 2})
+    async with running(slow, recommender=recommender) as (client, service):
+        assert [(await client.get("/v1/models")).status_code for _ in range(3)] == [200, 200, 429]
+        response = await client.get("/v1/models")
+        assert response.json()["code"] == "rate_limited"
+        assert 1 <= int(response.headers["retry-after"]) <= 10
+        for _ in range(5):  # an orchestrator may always ask
+            assert (await client.get("/health/live")).status_code == 200
+        assert b"recsys_rate_limited_total 2.0" in service.metrics.exposition()
+
+
+@anyio
+async def test_targets_and_headers_are_limited(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/items/" + "x" * 9000)
+    assert (response.status_code, response.json()["code"]) == (414, "target_too_long")
+    response = await client.get("/v1/models?" + "x" * 9000)
+    assert response.status_code == 414
+    response = await client.get("/v1/models", headers={"x-large": "x" * 17_000})
+    assert (response.status_code, response.json()["code"]) == (431, "headers_too_large")
+    response = await client.get("/v1/models", headers={f"x-{i}": "x" for i in range(70)})
+    assert response.status_code == 431
+
+
+@anyio
+async def test_a_foreign_host_name_is_not_answered(client: httpx.AsyncClient) -> None:
+    for host in ("evil.example", "localhost.evil.example", "169.254.1.1", ""):
+        response = await client.get("/v1/models", headers={"host": host})
+        assert (response.status_code, response.json()["code"]) == (400, "unknown_host")
+    for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000", "localhost."):
+        assert (await client.get("/v1/models", headers={"host": host})).status_code == 200
+
+
+@anyio
+async def test_host_names_can_be_listed(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    listed = settings.model_copy(update={"allowed_hosts": "shop.example, *.inside.example"})
+    async with running(listed, recommender=recommender) as (client, _):
+        for host, status in (
+            ("shop.example", 200),
+            ("a.b.inside.example", 200),
+            ("inside.example", 400),
+            ("localhost", 400),
+        ):
+            response = await client.get("/v1/models", headers={"host": host})
+            assert response.status_code == status
+
+
+@anyio
+async def test_every_answer_has_the_security_headers_and_the_api_is_not_stored(
+    client: httpx.AsyncClient,
+) -> None:
+    for path in ("/", "/docs", "/v1/models", "/v1/nothing", "/health/live", "/metrics"):
+        headers = (await client.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        stored = headers.get("cache-control") != "no-store"
+        assert stored == (not path.startswith(("/v1/", "/metrics")))
+
+
+@pytest.mark.parametrize(
+    ("values", "hosts"),
+    [
+        ({}, ("localhost", "127.0.0.1", "::1", "127.0.0.1")),
+        ({"host": "0.0.0.0", "insecure_listen": True}, ("*",)),
+        ({"allowed_hosts": "A.example, b.example"}, ("a.example", "b.example")),
+    ],
+)
+def test_hosts_follow_the_address(values: dict[str, Any], hosts: tuple[str, ...]) -> None:
+    assert ServingSettings.load(**values).hosts == hosts
+
+
+def test_a_rate_must_be_above_zero() -> None:
+    with pytest.raises(ConfigError, match="rate_limit"):
+        ServingSettings.load(rate_limit=0.0)

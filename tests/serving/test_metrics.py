@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.metrics import SLOT_S, SLOTS, Metrics
+
+if TYPE_CHECKING:
+    import httpx
+
+anyio = pytest.mark.anyio
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(metrics.exposition().decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics)[f"recsys_{name}", tuple(sorted(labels.items()))]
+
+
+def test_an_answer_is_counted_in_every_respect() -> None:
+    metrics = Metrics()
+    for accepted in (2, 0):
+        metrics.answered(
+            total_s=0.1,
+            history_s=0.01,
+            queue_s=0.02,
+            compute_s=0.07,
+            stats={
+                "target_passes": 2,
+                "target_tokens": 40,
+                "cached_tokens": 10,
+                "drafted_nodes": 128,
+                "accepted_levels": accepted,
+            },
+            levels=4,
+            model="demo",
+            certificate="beam-exact",
+            sources=["model", "model", "popular"],
+        )
+    assert value(metrics, "recommend_seconds_sum", stage="total") == pytest.approx(0.2)
+    assert value(metrics, "recommend_seconds_sum", stage="queue") == pytest.approx(0.04)
+    assert value(metrics, "recommendations_total", model="demo", certificate="beam-exact") == 2
+    assert value(metrics, "recommended_items_total", source="model") == 4
+    assert value(metrics, "target_passes_sum") == 4
+    assert value(metrics, "cached_tokens_total") == 20
+    drafted = [value(metrics, "drafted_levels_total", level=str(i)) for i in (1, 2, 3)]
+    assert drafted == [2, 2, 2]
+    accepted = [value(metrics, "accepted_levels_total", level=str(i)) for i in (1, 2)]
+    assert accepted == [1, 1]
+    assert ("recsys_accepted_levels_total", (("level", "3"),)) not in samples(metrics)
+    assert metrics.series.snapshot()["last_minute"]["acceptance"] == pytest.approx(2 / 6, abs=1e-3)
+
+
+def test_an_answer_without_the_model_or_a_draft_counts_no_pass_and_no_level() -> None:
+    metrics = Metrics()
+    metrics.answered(total_s=0.001, sources=["popular"])
+    metrics.answered(total_s=0.001, stats={"target_passes": 4}, levels=4)
+    assert value(metrics, "target_passes_count") == 1
+    assert metrics.series.snapshot()["last_minute"]["acceptance"] is None
+
+
+def test_the_rest_is_counted() -> None:
+    metrics = Metrics()
+    metrics.began()
+    metrics.began()
+    metrics.ended("GET", "/v1/models", 200, 0.01)
+    metrics.error("queue_full")
+    metrics.batch(8, 0.2)
+    metrics.fallback("retrieval")
+    metrics.shadow(0.9, 2, 0.05, passes=2)
+    metrics.shadow_dropped("busy")
+    metrics.history_cache(hit=True)
+    metrics.history_cache(hit=False)
+    metrics.store_call("history", 0.001)
+    metrics.events(3, 1)
+    metrics.erased()
+    metrics.swapped("champion", "done")
+    metrics.ready(True)
+    assert value(metrics, "http_in_flight") == 1
+    assert (
+        value(metrics, "http_requests_total", method="GET", route="/v1/models", status="200") == 1
+    )
+    assert value(metrics, "errors_total", code="queue_full") == 1
+    assert value(metrics, "batch_size_sum") == 8
+    assert value(metrics, "fallbacks_total", source="retrieval") == 1
+    assert value(metrics, "shadow_overlap_sum") == 0.9
+    assert value(metrics, "shadow_drops_total", reason="busy") == 1
+    assert value(metrics, "history_cache_total", result="hit") == 1
+    assert value(metrics, "events_total", result="accepted") == 3
+    assert value(metrics, "events_total", result="duplicate") == 1
+    assert value(metrics, "erasures_total") == 1
+    assert value(metrics, "swaps_total", alias="champion", outcome="done") == 1
+    assert value(metrics, "ready") == 1
+
+
+def test_models_are_those_that_are_loaded_now() -> None:
+    metrics = Metrics()
+    metrics.models([("a", "1", "champion"), ("b", "2", "")])
+    metrics.catalogue("a", 3, 100)
+    metrics.models([("b", "2", "champion")])
+    metrics.forget("a")
+    named = [key for key in samples(metrics) if key[0] == "recsys_model_info"]
+    assert [dict(labels)["model"] for _, labels in named] == ["b"]
+    assert not [key for key in samples(metrics) if key[0] == "recsys_catalogue_epoch"]
+
+
+def test_watched_things_are_read_when_somebody_looks() -> None:
+    metrics = Metrics()
+    waiting = [1, 2, 3]
+    metrics.watch(queue_depth=lambda: len(waiting))
+    metrics.watch(filter_stats=lambda: SimpleNamespace(hits=5, misses=2, bytes=64))
+    assert value(metrics, "queue_depth") == 3
+    waiting.clear()
+    assert value(metrics, "queue_depth") == 0
+    assert value(metrics, "filter_cache_total", result="hit") == 5
+    assert value(metrics, "filter_cache_bytes") == 64
+
+
+def test_two_applications_share_no_counter() -> None:
+    first, second = Metrics(), Metrics()
+    first.erased()
+    assert (value(first, "erasures_total"), value(second, "erasures_total")) == (1, 0)
+
+
+def test_the_series_has_a_slot_for_each_stretch_and_forgets_old_ones() -> None:
+    clock = Clock()
+    metrics = Metrics(clock=clock)
+    for ms in range(1, 101):
+        metrics.answered(total_s=ms / 1000)
+    clock.now = 2 * SLOT_S + 1
+    metrics.answered(total_s=1.0)
+    found = metrics.series.snapshot()
+    assert found["answers"] == [100, 0, 1]
+    assert found["qps"] == [20.0, 0.0, 1.0]  # the last slot is a second old
+    assert found["ago_seconds"] == [10.0, 5.0, 0.0]
+    assert 50 <= found["p50_ms"][0] <= 50 * 1.1
+    assert 99 <= found["p99_ms"][0] <= 99 * 1.1
+    assert found["p50_ms"][1] is None
+    assert found["last_minute"]["answers"] == 101
+    clock.now += 10 * SLOTS * SLOT_S
+    found = metrics.series.snapshot()
+    assert len(found["answers"]) == SLOTS
+    assert sum(found["answers"]) == 0
+
+
+def test_memory_does_not_grow_with_answers() -> None:
+    metrics = Metrics(clock=Clock())
+    for i in range(2000):
+        metrics.answered(total_s=(i % 100) / 1e4)
+    assert len(metrics.series.now.latency) < 150
+
+
+# Over HTTP
+
+
+@anyio
+async def test_the_endpoint_speaks_prometheus(client: httpx.AsyncClient) -> None:
+    await client.get("/v1/models")
+    await client.get("/v1/nothing/at/all")
+    response = await client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = {f.name: f for f in text_string_to_metric_families(response.text)}
+    routes = {sample.labels["route"] for sample in families["recsys_http_requests"].samples}
+    assert routes == {"/v1/models", "unmatched"}  # paths never become labels
+    (errors,) = families["recsys_errors"].samples
+    assert errors.labels == {"code": "not_found"}
+    assert "process_resident_memory_bytes" in families
+
+
+@anyio
+async def test_stats_tell_phase_models_process_and_series(client: httpx.AsyncClient) -> None:
+    body = (await client.get("/v1/stats")).json()
+    assert body["phase"] == "ready"
+    assert body["models"][0]["name"] == "demo"
+    assert body["queue"]["depth"] == 0
+    assert body["process"]["rss_bytes"] > 10**6
+    assert body["process"]["threads"] >= 1
+    lengths = {len(v) for v in body["series"].values() if isinstance(v, list)}
+    assert len(lengths) == 1
+
+
+@anyio
+async def test_stats_answer_while_the_model_is_loaded(
+    settings: Any, recommender: Any, running: Any
+) -> None:
+    recommender.gate.clear()
+    async with running(settings, recommender=recommender, wait=False) as (client, _):
+        body = (await client.get("/v1/stats")).json()
+        assert (body["phase"], body["models"]) == ("starting", [])
+        recommender.gate.set()

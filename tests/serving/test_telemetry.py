@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from recsys.errors import ConfigError
+from serving.metrics import Metrics
+from serving.telemetry import OpenTelemetry, Telemetry
+
+if TYPE_CHECKING:
+    from serving.settings import ServingSettings
+
+anyio = pytest.mark.anyio
+
+
+@pytest.fixture
+def traced() -> Any:
+    """A tracer and what it exported."""
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return OpenTelemetry(provider), exporter
+
+
+def test_its_sdk_is_not_imported_unless_it_is_asked_for() -> None:
+    code = "import sys, serving.app; print('opentelemetry.sdk' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"pip install 'recsys\[otel\]'"):
+        OpenTelemetry.exporting()
+
+
+def test_a_request_is_a_span_below_its_callers_and_stages_are_below_it(traced: Any) -> None:
+    telemetry, exporter = traced
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    metrics = Metrics()
+    metrics.telemetry = telemetry
+    with telemetry.request({}, {"traceparent": parent}) as span:
+        metrics.answered(total_s=0.03, queue_s=0.01, compute_s=0.02, stats={"target_passes": 3})
+        span.end("POST", "/v1/recommendations", 200)
+    queue, decode, request = exporter.get_finished_spans()
+    assert (queue.name, decode.name) == ("queue", "decode")
+    assert request.name == "POST /v1/recommendations"
+    assert request.attributes["http.response.status_code"] == 200
+    assert f"{request.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert f"{request.parent.span_id:016x}" == "b7ad6b7169203331"
+    for stage in (queue, decode):
+        assert stage.parent.span_id == request.context.span_id
+    assert decode.start_time == queue.end_time
+    assert decode.end_time - decode.start_time == pytest.approx(20e6, abs=1e3)
+    assert decode.attributes["target_passes"] == 3
+
+
+@anyio
+async def test_an_application_without_it_answers_as_ever(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        assert type(service.metrics.telemetry) is Telemetry
+        assert (await client.get("/v1/models")).status_code == 200
