@@ -4,7 +4,8 @@ It knows queues, deadlines and the event loop; it does not know what a request i
 
 A lone request never waits for company: the batcher waits (at most `max_wait_ms`) only if it has
 reason to expect more, namely the batch before was larger and has just ended, so its clients are
-about to ask again.
+about to ask again. Of many it expects half: then two batches alternate, one is computed while the
+other's answers are sent and its clients ask again, and both cores have something to do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+
+MANY = 8
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -159,7 +162,7 @@ class Batcher(Generic[RequestT, ResultT]):
         loop = asyncio.get_running_loop()
         while self._waiting and not self._closing:
             recent = loop.time() - self._last_end <= self._max_wait_s
-            expected = self._last_size if recent else 1
+            expected = _company(self._last_size) if recent else 1
             age = loop.time() - self._waiting[0].arrived
             if len(self._waiting) >= expected or age >= self._max_wait_s:
                 return
@@ -211,3 +214,8 @@ class Batcher(Generic[RequestT, ResultT]):
                 await self._answer([waiting])
         elif not batch[0].future.done():
             batch[0].future.set_exception(error)
+
+
+def _company(last: int) -> int:
+    """How many requests are worth waiting for after a batch of `last`."""
+    return last if last < MANY else last // 2

@@ -245,9 +245,10 @@ def _apply(model: Model, records: Sequence[dict[str, Any]]) -> None:
         if record["op"] == "remove":
             gone.append(record["item_id"])
             continue
-        same = record["version"] == model.version
-        values = {key: record[key] for key in ("item_id", "title", "text", "attributes", "like")}
-        news.append(NewItem(**values, semantic_id=record["semantic_id"] if same else None))
+        # by its codes where they mean something, or else by what it was given
+        place = "semantic_id" if record["version"] == model.version else "like"
+        names = ("item_id", "title", "text", "attributes", place)
+        news.append(NewItem(**{name: record[name] for name in names}))
     model.recommender.remove(gone)
     try:
         model.recommender.upsert(news)

@@ -357,7 +357,7 @@ class Service:
         """The library's request, with its masks made where they hold up nobody."""
         try:
             request = answers.to_request(body, history)
-            if request.filter is not None or request.boosts or body.mode == "relaxed":
+            if request.filter is not None or request.boosts or body.blend or body.mode == "relaxed":
                 async with asyncio.timeout_at(deadline):
                     await self._engine.read(model.recommender.eligible, request)
         except TimeoutError:

@@ -161,7 +161,7 @@ class FakeRecommender:
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         row = self.catalog.find(item_id)
-        return [(self.catalog.item_id(row + i), 1 / i) for i in range(1, k + 1)]
+        return [(self.catalog.item_id((row + i) % ITEMS), 1 / i) for i in range(1, k + 1)]
 
     def fallback(self, request: RecommendRequest) -> list[tuple[str, float, str]]:
         rows = np.flatnonzero(self.allowed(request)).tolist()
@@ -193,6 +193,11 @@ def loggers_as_before() -> Iterator[None]:
 @pytest.fixture
 def recommender() -> FakeRecommender:
     return FakeRecommender()
+
+
+@pytest.fixture
+def fake() -> type[FakeRecommender]:
+    return FakeRecommender
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.bodies import MAX_DEPTH, MalformedError, parse
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+).filter(lambda value: "Infinity" not in json.dumps(value))
+
+
+@given(VALUES, st.booleans())
+def test_whatever_json_can_say_comes_back(value: object, ascii_only: bool) -> None:
+    assert parse(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"a": NaN}', "NaN is no number"),
+        (b"[-Infinity]", "-Infinity is no number"),
+        (b"[1e999]", "1e999 is too large"),
+        (b'{"a": {"b": 1, "c": 2, "b": 3}}', "the name 'b' twice"),
+        (b"\xff", "not UTF-8"),
+        (b'["\\ud800"]', "half of a surrogate pair"),
+        (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested deeper than 64"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "nested deeper than 64"),
+        (b"[" * 100_000, "nested deeper than 64"),
+        (b"[" + b"9" * 5_000 + b"]", "too many digits"),
+        (b"{'a': 1}", "at character 1"),
+        (b"", "at character 0"),
+    ],
+)
+def test_what_json_cannot_say_is_refused_with_the_reason(body: bytes, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        parse(body)
+
+
+def test_the_deepest_that_is_allowed_is_read() -> None:
+    assert parse(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) is not None
+    assert parse(b'["\\ud83d\\ude00"]') == ["\N{GRINNING FACE}"]
+    assert parse(b'["' + b"[" * 1000 + b'"]') == ["[" * 1000]

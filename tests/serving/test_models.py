@@ -1,0 +1,319 @@
+"""Models and aliases: swapped, rolled back and refused while others ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.artifacts import write_artifact
+from recsys.bundle import CATALOG, EVAL, PROMPTS, TARGET
+from recsys.catalog import Catalog
+from recsys.models.checkpoint import build, save_model
+from recsys.vocabulary import Vocabulary
+from serving.service import Phase
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+pytestmark = pytest.mark.anyio
+URL = "/v1/recommendations"
+ASK = {"history": ["B001", "B002"], "k": 3}
+
+
+def make_bundle(path: Path, seed: int) -> None:
+    """A small random model; another seed, another model."""
+    import torch
+
+    codes = np.stack(np.unravel_index(np.arange(60), (4, 4, 4)), axis=1).astype(np.int32)
+    ids = [f"B{i:03d}" for i in range(60)]
+    items = pa.table({"item_id": ids, "title": ids, "text": [""] * 60})
+    vocabulary = Vocabulary.from_levels([4, 4, 4])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
+    with write_artifact(path, "bundle") as folder:
+        for name in (CATALOG, EVAL):
+            (folder / name).mkdir()
+        Catalog(items, codes).save(folder / CATALOG)
+        vocabulary.save(folder)
+        (folder / PROMPTS).write_text(json.dumps({"max_items": 4, "block": 4}))
+        (folder / EVAL / "validation.json").write_text(json.dumps({"seed": seed}))
+        save_model(model, folder / TARGET)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("one", "two")):
+        make_bundle(folder / name, seed)
+    return folder
+
+
+@pytest.fixture
+def models(bundles: Path, tmp_path: Path) -> Iterator[ServingSettings]:
+    folder = tmp_path / "models"
+    shutil.copytree(bundles, folder)
+    return ServingSettings(
+        bundle=folder / "one", histories=None, store=tmp_path / "h.db", threads=1
+    )
+
+
+async def answered_by(client: httpx.AsyncClient, **request: Any) -> str:
+    response = await client.post(URL, json=ASK | request)
+    assert response.status_code == 200, response.text
+    name: str = response.json()["model"]["name"]
+    return name
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["code"]
+
+
+async def test_an_alias_is_set_listed_asked_and_dropped(
+    models: ServingSettings, running: Any
+) -> None:
+    async with running(models) as (client, service):
+        assert code(await client.post(URL, json={**ASK, "model": "next"})) == (404, "unknown_model")
+        put = await client.put("/v1/aliases/next", json={"bundle": "two"})
+        version = put.json()["version"]
+        assert put.json() == {
+            "name": "next",
+            "bundle": "two",
+            "version": version,
+            "previous": None,
+            "status": "ready",
+            "refused": None,
+        }
+        assert await answered_by(client) == "one"
+        assert await answered_by(client, model="next") == "two"
+        listed = (await client.get("/v1/models")).json()
+        assert listed["available"] == ["one", "two"]
+        assert {m["name"]: m["aliases"] for m in listed["models"]} == {
+            "one": ["champion"],
+            "two": ["next"],
+        }
+        names = [a["name"] for a in (await client.get("/v1/aliases")).json()["aliases"]]
+        assert names == ["champion", "next"]
+        evaluation = (await client.get("/v1/evaluation?model=next")).json()
+        assert evaluation["files"] == {"validation": {"seed": 1}}
+        assert (await client.delete("/v1/aliases/next")).status_code == 204
+        assert [m.name for m in service.models.loaded] == ["one"]
+        assert code(await client.get("/v1/aliases/next")) == (404, "unknown_model")
+        assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
+
+
+async def test_a_bundle_that_is_loaded_is_not_loaded_again(
+    models: ServingSettings, running: Any
+) -> None:
+    async with running(models) as (client, service):
+        await client.put("/v1/aliases/next", json={"bundle": "one"})
+        assert len(service.models.loaded) == 1
+        shutil.rmtree(models.bundle)
+        make_bundle(models.bundle, 5)  # of the same name, and another model
+        await client.put("/v1/aliases/next", json={"bundle": "one"})
+        assert len(service.models.loaded) == 2
+
+
+async def test_swaps_and_rollbacks_under_load_fail_no_request(
+    models: ServingSettings, running: Any, until: Any
+) -> None:
+    async with running(models) as (client, service):
+        names: list[str] = []
+        stop = False
+
+        async def ask(number: int) -> None:
+            while not stop:
+                names.append(await answered_by(client, history=[f"B{number:03d}", "B001"]))
+
+        asking = [asyncio.create_task(ask(number)) for number in range(8)]
+        for bundle in ("two", "one", "two"):
+            seen = len(names)
+            response = await client.put("/v1/aliases/champion", json={"bundle": bundle})
+            assert response.json()["bundle"] == bundle
+            assert await answered_by(client) == bundle
+            await until(lambda seen=seen: len(names) > seen + 8)
+        response = await client.post("/v1/aliases/champion/rollback")
+        assert (response.json()["bundle"], response.json()["previous"]) == ("one", "two")
+        await until(lambda: set(names[-8:]) == {"one"})
+        stop = True
+        await asyncio.gather(*asking)
+        assert set(names) == {"one", "two"}
+        await until(lambda: not service.models._retiring)
+        assert [model.name for model in service.models.loaded] == ["one"]
+
+
+async def test_an_old_model_stays_until_its_last_request_is_answered(
+    models: ServingSettings, fake: Any, running: Any, until: Any
+) -> None:
+    recommender = fake("one")
+    async with running(models, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        old = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
+        await until(lambda: recommender.busy)
+        waiting = asyncio.create_task(client.post(URL, json={"history": ["item-2"]}))
+        await until(lambda: service.models.waiting == 1)
+        loading = service._engine.load
+
+        async def load(bundle: Path, loaded: Any = None) -> Any:
+            return await loading(bundle, fake("two"))  # does not wait for the gate
+
+        service._engine.load = load
+        swap = asyncio.create_task(client.put("/v1/aliases/champion", json={"bundle": "two"}))
+        await asyncio.sleep(0.05)
+        recommender.gate.set()  # the worker is one, so the new one waits for its touch
+        assert (await swap).json()["bundle"] == "two"
+        for answer in (await old, await waiting):
+            assert (answer.status_code, answer.json()["model"]["name"]) == (200, "one")
+        await until(lambda: not service.models._retiring)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ("flip", "target/model.safetensors"),
+        ("cut", "target/model.safetensors"),
+        ("missing", "catalog/items.parquet"),
+        ("manifest", "manifest.json"),
+        ("no manifest", "manifest.json"),
+        ("stranger", "target/adapter.bin"),
+    ],
+)
+async def test_a_damaged_bundle_is_refused_by_its_files_name_and_the_old_one_goes_on(
+    models: ServingSettings, running: Any, damage: str, named: str
+) -> None:
+    bad = models.bundle.parent / "two"
+    weights = bad / "target" / "model.safetensors"
+    content = weights.read_bytes()
+    if damage == "flip":
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "cut":
+        weights.write_bytes(content[: len(content) // 2])
+    elif damage == "missing":
+        (bad / "catalog" / "items.parquet").unlink()
+    elif damage == "manifest":
+        (bad / "manifest.json").write_text('{"kind": "bundle", "files"')
+    elif damage == "no manifest":
+        (bad / "manifest.json").unlink()
+    else:
+        (bad / "target" / "adapter.bin").write_bytes(b"\x80\x04")  # a pickle, say
+    async with running(models) as (client, _):
+        response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        assert code(response) == (409, "bundle_refused")
+        assert named in response.json()["detail"]
+        assert str(bad.parent) not in response.text
+        assert await answered_by(client) == "one"
+        alias = (await client.get("/v1/aliases/champion")).json()
+        assert (alias["bundle"], alias["status"]) == ("one", "ready")
+        assert named in alias["refused"]
+        # without waiting
+        response = await client.put("/v1/aliases/new", json={"bundle": "two", "wait": False})
+        assert (response.status_code, response.json()["status"]) == (202, "loading")
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("three", 404), ("..", 422), ("../one", 422), (".hidden", 422), ("a/b", 422), ("", 422)],
+)
+async def test_only_bundles_of_the_folder_can_be_named(
+    models: ServingSettings, running: Any, name: str, status: int
+) -> None:
+    async with running(models) as (client, _):
+        response = await client.put("/v1/aliases/champion", json={"bundle": name})
+        assert response.status_code == status
+
+
+async def test_a_change_that_nobody_waits_for_is_told_by_the_alias(
+    models: ServingSettings, running: Any, until: Any
+) -> None:
+    async with running(models) as (client, service):
+        response = await client.put("/v1/aliases/next", json={"bundle": "two", "wait": False})
+        assert response.status_code == 202
+        await until(lambda: service.models.alias("next").status == "ready")
+        assert await answered_by(client, model="next") == "two"
+
+
+async def test_nothing_before_is_nothing_to_roll_back_to(
+    models: ServingSettings, running: Any
+) -> None:
+    async with running(models) as (client, _):
+        response = await client.post("/v1/aliases/champion/rollback")
+        assert code(response) == (409, "alias_conflict")
+        response = await client.post("/v1/aliases/nobody/rollback")
+        assert code(response) == (404, "unknown_model")
+
+
+async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(
+    models: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(models) as (client, _):
+        await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        await client.put("/v1/aliases/shadow", json={"bundle": "one"})
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "two"
+        assert await answered_by(client, model="shadow") == "one"
+    shutil.rmtree(models.bundle.parent / "two")
+    async with running(models) as (client, service):
+        assert service.phase is Phase.READY
+        assert await answered_by(client) == "one"
+    assert "alias champion is not restored" in caplog.text
+
+
+# Shadow
+
+
+async def test_shadows_run_when_nobody_waits_and_are_counted(
+    models: ServingSettings, running: Any, until: Any
+) -> None:
+    sampled = models.model_copy(update={"shadow_fraction": 1.0})
+    async with running(sampled) as (client, service):
+        seen: list[tuple[float, float]] = []
+        service.metrics.shadow = lambda overlap, accepted, seconds, passes: seen.append(
+            (overlap, passes)
+        )
+        for number in range(5):
+            await client.post(URL, json={**ASK, "history": [f"B{number:03d}"]})
+        await until(lambda: len(seen) == 5)
+        assert all(overlap == 1.0 for overlap, _ in seen)  # plain beam search is what answered
+        assert all(passes > 0 for _, passes in seen)
+
+
+async def test_a_shadow_model_is_compared_and_one_that_is_missing_is_a_drop(
+    models: ServingSettings, running: Any, until: Any
+) -> None:
+    sampled = models.model_copy(update={"shadow_fraction": 1.0, "shadow_alias": "shadow"})
+    async with running(sampled) as (client, service):
+        drops: list[str] = []
+        seen: list[float] = []
+        service.metrics.shadow_dropped = drops.append
+        service.metrics.shadow = lambda overlap, *_, **__: seen.append(overlap)
+        await client.post(URL, json=ASK)
+        await until(lambda: drops == ["failed"])
+        await client.put("/v1/aliases/shadow", json={"bundle": "two"})
+        await client.post(URL, json=ASK)
+        await until(lambda: len(seen) == 1)
+        assert seen[0] < 1
+
+
+async def test_a_full_backlog_drops_the_oldest_and_never_delays(
+    models: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.shadow.BACKLOG", 2)
+    sampled = models.model_copy(update={"shadow_fraction": 1.0})
+    async with running(sampled, recommender=fake("one")) as (client, service):
+        drops: list[str] = []
+        service.metrics.shadow_dropped = drops.append
+        monkeypatch.setattr(type(service.models), "idle", False)  # always somebody waits
+        for _ in range(4):
+            assert (await client.post(URL, json={"history": ["item-1"]})).status_code == 200
+        assert drops == ["busy", "busy"]
+        assert len(service._shadow._samples) == 2
