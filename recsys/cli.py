@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "recommend", "benchmark",
-    "serve", "doctor",
+    "serve", "keys", "store", "doctor",
 )  # fmt: skip
 
 

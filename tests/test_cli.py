@@ -21,12 +21,14 @@ TREE = {
     "run": (),
     "data": ("prepare", "synth", "stats"),
     "ids": ("train", "report"),
-    "train": ("target", "teacher", "draft"),
+    "train": ("target", "teacher", "draft", "retrieval"),
     "bundle": (),
     "evaluate": (),
     "recommend": (),
-    "benchmark": ("atspeed", "constraint", "decode"),
+    "benchmark": ("serve", "atspeed", "constraint", "decode"),
     "serve": (),
+    "keys": ("create", "list", "revoke"),
+    "store": ("export", "import"),
     "doctor": (),
 }
 LEAVES = [(name, *((sub,) if sub else ())) for name, subs in TREE.items() for sub in subs or ("",)]
