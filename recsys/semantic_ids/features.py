@@ -102,8 +102,8 @@ class Words:
 class FeatureEncoder:
     """Features of items that were not there when the others' were made.
 
-    What is collaborative is not known of them; it is predicted from their content, as it was for
-    items without co-occurrence.
+    What is collaborative is not known of them; it is predicted from their content, and brought to
+    the length that it has where it is known: short ones fall between the codes.
 
     Attributes:
         blocks: as in `Features`.
@@ -142,7 +142,8 @@ class FeatureEncoder:
             parts["attributes"] = self.weights["attributes"] * block
         if "collaborative" in self.blocks:
             content = np.concatenate([np.zeros((items.num_rows, 0)), *parts.values()], axis=1)
-            parts["collaborative"] = self.weights["collaborative"] * (content @ self.prediction)
+            predicted = _unit(content @ self.prediction)
+            parts["collaborative"] = self.weights["collaborative"] * predicted
         return np.concatenate(list(parts.values()), axis=1).astype(np.float32)
 
 
