@@ -16,7 +16,9 @@ from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 if TYPE_CHECKING:
     from recsys.pipeline import Context
 
-SECTIONS = ("data", "ids", "target", "teacher", "draft", "bundle", "evaluate", "serve")
+SECTIONS = (
+    "data", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate", "serve",
+)  # fmt: skip
 
 
 def _context(
@@ -41,10 +43,13 @@ def run(
     seed: Seed = None,
     force: Force = False,
     until: Annotated[
-        str, typer.Option(help="Last stage to run: data, ids, target, draft, bundle, evaluate.")
+        str,
+        typer.Option(
+            help="Last stage to run: data, ids, target, draft, retrieval, bundle, evaluate."
+        ),
     ] = "evaluate",
 ) -> None:
-    """From a raw file to a report: data, semantic IDs, target, draft, bundle, evaluation.
+    """From a raw file to a report: data, IDs, target, draft, retrieval, bundle, evaluation.
 
     Stages that are up to date are passed over, so a run that was stopped goes on where it was.
 

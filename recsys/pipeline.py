@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recsys.config import Settings
 
 GROUP = "recsys.stages"
-STAGES = ("data", "ids", "target", "draft", "bundle", "evaluate")
+STAGES = ("data", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
 
 
 @dataclass(frozen=True)

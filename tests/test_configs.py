@@ -14,6 +14,7 @@ from recsys.config import Settings
 from recsys.evaluation.protocol import EvaluationConfig
 from training.draft import DraftConfig
 from training.ids import IdsConfig
+from training.retrieval import RetrievalConfig
 from training.target import TargetConfig
 from training.teacher import TeacherConfig
 
@@ -25,6 +26,7 @@ READERS = {
     "target": TargetConfig,
     "teacher": TeacherConfig,
     "draft": DraftConfig,
+    "retrieval": RetrievalConfig,
     "evaluate": EvaluationConfig,
 }
 every_file = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Stage `bundle`: catalogue, vocabulary, target and draft in the one directory that is served."""
+"""Stage `bundle`: all parts of a run in the one directory that is served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.artifacts import MANIFEST, read_manifest, up_to_date, write_artifact
 from recsys.bundle import (
     CATALOG,
     DRAFT,
@@ -17,6 +17,7 @@ from recsys.bundle import (
     KIND,
     PROMPTS,
     QUANTIZER,
+    RETRIEVAL,
     TARGET,
 )
 from recsys.catalog import Catalog
@@ -43,6 +44,8 @@ def stage(context: Context) -> Path:
     parts: dict[str, Manifest] = {"dataset": Dataset.manifest(workspace.dataset)}
     for kind in ("ids", "target", "draft"):
         parts[kind] = read_manifest(workspace.run(kind), kind)
+    if workspace.run(RETRIEVAL).is_dir():
+        parts[RETRIEVAL] = read_manifest(workspace.run(RETRIEVAL), RETRIEVAL)
     parents = {kind: manifest.digest for kind, manifest in parts.items()}
     for kind, manifest in parts.items():
         for parent, digest in manifest.parents.items():
@@ -76,12 +79,22 @@ def stage(context: Context) -> Path:
         for part in (QUANTIZER, ITEM_ENCODER):
             if (ids / part).is_dir():
                 shutil.copytree(ids / part, folder / CATALOG / part)
+        if RETRIEVAL in parts:
+            shutil.copytree(
+                workspace.run(RETRIEVAL),
+                folder / RETRIEVAL,
+                ignore=shutil.ignore_patterns(MANIFEST),
+            )
         vocabulary.save(folder)
         _write_json(folder / PROMPTS, prompt.as_dict())
         (folder / EVAL).mkdir()
         _write_json(
             folder / EVAL / "validation.json",
-            {kind: parts[kind].info["validation"] for kind in ("target", "draft")},
+            {
+                kind: parts[kind].info["validation"]
+                for kind in ("target", "draft", RETRIEVAL)
+                if kind in parts and "validation" in parts[kind].info
+            },
         )
     return path
 

@@ -15,7 +15,9 @@ from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 if TYPE_CHECKING:
     from recsys.pipeline import Context
 
-SECTIONS = ("data", "ids", "target", "teacher", "draft", "bundle", "evaluate", "serve")
+SECTIONS = (
+    "data", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate", "serve",
+)  # fmt: skip
 
 ids = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 train = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -247,6 +249,24 @@ def train_draft(
     from training.draft import stage
 
     _report(stage(context), "draft", as_json)
+
+
+@train.command("retrieval")
+def train_retrieval(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Fit neighbours and popularity, and choose on validation how lists are blended with them.
+
+    Example: recsys train retrieval --config configs/beauty.yaml
+    """
+    context = _context("retrieval", {}, config, set_, name, seed, force)
+    from training.retrieval import stage
+
+    typer.echo(f"retrieval: {stage(context)}")
 
 
 def bundle(

@@ -1,0 +1,94 @@
+"""Stage retrieval: fitted on training events alone; a blend chosen on validation."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from recsys.artifacts import read_manifest
+from recsys.bundle import RETRIEVAL, Bundle
+from recsys.dataset import Dataset
+from recsys.errors import ConfigError
+from recsys.interactions import Interactions
+from recsys.recommender import Recommender, RecommendRequest
+from recsys.retrieval import Retrieval
+from recsys.splits import TRAIN
+from training import bundle, draft, retrieval, target
+
+FAST = {"weights": [0.5, 0.9], "sharpness": [1.0], "nearness": [0.0], "nodes": 20, "beams": 10}
+
+
+@pytest.fixture
+def context(make_context):
+    context = make_context(retrieval=FAST)
+    target.stage(context)
+    return context
+
+
+def test_the_blend_that_was_chosen_is_in_the_bundle(context):
+    path = retrieval.stage(context)
+    info = read_manifest(path, "retrieval").info
+    assert info["fitted_on"] == "train"
+    validation = info["validation"]
+    assert validation["blended"]["ndcg@10"] >= validation["model"]["ndcg@10"]
+    draft.stage(context)
+    folder = bundle.stage(context)
+    found = Bundle.load(folder).retrieval
+    assert found.blend == Retrieval.load(path).blend
+    assert found.blend.nodes == 20
+    told = json.loads((folder / "eval" / "validation.json").read_text())
+    assert told["retrieval"] == validation
+    assert read_manifest(folder).parents["retrieval"] == read_manifest(path).digest
+    recommender, request = Recommender.load(folder), RecommendRequest(["i3"], 5)
+    assert len(recommender.fallback(request)) == 5
+    assert len(recommender.recommend_batch([request])[0].recommendations) == 5
+
+
+def test_nothing_but_training_events_is_learned(context, shop):
+    before = retrieval.stage(context)
+    arrays = {f.name: np.load(f) for f in before.glob("*.npy")}
+    dataset = shop.chain_dataset()
+    events = dataset.interactions
+    item = np.where(dataset.split == TRAIN, events.item, (events.item + 7) % shop.ITEMS)
+    other = Interactions(
+        events.user, item.astype(np.int32), events.timestamp, events.rating, events.user_ids,
+        events.item_ids, events.has_time,
+    )  # fmt: skip
+    shop.write_parents(
+        context.workspace, dataset=Dataset(other, dataset.split, dataset.items), centroids=True
+    )
+    after = retrieval.stage(context)
+    for file, array in arrays.items():
+        np.testing.assert_array_equal(array, np.load(after / file))
+
+
+def test_what_is_up_to_date_is_left_alone_and_no_users_choose_no_blend(context, make_context):
+    path = retrieval.stage(context)
+    before = (path / "manifest.json").stat().st_mtime_ns
+    assert retrieval.stage(context) == path
+    assert (path / "manifest.json").stat().st_mtime_ns == before
+    retrieval.stage(make_context(retrieval={**FAST, "users": 0}))
+    assert Retrieval.load(path).blend is None
+
+
+def test_a_grid_that_never_helps_leaves_the_models_list_alone(make_context):
+    context = make_context(retrieval={**FAST, "weights": []})
+    target.stage(context)
+    path = retrieval.stage(context)
+    assert Retrieval.load(path).blend.weight == 0
+    info = read_manifest(path).info["validation"]
+    assert info["blended"] == info["model"]
+
+
+def test_a_run_without_retrieval_makes_a_bundle_without(context):
+    draft.stage(context)
+    folder = bundle.stage(context)
+    assert Bundle.load(folder).retrieval is None
+    assert not (folder / RETRIEVAL).exists()
+
+
+def test_a_number_out_of_range_is_refused_by_name(make_context):
+    with pytest.raises(ConfigError, match="beams"):
+        retrieval.stage(make_context(retrieval={"beams": 0}))

@@ -1,0 +1,236 @@
+"""Stage `retrieval`: neighbours, popularity and item vectors of a run, and how to blend with them.
+
+All is fitted on training events alone. The blend is then chosen on validation: a sample of users is
+decoded once, as the service will decode it, and the setting with the best NDCG@10 over a small grid
+is kept; where none beats the model's own list, the blend is off.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.blending import Lists, Union, candidate_rows
+from recsys.config import as_dict
+from recsys.dataset import Dataset
+from recsys.progress import say, track
+from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts
+from recsys.splits import TRAIN
+from recsys.vocabulary import Vocabulary
+from training.target import MODEL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from recsys.dataset import Examples
+    from recsys.pipeline import Context
+
+KIND = "retrieval"
+BATCH, TOP = 64, 10
+
+
+@dataclass(frozen=True)
+class RetrievalConfig:
+    """Section `retrieval`.
+
+    Attributes:
+        window: as `ItemItem.directional`, like the next four.
+        reverse: see there.
+        source_damping: see there.
+        target_damping: see there.
+        decay: see there.
+        half_life_days: of popularity; None counts all events alike, as do data without times.
+        smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
+        vectors: keep the items' feature vectors, where the run's semantic IDs were learned from
+            some.
+        candidates: items proposed to the model.
+        nodes: of the target's tree that they may take.
+        beams: beam width of the search that is blended, while choosing.
+        users: validation users to choose with, at most; 0 makes no blend.
+        weights: retrieval's shares to try.
+        sharpness: powers of the model's probabilities to try.
+        nearness: factors of vectors' cosines to try.
+    """
+
+    window: int = 5
+    reverse: float = 0.5
+    source_damping: float = 0.5
+    target_damping: float = 0.0
+    decay: float = 0.6
+    half_life_days: float | None = None
+    smoothing: float = 0.03
+    vectors: bool = True
+    candidates: int = 40
+    nodes: int = 64
+    beams: int = 20
+    users: int = 4000
+    weights: tuple[float, ...] = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
+    sharpness: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
+    nearness: tuple[float, ...] = (0.0, 1.0, 1.5, 2.0, 3.0)
+
+    def __post_init__(self) -> None:
+        least = {"candidates": 0, "nodes": 0, "beams": 1, "users": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+
+
+def stage(context: Context) -> Path:
+    """Write the `retrieval` artifact of a run: what `Retrieval.save` writes.
+
+    Its manifest's `info` has Recall@10 and NDCG@10 on validation, plain and blended.
+
+    Raises:
+        ArtifactError: the data set, the semantic IDs or the target are missing.
+    """
+    config = context.settings.section("retrieval", RetrievalConfig)
+    workspace = context.workspace
+    path = workspace.run(KIND)
+    parents = {
+        "dataset": Dataset.manifest(workspace.dataset).digest,
+        "ids": read_manifest(workspace.run("ids"), "ids").digest,
+        "target": read_manifest(workspace.run("target"), "target").digest,
+    }
+    settings = as_dict(config)
+    if not context.force and up_to_date(path, KIND, settings, parents):
+        return path
+    dataset = Dataset.load(workspace.dataset)
+    start = time.perf_counter()
+    retrieval = fit(dataset, config, workspace.run("ids"))
+    examples = _sample(dataset.examples("valid"), config.users)
+    info: dict[str, Any] = {"fitted_on": "train"}
+    if len(examples):
+        blend, info["validation"] = _choose(
+            retrieval, examples, config, workspace.run("ids"), workspace.run("target")
+        )
+        retrieval = replace(retrieval, blend=blend)
+    info["seconds"] = round(time.perf_counter() - start, 1)
+    with write_artifact(path, KIND, config=settings, parents=parents, info=info) as folder:
+        retrieval.save(folder)
+    return path
+
+
+def fit(dataset: Dataset, config: RetrievalConfig, ids: Path) -> Retrieval:
+    """Neighbours, popularity and vectors from the training events alone, without a blend.
+
+    Args:
+        dataset: canonical data.
+        config: the settings.
+        ids: the run's `ids` artifact, whose features the vectors are.
+    """
+    events, size = dataset.interactions, len(dataset.item_ids)
+    trained = dataset.split == TRAIN
+    item_item = ItemItem.directional(
+        dataset.train_histories,
+        size,
+        window=config.window,
+        reverse=config.reverse,
+        source_damping=config.source_damping,
+        target_damping=config.target_damping,
+        decay=config.decay,
+    )
+    counts = decayed_counts(
+        events.item[trained],
+        size,
+        timestamps=events.timestamp[trained] if events.has_time else None,
+        half_life_days=config.half_life_days,
+    )
+    features, vectors = ids / "features.npy", None
+    if config.vectors and features.is_file():
+        vectors = VectorIndex.of(np.load(features, allow_pickle=False))
+    return Retrieval(item_item, counts, config.smoothing, vectors)
+
+
+def _sample(examples: Examples, users: int) -> Examples:
+    """At most `users` of them, drawn once and for all, by length so that prompts pad little."""
+    chosen = np.random.default_rng(0).permutation(len(examples))[:users]
+    return examples.take(chosen[np.argsort(examples.histories.lengths[chosen], kind="stable")])
+
+
+def _choose(
+    retrieval: Retrieval, examples: Examples, config: RetrievalConfig, ids: Path, target: Path
+) -> tuple[Blend, dict[str, Any]]:
+    """The best blend of the grid, and what it and the model alone reach."""
+    unions = _unions(retrieval, examples, config, ids, target)
+    wanted = np.concatenate([examples.targets.items[rows] for rows, _ in unions])
+    off = Blend(0.0, 1.0, 0.0, config.candidates, config.nodes)
+    grid = product(config.weights, config.sharpness, config.nearness)
+    tried = []
+    for weight, sharpness, nearness in grid:
+        if nearness and retrieval.vectors is None:
+            continue
+        blend = replace(off, weight=weight, sharpness=sharpness, nearness=nearness)
+        items = np.concatenate([union.best(blend, TOP).items for _, union in unions])
+        tried.append((_measure(items, wanted), blend))
+    plain = _measure(np.concatenate([u.items[:, :TOP] for _, u in unions]), wanted)
+    best, blend = max(tried, key=lambda pair: pair[0]["ndcg@10"], default=(plain, off))
+    if best["ndcg@10"] <= plain["ndcg@10"]:
+        best, blend = plain, off
+    say(
+        f"blend: weight {blend.weight:g}, sharpness {blend.sharpness:g}, nearness "
+        f"{blend.nearness:g}: validation NDCG@10 {best['ndcg@10']:.4f}, "
+        f"the model alone {plain['ndcg@10']:.4f}"
+    )
+    return blend, {"users": len(examples), "model": plain, "blended": best}
+
+
+def _unions(
+    retrieval: Retrieval, examples: Examples, config: RetrievalConfig, ids: Path, target: Path
+) -> list[tuple[NDArray[np.int64], Union]]:
+    """What the model and retrieval say of each example, seen items masked, batch by batch."""
+    from recsys.constraint import ItemTrie
+    from recsys.decoding import beam_search
+    from recsys.models.checkpoint import load_model
+    from recsys.models.tree_forward import TreeModel
+
+    codes = np.load(ids / "codes.npy", allow_pickle=False)
+    vocabulary = Vocabulary.load(target)
+    prompt = PromptConfig(**read_manifest(target, "target").config["prompt"])
+    encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, prompt)
+    trie = ItemTrie.build(encoder.item_tokens)
+    first_item = trie.row_items[trie.row_item_start[:-1]]  # a shared leaf counts for its first item
+    model = TreeModel.of(load_model(target / MODEL).eval())
+    unions = []
+    with track("blend", len(examples)) as bar:
+        for start in range(0, len(examples), BATCH):
+            rows = np.arange(start, min(start + BATCH, len(examples)))
+            histories = examples.histories.take(rows)
+            candidates = retrieval.candidates(histories, config.candidates)
+            beams = beam_search(
+                model,
+                encoder.encode_all(histories),
+                trie,
+                config.beams,
+                exclude=[trie.excluded_rows(items) for items in histories],
+                candidates=candidate_rows(trie, candidates),
+                candidate_nodes=config.nodes,
+            )
+            found = beams.rows.cpu().numpy()
+            items = np.where(found >= 0, first_item[found], -1).astype(np.int32)
+            if beams.candidate_scores is not None:  # they were asked for
+                union = Union.of(
+                    Lists.of_model(items, beams.scores.cpu().numpy()),
+                    candidates,
+                    beams.candidate_scores.cpu().numpy(),
+                    retrieval,
+                    histories,
+                    trie=trie,
+                )
+                unions.append((rows, union))
+            bar.advance(len(rows))
+    return unions
+
+
+def _measure(items: NDArray[np.int32], wanted: NDArray[np.int32]) -> dict[str, float]:
+    """Recall@10 and NDCG@10 of (n, <= 10) lists, one item wanted of each."""
+    hits = items == wanted[:, None]
+    gains = hits @ (1 / np.log2(np.arange(2, 2 + items.shape[1])))
+    return {"recall@10": float(hits.any(1).mean()), "ndcg@10": float(gains.mean())}
