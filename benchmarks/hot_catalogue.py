@@ -35,6 +35,7 @@ import pyarrow as pa
 import torch
 
 from recsys.artifacts import Manifest
+from recsys.benchmark.environment import environment
 from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
@@ -404,8 +405,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     recommender = Recommender.load(args.bundle) if args.bundle else synthetic(args.items)
     result = measure(recommender, args.seconds, args.rate, args.callers, args.size)
-    result["bundle"] = str(args.bundle) if args.bundle else None
-    print(json.dumps(result))
+    result["bundle"] = args.bundle.name if args.bundle else None
+    print(json.dumps({**result, "environment": environment()}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Place items as if they were new, and compare with the codes that they have.
+
+    python benchmarks/new_items.py beauty yelp
+
+Of each data set and its run, 500 items are held out: what predicts collaborative features is fitted
+without them. Word weights and projections have seen their words, as they will have seen most words
+of a new item. Then the held-out items are encoded by their content alone. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from recsys.artifacts import Workspace, read_manifest
+from recsys.benchmark.environment import environment
+from recsys.dataset import Dataset
+from recsys.semantic_ids.features import FeatureConfig, build_features, predict_from
+from recsys.semantic_ids.quantizer import squared_distances
+from recsys.semantic_ids.rqkmeans import RQKMeans
+
+NEAR = 10
+
+
+def place(name: str, held: int) -> dict[str, float]:
+    """Shares of the held-out items whose codes, found by content, are their own."""
+    workspace = Workspace.of(name)
+    dataset = Dataset.load(workspace.dataset)
+    settings = read_manifest(workspace.run("ids"), "ids").config
+    config = FeatureConfig(**settings["features"])
+    quantizer = RQKMeans.load(workspace.run("ids") / "quantizer")
+    codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
+    features = build_features(dataset.items, dataset.train_histories, config, settings["seed"])
+    if features.encoder is None or "collaborative" not in features.blocks:
+        raise SystemExit(f"{name}: wants text or attributes by TF-IDF, and histories")
+    items = np.random.default_rng(0).permutation(len(codes))
+    out, rest = np.sort(items[:held]), np.sort(items[held:])
+    content = features.matrix.shape[1] - features.blocks["collaborative"]
+    known = features.matrix[rest]
+    prediction = predict_from(known[:, content:], known[:, :content])
+    encoder = replace(features.encoder, prediction=prediction)
+    found = encoder.encode(dataset.items.take(out))
+    placed, own = quantizer.encode(found), codes[out]
+    far = squared_distances(found, quantizer.centroids[0])
+    nearer = (far < far[np.arange(held), own[:, 0]][:, None]).sum(1)
+    share = np.bincount(codes[:, 0]) / len(codes)
+    result = {"chance": float((share**2).sum()), f"first_of_{NEAR}": float((nearer < NEAR).mean())}
+    for level in range(1, codes.shape[1] + 1):
+        same = (placed[:, :level] == own[:, :level]).all(1)
+        result[f"prefix_{level}"] = float(same.mean())
+    return {key: round(value, 4) for key, value in result.items()}
+
+
+def main() -> None:
+    """Read arguments, place, print."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("names", nargs="+", help="of runs with RQ-KMeans, under $RECSYS_HOME")
+    arguments.add_argument("--held", type=int, default=500)
+    args = arguments.parse_args()
+    results = {}
+    for name in args.names:
+        results[name] = place(name, args.held)
+        print(name, results[name])
+    print(json.dumps({"held": args.held, "results": results, "environment": environment()}))
+
+
+if __name__ == "__main__":
+    main()
