@@ -7,7 +7,8 @@ const [WIDE, HIGH] = [240, 56];
 /**
  * A line of recent values with its name, its last value and its range. Gaps (null) stay gaps.
  *
- * @param series {name, values, unit, digits}, or several lines of one unit
+ * @param lines [{name, values}], one or several of one unit
+ * @param now what is told as the present value of each; by default the last one of its line
  */
 export function sparkline(title, lines, { unit = "", digits = 1, now } = {}) {
   const all = lines.flatMap((line) => line.values).filter((value) => value !== null && value !== undefined);
@@ -17,7 +18,10 @@ export function sparkline(title, lines, { unit = "", digits = 1, now } = {}) {
   const picture = svg("svg", { class: "spark", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", preserveAspectRatio: "none",
     "aria-label": all.length ? `${title}: now ${text}; highest ${number(high, digits)}${unit}` : `${title}: nothing yet` },
   svg("line", { class: "base", x1: 0, x2: WIDE, y1: HIGH - 2, y2: HIGH - 2 }),
-  lines.map((line, i) => svg("path", { class: `line line-${i}`, d: stroke(line.values, low, high) })));
+  lines.map((line, i) => {
+    const { path, dots } = stroke(line.values, low, high);
+    return [svg("path", { class: `line line-${i}`, d: path }), svg("path", { class: `dots line-${i}`, d: dots })];
+  }));
   return h("div", { class: "spark-box" },
     h("h4", {}, title),
     h("p", { class: "spark-now" }, all.length ? lines.map((line, i) =>
@@ -27,21 +31,20 @@ export function sparkline(title, lines, { unit = "", digits = 1, now } = {}) {
     h("p", { class: "fine" }, all.length ? `up to ${number(high, digits)}${unit}` : ""));
 }
 
+/** Lines between neighbouring values, and dots for those that have no neighbour. */
 function stroke(values, low, high) {
-  const step = WIDE / Math.max(1, values.length - 1);
-  let path = "";
-  let pen = "M";
+  const step = (WIDE - 6) / Math.max(1, values.length - 1);
+  const known = (value) => value !== null && value !== undefined;
+  let [path, dots] = ["", ""];
   values.forEach((value, i) => {
-    if (value === null || value === undefined) {
-      pen = "M";
-      return;
-    }
-    const y = HIGH - 3 - ((HIGH - 8) * (value - low)) / (high - low || 1);
-    path += `${pen}${(i * step).toFixed(1)} ${y.toFixed(1)}`;
-    if (pen === "M") path += "h.1"; // a lone value is a dot
-    pen = "L";
+    if (!known(value)) return;
+    const y = HIGH - 4 - ((HIGH - 10) * (value - low)) / (high - low || 1);
+    const point = `${(3 + i * step).toFixed(1)} ${y.toFixed(1)}`;
+    if (known(values[i - 1])) path += `L${point}`;
+    else if (known(values[i + 1])) path += `M${point}`;
+    else dots += `M${point}h0`;
   });
-  return path;
+  return { path, dots };
 }
 
 /**

@@ -149,8 +149,8 @@ function stepper(trace) {
     h("button", { type: "button", id: "back", "aria-label": "Pass before", onclick: to(() => Math.max(0, pass - 1)) }, "◂"),
     slider,
     h("button", { type: "button", id: "forth", "aria-label": "Next pass", onclick: to(() => Math.min(trace.passes, pass + 1)) }, "▸"),
-    h("output", { id: "pass-text", for: "pass" }),
     h("button", { type: "button", class: "quiet", onclick: play }, "Play"),
+    h("output", { id: "pass-text", for: "pass" }),
     h("label", { class: "end" }, every, " every rejected node"));
 }
 

@@ -8,7 +8,7 @@ const TOP = 14;
 const NARROWEST = 138; // of a column
 const ITEMS = 230; // width of the last one
 const LABEL = { root: 9, accepted: 84, patched: 84, rejected: 40 }; // where a node's words end
-const FEW = 2; // rejected children shown of a node; the others are a number
+const FEW = 2; // rejected children shown beside kept ones; the others are a number
 
 /**
  * Lay a trace out.
@@ -42,7 +42,8 @@ export function layout(trace, items, all) {
     nodes.push(node);
     node.down.sort((a, b) => b.target_log_prob - a.target_log_prob);
     const poor = all ? [] : node.down.filter((one) => one.fate === "rejected" && !one.down.some((two) => two.fate !== "rejected"));
-    const hidden = poor.length > FEW + 1 ? poor.slice(FEW) : [];
+    const few = poor.length < node.down.length ? FEW : 0;
+    const hidden = poor.length > few + 1 ? poor.slice(few) : [];
     const shown = node.down.filter((one) => !hidden.includes(one));
     if (hidden.length) {
       shown.push({
