@@ -244,21 +244,25 @@ class Epochs:
 
     def _lead(self, own: _Call) -> None:
         """Answer all calls that wait, and have the next one lead those that came meanwhile."""
-        # Building takes half of one core's time at most: while it rests, calls gather.
-        time.sleep(max(0.0, self._rested - time.monotonic()))
-        with self._queue:
-            calls, self._waiting = self._waiting, []
-        start = time.monotonic()
-        with self._build:
-            self._commit(calls)
-        end = time.monotonic()
-        self._rested = 2 * end - start
-        with self._queue:
-            following = self._waiting[:1]
-            self._led = bool(following)
-        for call in (*following, *calls):
-            if call is not own:
-                call.woken.set()
+        calls: list[_Call] = []
+        try:
+            # Building takes half of one core's time at most: while it rests, calls gather.
+            time.sleep(max(0.0, self._rested - time.monotonic()))
+            with self._queue:
+                calls, self._waiting = self._waiting, []
+            start = time.monotonic()
+            with self._build:
+                self._commit(calls)
+            end = time.monotonic()
+            self._rested = 2 * end - start
+        finally:  # even if this thread is interrupted while it rests
+            with self._queue:
+                self._waiting = [call for call in self._waiting if call is not own]
+                following = self._waiting[:1]
+                self._led = bool(following)
+            for call in (*following, *calls):
+                if call is not own:
+                    call.woken.set()
 
     def _commit(self, calls: Sequence[_Call]) -> None:
         """Publish what the calls want as one epoch; each gets that or an error."""

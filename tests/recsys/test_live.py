@@ -427,6 +427,21 @@ def test_calls_that_come_together_share_an_epoch_and_one_that_fails_harms_no_oth
     assert "id-0" not in ids(hot.recommend_batch([RecommendRequest([], 30)])[0])
 
 
+def test_a_leader_that_is_interrupted_leaves_the_lead_to_others(monkeypatch):
+    hot = make()
+    hot._epochs._rested = float("inf")
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("recsys.live.time.sleep", interrupted)
+        hot.upsert([NewItem("lost", semantic_id=(0, 0, 0))])
+    hot._epochs._rested = 0.0
+    assert hot.upsert([NewItem("kept", semantic_id=(0, 0, 0))]).item("lost") is None
+    assert hot.epoch.item("kept") is not None
+
+
 def test_a_batch_sees_one_epoch_to_its_end():
     hot = make()
     real, seen = hot.engine.decode, []
