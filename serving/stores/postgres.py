@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
 from serving.stores.protocol import StoreError
-from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, SqlStore
+from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, RaceError, SqlStore
 
 try:
     import psycopg
@@ -61,6 +61,10 @@ MIGRATIONS = {
         )""",
         "CREATE INDEX journal_by_model ON journal (model, id)",
         "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+    3: (
+        "ALTER TABLE journal ADD COLUMN key TEXT",  # of the item that a record is about
+        "CREATE INDEX journal_by_key ON journal (model, key)",
     ),
 }
 ARRAYS = (
@@ -172,7 +176,10 @@ class PostgresStore(SqlStore):
         return query.replace("?", "%s")
 
     def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
-        cursor.execute(INSERT, [list(column) for column in zip(*rows, strict=True)])
+        try:
+            cursor.execute(INSERT, [list(column) for column in zip(*rows, strict=True)])
+        except psycopg.errors.DeadlockDetected as error:
+            raise RaceError from error
         return int(cursor.rowcount)
 
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:

@@ -176,7 +176,11 @@ class Store(HistoryStore, Protocol):
         """A remembered answer."""
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write changes of a model's catalogue (JSON objects) durably: all or nothing."""
+        """Write changes of a model's catalogue (JSON objects) durably: all or nothing.
+
+        A record with an `item_id` takes the place of earlier ones about the item, so the journal
+        grows with the items that were changed and not with the changes.
+        """
 
     async def journal(self, model: str) -> list[dict[str, Any]]:
         """Changes of a model's catalogue, oldest first."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("serving.stores")
 T = TypeVar("T")
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CHUNK = 50_000
 SERVED_KEPT = 100_000
 SERVED_WAITING = 10_000
@@ -72,7 +72,7 @@ class Cursor(Protocol):
         """The rows that are left."""
 
 
-class _RaceError(Exception):
+class RaceError(Exception):
     """Another process wrote one of our events between our look and our write."""
 
 
@@ -249,11 +249,25 @@ class SqlStore(ABC):
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> None:
         """See `Store.journal_append`."""
-        query = self._sql("INSERT INTO journal (model, record) VALUES (?, ?)")
-        rows = [(model, json.dumps(dict(record))) for record in records]
-        await self._writing(
-            "journal", Write(operation=lambda cursor: cursor.executemany(query, rows) and None)
-        )
+        rows: dict[Any, tuple[str, str | None, str]] = {}
+        for number, record in enumerate(records):
+            # As JSON, which PostgreSQL takes whatever is in it.
+            key = json.dumps(record["item_id"]) if "item_id" in record else None
+            rows.pop(key, None)  # the later one has its own place in the order
+            rows[number if key is None else key] = (model, key, json.dumps(dict(record)))
+        condition, keys = self._among("key", [key for _, key, _ in rows.values() if key])
+
+        def write(cursor: Cursor) -> None:
+            cursor.execute(
+                self._sql(f"DELETE FROM journal WHERE model = ? AND {condition}"),  # noqa: S608
+                (model, keys),
+            )
+            cursor.executemany(
+                self._sql("INSERT INTO journal (model, key, record) VALUES (?, ?, ?)"),
+                list(rows.values()),
+            )
+
+        await self._writing("journal", Write(operation=write))
 
     async def state_put(self, key: str, value: Any) -> None:
         """See `Store.state_put`."""
@@ -438,7 +452,7 @@ class SqlStore(ABC):
                         else:
                             outcomes += [write.operation(cursor) for write in run]  # type: ignore[misc]
                 return outcomes
-            except _RaceError:
+            except RaceError:
                 continue
         raise StoreError(f"store {self.place}: other processes write the same events; try again")
 
@@ -476,7 +490,7 @@ class SqlStore(ABC):
             rows += [_row(event, answers) for event in fresh]
             outcomes.append(outcome)
         if rows and self._insert(cursor, rows) != len(rows):
-            raise _RaceError
+            raise RaceError
         return outcomes
 
     def _look_up(

@@ -52,6 +52,10 @@ MIGRATIONS = {
         "CREATE INDEX journal_by_model ON journal (model, id)",
         "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
     ),
+    3: (
+        "ALTER TABLE journal ADD COLUMN key TEXT",  # of the item that a record is about
+        "CREATE INDEX journal_by_key ON journal (model, key)",
+    ),
 }
 INSERT = (
     f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
@@ -88,6 +92,7 @@ class SqliteStore(SqlStore):
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # what people did is nobody else's business on this machine
         except OSError as error:
             raise StoreError(f"store {path}: {error}; {self.advice}") from error
         super().__init__(str(path), **options)

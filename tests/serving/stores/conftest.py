@@ -52,7 +52,9 @@ class Postgres:
         assert done.returncode == 0, (self.home / "out").read_text()
 
     def start(self) -> None:
-        options = f"-p {self.port} -h 127.0.0.1 -k {self.home} -c fsync=off -c max_connections=50"
+        options = (
+            f"-p {self.port} -h 127.0.0.1 -k {self.home} -c fsync=off -c deadlock_timeout=50ms"
+        )
         log = ("-l", f"{self.home}/data/log")
         self.run("pg_ctl", "start", "-w", "-D", f"{self.home}/data", *log, "-o", options)
 

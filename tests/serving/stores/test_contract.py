@@ -241,6 +241,21 @@ async def test_the_journal_is_by_model_and_in_order(location: str, opened: Open)
     assert await again.journal("c") == []
 
 
+async def test_the_journal_keeps_the_last_record_of_an_item(store: SqlStore) -> None:
+    for price in range(3):
+        await store.journal_append("a", [{"item_id": "x\0", "price": price}, {"n": price}])
+    await store.journal_append("b", [{"item_id": "x\0", "price": 9}])
+    await store.journal_append(
+        "a", [{"item_id": "y", "price": 1}, {"item_id": "z"}, {"item_id": "y", "price": 2}]
+    )
+    assert await store.journal("a") == [
+        {"n": 0}, {"n": 1}, {"item_id": "x\0", "price": 2}, {"n": 2},
+        {"item_id": "z"}, {"item_id": "y", "price": 2},
+    ]  # fmt: skip
+    assert await store.journal("b") == [{"item_id": "x\0", "price": 9}]
+    await store.journal_append("a", [])
+
+
 async def test_state_is_kept_and_replaced(location: str, opened: Open) -> None:
     store = opened(location)
     assert await store.state_get("aliases") is None

@@ -81,6 +81,17 @@ async def test_a_connection_that_the_server_ends_is_replaced(
     assert await store.history("ada", 9) == ["x", "y"]
 
 
+async def test_processes_that_wait_for_each_others_events_both_get_through(
+    postgres: Any, opened: Open, event: MakeEvent
+) -> None:
+    here, there = opened(postgres.url), opened(postgres.url)
+    for round_ in range(3):
+        batch = [event(f"{round_}-{i}") for i in range(2000)]
+        done = await asyncio.gather(here.append(batch), there.append(batch[::-1]))
+        assert sum(outcome.accepted for outcome in done) == 2000
+        assert sum(outcome.duplicates for outcome in done) == 2000
+
+
 async def test_many_processes_may_start_at_once_on_an_empty_database(
     postgres: Any, opened: Open
 ) -> None:
@@ -101,7 +112,7 @@ async def test_a_newer_schema_is_refused(postgres: Any, opened: Open) -> None:
     connection = store._connect()
     connection.execute("INSERT INTO recsys_schema VALUES (99)")
     connection.close()
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 2; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 3; upgrade"):
         opened(postgres.url)
 
 

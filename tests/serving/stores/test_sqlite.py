@@ -66,7 +66,7 @@ async def test_the_first_schema_is_brought_up_to_date_with_its_histories(
     assert await store.append([event("1", item="new", time_ms=40_000)]) == Appended(accepted=1)
     assert await store.history("ada", 10) == ["y", "x", "new"]
     assert store.seeds() == {"d"}
-    assert query(path, "PRAGMA user_version") == [(2,)]
+    assert query(path, "PRAGMA user_version") == [(3,)]
     again = opened(path)
     assert await again.history("ada", 10) == ["y", "x", "new"]
     assert again.store_id == store.store_id
@@ -93,7 +93,7 @@ def test_a_failed_migration_changes_nothing(path: Path, opened: Open) -> None:
 def test_a_store_of_a_newer_version_is_refused(path: Path, opened: Open) -> None:
     SqliteStore(path).close()
     script(path, "PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 2; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 3; upgrade"):
         opened(path)
 
 
@@ -129,6 +129,12 @@ def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path: Path, open
         steps = [str(row[3]) for row in query(path, f"EXPLAIN QUERY PLAN {sql}")]
         assert index in steps[0], steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+def test_others_on_the_machine_may_not_read_a_new_store(path: Path, opened: Open) -> None:
+    store = opened(path)
+    store.count()
+    assert {file.stat().st_mode & 0o777 for file in path.parent.glob("histories.db*")} == {0o600}
 
 
 async def test_commits_are_synced_and_an_erased_users_bytes_leave_the_disk(
