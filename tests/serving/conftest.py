@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
+import time
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+import uvicorn
 
 from recsys.artifacts import Manifest, write_artifact
 from recsys.bundle import Bundle
@@ -195,7 +198,7 @@ def recommender() -> FakeRecommender:
     return FakeRecommender()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake() -> type[FakeRecommender]:
     return FakeRecommender
 
@@ -224,6 +227,27 @@ def settings(
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
     histories = write_dataset([("ada", "item-1", 10), ("ada", "item-2", 20), ("bob", "gone", 5)])
     return ServingSettings(bundle=tmp_path / "bundles" / "demo", histories=histories)
+
+
+@contextmanager
+def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
+    """The URL of an application on a real socket."""
+    app = create_app(settings, **parts)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            deadline = time.monotonic() + 20
+            while app.state.service.phase is not Phase.READY:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @asynccontextmanager
@@ -255,6 +279,11 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def running() -> Any:
     return run_app
+
+
+@pytest.fixture(scope="session")
+def serving() -> Any:
+    return serve_in_thread
 
 
 @pytest.fixture

@@ -348,6 +348,148 @@ async def test_a_body_too_large_is_refused_while_it_streams(client: httpx.AsyncC
     assert sent == 17  # the first chunk beyond 1 MiB
 
 
+# Options
+
+
+async def test_every_option_arrives_at_the_model(
+    settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RecommendRequest] = []
+    answer = recommender.answer
+    monkeypatch.setattr(recommender, "answer", lambda r: (asked.append(r), answer(r))[1])
+    boosts = [{"filter": EVEN, "weight": 0.5}]
+    async with running(settings, recommender=recommender) as (client, _):
+        asked.clear()
+        for options in (
+            {"filter": EVEN, "boosts": boosts, "guarantee": "global"},
+            {"seed": 2**63 - 1, "temperature": 1.5, "mode": "relaxed"},
+            {"mode": "strict", "include": ["trace"], "blend": False},
+            {},
+        ):
+            response = await client.post(URL, json={"history": ["item-1"], **options})
+            assert response.status_code == 200, response.text
+    first, second, third, last = asked
+    assert (first.filter, first.boosts, first.guarantee) == (EVEN, boosts, "global")
+    assert (second.seed, second.temperature, second.mode) == (2**63 - 1, 1.5, "relaxed")
+    assert (third.mode, third.trace, third.blend) == ("strict", True, False)
+    assert last == RecommendRequest(["item-1"], 10, True, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"seed": 1, "guarantee": "global"}, "a seed asks for a sample"),
+        ({"seed": 1, "boosts": [{"filter": {}, "weight": 1}]}, "a seed asks for a sample"),
+        ({"mode": "relaxed"}, "give it a seed"),
+    ],
+)
+async def test_options_that_exclude_each_other_are_told(
+    client: httpx.AsyncClient, options: dict[str, Any], text: str
+) -> None:
+    response = await client.post(URL, json={"history": ["item-1"], **options})
+    assert text in is_problem(response, "invalid_request")["detail"]
+
+
+async def test_a_filter_holds_and_what_it_leaves_is_counted(client: httpx.AsyncClient) -> None:
+    request = {"history": ["item-1", "item-2"], "filter": EVEN, "exclude_items": ["item-4"]}
+    response = await client.post(URL, json={**request, "k": 200})
+    assert {int(item[5:]) % 2 for item in ids(response)} == {0}
+    assert response.json()["eligible_items"] == len(ids(response)) == 148
+    response = await client.post(URL, json={**request, "filter": {"should": []}})
+    assert response.json()["eligible_items"] == 297
+
+
+async def test_diversity_chooses_from_more_and_says_that_it_is_no_search(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    request = {"history": ["item-1"], "k": 4}
+    plain = ids(await client.post(URL, json=request))
+    response = await client.post(URL, json={**request, "diversity": 1.0})
+    assert plain == recommender.expected(["item-1"], 4)
+    assert ids(response)[0] == plain[0]
+    assert len({tuple(i["semantic_id"][:2]) for i in response.json()["items"]}) == 4
+    assert [item["rank"] for item in response.json()["items"]] == [1, 2, 3, 4]
+    assert response.json()["certificate"] == "approximate"
+
+
+async def test_a_trace_is_in_codes_and_a_reason_is_told_when_asked_for(
+    client: httpx.AsyncClient,
+) -> None:
+    request = {"history": ["item-1"], "k": 1, "include": ["trace", "explanation"]}
+    body = (await client.post(URL, json=request)).json()
+    assert body["trace"] == {
+        "levels": 3,
+        "passes": 2,
+        "nodes": [
+            {
+                "id": 0, "parent": -1, "depth": 1, "code": 0, "pass": 1, "draft_log_prob": -0.5,
+                "target_log_prob": -0.25, "fate": "accepted", "items": 81,
+            },
+            {
+                "id": 1, "parent": 0, "depth": 2, "code": 3, "pass": 2, "draft_log_prob": None,
+                "target_log_prob": -1.0, "fate": "patched", "items": 9,
+            },
+        ],
+        "blocked": {"1": 3, "2": 4, "3": 0},
+    }  # fmt: skip
+    assert body["items"][0]["because"] == "item-1"
+
+
+async def test_a_batch_is_answered_in_order_and_one_failure_is_its_own(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    requests = [
+        {"history": ["item-1"], "k": 2},
+        {"user": "eve", "fallback": False},
+        {"history": ["item-3", "poison"]},
+        {"history": ["item-1"], "filter": {"must": [{"key": "size", "match": 1}]}},
+        {"user": "ada", "k": 3},
+        {"history": ["item-1"], "model": "nobody"},
+    ]
+    response = await client.post(f"{URL}/batch", json={"requests": requests})
+    results = response.json()["results"]
+    assert [result["status"] for result in results] == [200, 404, 500, 422, 200, 404]
+    assert [i["item_id"] for i in results[0]["answer"]["items"]] == recommender.expected(
+        ["item-1"], 2
+    )
+    codes = [result["problem"]["code"] for result in results if "problem" in result]
+    assert codes == ["unknown_user", "internal_error", "invalid_filter", "unknown_model"]
+    assert results[1]["problem"]["request_id"] == response.headers["x-request-id"]
+    assert "secret" not in response.text
+    body = is_problem(
+        await client.post(f"{URL}/batch", json={"requests": [{"history": []}, {"k": 1}]}),
+        "invalid_request",
+    )
+    assert body["errors"][0]["pointer"] == "/requests/1"
+    is_problem(await client.post(f"{URL}/batch", json={"requests": []}), "invalid_request")
+
+
+async def test_the_longest_requests_that_are_allowed_are_answered(
+    client: httpx.AsyncClient,
+) -> None:
+    long = {"history": ["i" * 256] * 1999 + ["item-1"], "k": 200, "exclude_items": ["x"] * 2000}
+    assert len(ids(await client.post(URL, json=long))) == 200
+
+
+async def test_what_waits_beyond_its_deadline_is_never_computed(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    hasty = settings.model_copy(update={"deadline_ms": 100.0, "queue_limit": 1000})
+    async with running(hasty, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        storm = [
+            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
+            for i in range(200)
+        ]
+        for response in await asyncio.gather(*storm):
+            is_problem(response, "deadline_exceeded")
+        assert service.models.waiting == 0
+        recommender.gate.set()
+        assert ids(await client.post(URL, json={"history": ["item-0"]}))
+        # the batch that was computed when the storm came, and the last request
+        assert sum(recommender.batches) <= settings.max_batch + 1
+
+
 # The other endpoints
 
 

@@ -1,0 +1,282 @@
+"""Client: the service from Python, typed, with retries that heed `Retry-After`.
+
+    with Client("http://127.0.0.1:8000") as client:
+        answer = client.recommend(history=["B0012", "B0034"], k=5)
+        print([item.item_id for item in answer.items])
+
+What is refused is a `ServiceError` with the problem's code. Calls that were not taken (429, 503) or
+not reached the service are repeated; every one of them may be, since events carry ids, and the rest
+reads or sets. Not thread-safe beyond what `httpx.Client` is.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel
+
+from serving.schemas.common import Problem
+from serving.schemas.events import EventsResponse, UserHistory
+from serving.schemas.filters import FilterReport
+from serving.schemas.items import (
+    Item,
+    ItemChange,
+    ItemPage,
+    RankResponse,
+    SimilarResponse,
+    UpsertResponse,
+)
+from serving.schemas.models import AliasInfo, AliasList, ModelList
+from serving.schemas.recommendations import BatchResponse, RecommendationsResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+RETRIED = (429, 502, 503)
+BACKOFF_S = 0.1
+MAX_WAIT_S = 30.0
+
+
+class ServiceError(Exception):
+    """The service refused, or could not.
+
+    Attributes:
+        problem: what it said; None if it was not the service that answered.
+        status: of HTTP.
+    """
+
+    def __init__(self, status: int, problem: Problem | None) -> None:
+        """Make it of an answer."""
+        super().__init__(
+            f"status {status}" if problem is None else f"{problem.code}: {problem.detail}"
+        )
+        self.status, self.problem = status, problem
+
+    @property
+    def code(self) -> str | None:
+        """The problem's stable code."""
+        return None if self.problem is None else self.problem.code
+
+
+class Client:
+    """One service."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        key: str | None = None,
+        timeout_s: float = 10.0,
+        retries: int = 4,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Connect when first asked.
+
+        Args:
+            url: of the service.
+            key: API key.
+            timeout_s: for each attempt.
+            retries: attempts after the first.
+            transport: of httpx, instead of sockets.
+        """
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(
+            base_url=url, headers=headers, timeout=timeout_s, transport=transport
+        )
+        self._retries = retries
+
+    def __enter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._http.close()
+
+    def ready(self) -> bool:
+        """Whether recommendations are answered now."""
+        try:
+            return self._http.get("/health/ready").is_success
+        except httpx.TransportError:
+            return False
+
+    def recommend(
+        self,
+        *,
+        user: str | None = None,
+        history: Sequence[str] | None = None,
+        k: int = 10,
+        **options: Any,
+    ) -> RecommendationsResponse:
+        """Top-k for a user, or for a history.
+
+        Args:
+            user: outside id.
+            history: item ids, oldest first; give one of the two.
+            k: items wanted.
+            **options: other fields of `RecommendationsRequest` (`filter`, `mode`, `include`, ...).
+        """
+        body = _subject(user, history) | {"k": k} | options
+        return self._ask(RecommendationsResponse, "POST", "/v1/recommendations", json=body)
+
+    def recommend_batch(self, requests: Sequence[Mapping[str, Any]]) -> BatchResponse:
+        """Several requests at once, each as `recommend` takes it."""
+        body = {"requests": [dict(request) for request in requests]}
+        return self._ask(BatchResponse, "POST", "/v1/recommendations/batch", json=body)
+
+    def rank(
+        self,
+        items: Sequence[str],
+        *,
+        user: str | None = None,
+        history: Sequence[str] | None = None,
+        **options: Any,
+    ) -> RankResponse:
+        """Given items in the order in which the model would choose them."""
+        body = _subject(user, history) | {"items": list(items)} | options
+        return self._ask(RankResponse, "POST", "/v1/rank", json=body)
+
+    def similar(self, item_id: str, k: int = 10) -> SimilarResponse:
+        """Items that go with one item."""
+        return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params={"k": k})
+
+    def item(self, item_id: str) -> Item:
+        """One item of the catalogue."""
+        return self._ask(Item, "GET", _item(item_id))
+
+    def items(self, *, prefix: str = "", q: str = "", page: int = 200) -> Iterator[Item]:
+        """The catalogue in the order of semantic IDs, page by page."""
+        cursor: str | None = ""
+        while cursor is not None:
+            query = {"prefix": prefix, "q": q, "limit": page, "cursor": cursor}
+            found = self._ask(ItemPage, "GET", "/v1/items", params=query)
+            yield from found.items
+            cursor = found.next
+
+    def put_item(self, item_id: str, **fields: Any) -> Item:
+        """Put an item into the catalogue; `fields` are those of `ItemBody`."""
+        return self._ask(ItemChange, "PUT", _item(item_id), json=fields).item
+
+    def put_items(self, items: Sequence[Mapping[str, Any]]) -> UpsertResponse:
+        """Put many, all or none; each with its `item_id`."""
+        body = {"items": [dict(item) for item in items]}
+        return self._ask(UpsertResponse, "POST", "/v1/items", json=body)
+
+    def delete_item(self, item_id: str) -> bool:
+        """Take an item away; whether it was there."""
+        try:
+            self._send("DELETE", _item(item_id))
+        except ServiceError as error:
+            if error.code != "unknown_item":
+                raise
+            return False
+        return True
+
+    def send_events(self, events: Sequence[Mapping[str, Any]]) -> EventsResponse:
+        """Store events durably; those without an `event_id` get one, so repeating is harmless."""
+        body = {"events": [{"event_id": uuid.uuid4().hex} | dict(event) for event in events]}
+        return self._ask(EventsResponse, "POST", "/v1/events", json=body)
+
+    def history(self, user: str, limit: int = 100) -> UserHistory:
+        """A user's latest events."""
+        return self._ask(UserHistory, "GET", f"{_user(user)}/history", params={"limit": limit})
+
+    def forget(self, user: str) -> None:
+        """Erase a user."""
+        self._send("DELETE", _user(user))
+
+    def check_filter(self, expression: Mapping[str, Any]) -> FilterReport:
+        """What a filter comes to."""
+        body = {"filter": dict(expression)}
+        return self._ask(FilterReport, "POST", "/v1/filters/validate", json=body)
+
+    def models(self) -> ModelList:
+        """The loaded models."""
+        return self._ask(ModelList, "GET", "/v1/models")
+
+    def aliases(self) -> list[AliasInfo]:
+        """Which alias stands for which bundle."""
+        return self._ask(AliasList, "GET", "/v1/aliases").aliases
+
+    def set_alias(self, name: str, bundle: str, *, timeout_s: float = 600.0) -> AliasInfo:
+        """Let an alias stand for a bundle; returns when its model answers."""
+        body = {"bundle": bundle}
+        path = f"/v1/aliases/{quote(name, safe='')}"
+        return self._ask(AliasInfo, "PUT", path, json=body, timeout=timeout_s)
+
+    def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:
+        """Let an alias stand for the bundle that it stood for before."""
+        path = f"/v1/aliases/{quote(name, safe='')}/rollback"
+        return self._ask(AliasInfo, "POST", path, timeout=timeout_s)
+
+    def _ask(self, kind: type[AnswerT], method: str, path: str, **options: Any) -> AnswerT:
+        return kind.model_validate_json(self._send(method, path, **options).content)
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        for attempt in range(self._retries + 1):
+            last = attempt == self._retries
+            try:
+                response = self._http.request(method, path, **options)
+            except httpx.TransportError:
+                if last:
+                    raise
+                time.sleep(_backoff(attempt))
+                continue
+            if response.is_success:
+                return response
+            if last or response.status_code not in RETRIED:
+                raise ServiceError(response.status_code, _problem(response))
+            time.sleep(_wait(response, attempt))
+        raise AssertionError  # the last attempt returns or raises
+
+
+def _subject(user: str | None, history: Sequence[str] | None) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    if user is not None:
+        given["user"] = user
+    if history is not None:
+        given["history"] = list(history)
+    return given
+
+
+def _item(item_id: str) -> str:
+    return f"/v1/items/{quote(item_id, safe='')}"
+
+
+def _user(user: str) -> str:
+    return f"/v1/users/{quote(user, safe='')}"
+
+
+def _problem(response: httpx.Response) -> Problem | None:
+    try:
+        return Problem.model_validate_json(response.content)
+    except ValueError:  # a proxy's page
+        return None
+
+
+def _wait(response: httpx.Response, attempt: int) -> float:
+    """Seconds that the service asks for, and a little, so that clients do not come back at once."""
+    asked = response.headers.get("retry-after", "")
+    if not asked.isdecimal():
+        return _backoff(attempt)
+    return min(float(asked), MAX_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311
+
+
+def _backoff(attempt: int) -> float:
+    return float(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.5))  # noqa: S311

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from serving import client as client_module
+from serving.client import Client, ServiceError
+
+if TYPE_CHECKING:
+    from serving.settings import ServingSettings
+
+PROBLEM = {
+    "type": "urn:recsys:problem:queue_full",
+    "title": "Too many requests are waiting",
+    "status": 429,
+    "code": "queue_full",
+    "detail": "The queue is full; try again shortly.",
+}
+
+
+def test_everything_that_the_service_does_can_be_asked(
+    settings: ServingSettings, recommender: Any, serving: Any
+) -> None:
+    with serving(settings, recommender=recommender) as url, Client(url) as client:
+        assert client.ready()
+        answer = client.recommend(history=["item-1"], k=3, include=["timing", "trace"])
+        assert [i.item_id for i in answer.items] == recommender.expected(["item-1"], 3)
+        assert answer.timing is not None
+        assert answer.trace is not None
+        assert answer.trace.nodes[0].pass_ == 1
+        assert client.recommend(user="ada").history_items == 2
+        many = client.recommend_batch([{"user": "ada"}, {"user": "eve", "fallback": False}])
+        assert [result.status for result in many.results] == [200, 404]
+        assert many.results[1].problem is not None
+        assert client.rank(["item-9", "item-3"], user="ada").items[0].item_id == "item-3"
+        assert client.similar("item-7", 2).items[0].item_id == "item-8"
+        assert len(list(client.items(prefix="3", page=20))) == 57
+        put = client.put_item("a/b", title="New", like="item-1")
+        assert client.item("a/b") == put
+        assert client.put_items([{"item_id": "c", "like": "item-1"}]).items[0].item_id == "c"
+        assert (client.delete_item("a/b"), client.delete_item("a/b")) == (True, False)
+        events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
+        assert client.send_events(events).accepted == 2
+        assert len(client.history("zoe").events) == 2
+        client.forget("zoe")
+        with pytest.raises(ServiceError, match="unknown_user"):
+            client.history("zoe")
+        assert client.check_filter({"must": [{"key": "price", "range": {"lt": 5}}]}).valid
+        assert client.models().models[0].name == "demo"
+        assert [alias.name for alias in client.aliases()] == ["champion"]
+        with pytest.raises(ServiceError) as refused:
+            client.set_alias("champion", "nothing")
+        assert (refused.value.status, refused.value.code) == (404, "unknown_bundle")
+        with pytest.raises(ServiceError, match="alias_conflict"):
+            client.rollback("champion")
+
+
+def scripted(answers: list[httpx.Response | Exception], asked: list[httpx.Request]) -> Client:
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return Client(transport=httpx.MockTransport(answer), key="rk_test", retries=2)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waits: list[float] = []
+    monkeypatch.setattr(client_module.time, "sleep", waits.append)
+    return waits
+
+
+def full(after: str | None) -> httpx.Response:
+    headers = {} if after is None else {"retry-after": after}
+    return httpx.Response(429, json=PROBLEM, headers=headers)
+
+
+def test_what_was_not_taken_is_asked_again_when_the_service_says(slept: list[float]) -> None:
+    asked: list[httpx.Request] = []
+    models = httpx.Response(200, json={"models": [], "available": []})
+    with scripted([full("2"), httpx.ConnectError("no"), models], asked) as client:
+        assert client.models().models == []
+    assert len(asked) == 3
+    assert asked[0].headers["authorization"] == "Bearer rk_test"
+    assert 2 <= slept[0] <= 2.5
+    assert 0.1 <= slept[1] <= 0.3  # nobody said; 0.1 s, doubled
+
+
+def test_it_gives_up_after_its_retries_with_the_last_reason(slept: list[float]) -> None:
+    with (
+        scripted([full(None), full("9999"), full("1")], []) as client,
+        pytest.raises(ServiceError, match="queue_full: The queue is full") as error,
+    ):
+        client.models()
+    assert (error.value.status, error.value.code) == (429, "queue_full")
+    assert slept[1] <= 37.5  # an absurd wait is cut
+    with (
+        scripted([httpx.ReadTimeout("slow")] * 3, []) as client,
+        pytest.raises(httpx.ReadTimeout),
+    ):
+        client.models()
+
+
+def test_what_is_wrong_is_not_asked_again(slept: list[float]) -> None:
+    for status in (400, 404, 422, 500, 504):
+        answer = httpx.Response(status, text="<html>a proxy's page</html>")
+        with scripted([answer], []) as client, pytest.raises(ServiceError) as error:
+            client.recommend(history=[])
+        assert (error.value.status, error.value.problem) == (status, None)
+    assert slept == []
+
+
+def test_events_get_ids_so_that_a_repetition_counts_once(slept: list[float]) -> None:
+    asked: list[httpx.Request] = []
+    done = httpx.Response(200, json={"accepted": 1, "duplicates": 0, "ignored": 0, "unlinked": 0})
+    with scripted([full("1"), done], asked) as client:
+        client.send_events([{"user": "ada", "item": "item-1"}])
+    assert asked[0].content == asked[1].content
+    assert b"event_id" in asked[0].content
+
+
+def test_a_service_that_is_away_is_not_ready() -> None:
+    with scripted([httpx.ConnectError("no")], []) as client:
+        assert not client.ready()

@@ -1,0 +1,59 @@
+"""The OpenAPI document held against the service: what is generated from it and around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from serving.auth import ROUTES
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLES = 12
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory, serving: Any, fake: Any) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("api")
+    made = ServingSettings(bundle=folder / "demo", histories=None, store=folder / "h.db")
+    with serving(made, recommender=fake()) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [route for route in ROUTES if route[1].startswith(("/v1", "/health", "/metrics"))],
+)
+def test_nothing_generated_breaks_it_or_is_answered_as_nobody_wrote(
+    api: Any, method: str, path: str
+) -> None:
+    @given(case=api[path][method].as_strategy())
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    def holds(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    holds()
