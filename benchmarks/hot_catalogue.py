@@ -306,7 +306,7 @@ def measure(
     seconds: float,
     rate: float = 1000.0,
     callers: int = 8,
-    size: int = 1,
+    size: int = 4,
     kept: int = 30,
 ) -> dict[str, Any]:
     """Run it; what came of it, as plain values.
@@ -399,7 +399,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=60.0)
     arguments.add_argument("--rate", type=float, default=1000.0, help="inserts, and removals, a s")
     arguments.add_argument("--callers", type=int, default=8)
-    arguments.add_argument("--size", type=int, default=1, help="items of one insert")
+    arguments.add_argument("--size", type=int, default=4, help="items of one insert")
     arguments.add_argument("--threads", type=int, default=1, help="of torch")
     args = arguments.parse_args()
     torch.set_num_threads(args.threads)

@@ -434,9 +434,10 @@ def test_a_leader_that_is_interrupted_leaves_the_lead_to_others(monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("recsys.live.time.sleep", interrupted)
-        hot.upsert([NewItem("lost", semantic_id=(0, 0, 0))])
+        with pytest.raises(KeyboardInterrupt):
+            hot.upsert([NewItem("lost", semantic_id=(0, 0, 0))])
     hot._epochs._rested = 0.0
     assert hot.upsert([NewItem("kept", semantic_id=(0, 0, 0))]).item("lost") is None
     assert hot.epoch.item("kept") is not None
