@@ -46,7 +46,8 @@ PATIENCE_MS = 20_000  # of a loaded machine; nothing waits that long on an idle 
 
 
 def title(item: int) -> str:
-    return f"{('Red', 'Green', 'Blue')[item % 3]} thing no. {item}"
+    colour = ("Red", "Green", "Blue")[item % 3]
+    return f"{colour} thing no. {item}" if item != 3 else "<img src=/x onerror=alert(1)> & co."
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,13 @@ def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
     wrong: list[str] = []
     contexts = []
 
-    def opened(fragment: str = "", *, problems: bool = False, **options: Any) -> Page:
+    def opened(
+        fragment: str = "",
+        *,
+        problems: bool = False,
+        routes: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Page:
         given = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
         context = browser.new_context(base_url=site, **given)
         context.set_default_timeout(PATIENCE_MS)
@@ -148,8 +155,10 @@ def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
             "request",
             lambda sent: None if sent.url.startswith(site) else wrong.append(f"left: {sent.url}"),
         )
+        for path, answer in (routes or {}).items():
+            page.route(path, answer)
         page.goto(f"/#{fragment}")
-        page.wait_for_selector("#body:not([hidden])")
+        page.wait_for_selector("#body:not(.waiting)")
         return page
 
     yield opened
@@ -276,6 +285,7 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
     expect(page.locator(".event")).to_have_count(3)
     titles = page.locator(".event-title").all_text_contents()
     assert titles == [title(i) for i in (3, 92, 15)]
+    page.wait_for_load_state("networkidle")
 
     tab_to(".card-add")
     name = page.evaluate("document.activeElement.textContent")
@@ -373,6 +383,32 @@ def test_what_is_refused_is_said_in_its_place(visit: Callable[..., Page], site: 
     assert len(listed(page)) == 7
 
 
+def test_the_page_waits_for_the_model_and_asks_for_a_key(visit: Callable[..., Page]) -> None:
+    def problem(code: str, status: int, detail: str) -> dict[str, Any]:
+        body = {"code": code, "status": status, "title": code, "detail": detail}
+        return {"status": status, "json": body, "headers": {"retry-after": "1"}}
+
+    answers = [problem("not_ready", 503, "It is being loaded.") for _ in range(2)]
+    asked: list[str] = []
+
+    def loading(route: Any) -> None:
+        asked.append(route.request.url)
+        if answers:
+            route.fulfill(**answers.pop())
+        else:
+            route.continue_()
+
+    page = visit("user=ada", problems=True, routes={"**/v1/models": loading})
+    assert len(asked) == 3
+    listed(page)
+    expect(page.locator(".samples .chip")).to_have_text(["ada", "bob"])
+
+    refused = problem("unauthenticated", 401, "Send a key.")
+    page = visit(problems=True, routes={"**/v1/**": lambda route: route.fulfill(**refused)})
+    expect(page.locator("#key")).to_be_visible()
+    expect(page.locator(".view.recommend [role=alert]")).to_contain_text("Send a key.")
+
+
 def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Page]) -> None:
     page = visit("user=ada")
     page.click("summary >> text=Settings")
@@ -407,6 +443,13 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
         page.wait_for_load_state("networkidle")
         assert page.evaluate(f"({PROBES}).names()") == [], view
         assert page.evaluate(f"({PROBES}).contrast()") == [], view
+    # the probes see what they look for
+    page.evaluate("document.documentElement.style.setProperty('--muted', '#888')")
+    page.evaluate("document.querySelector('.tools label').textContent = ''")
+    page.click("summary >> text=Settings")
+    assert page.evaluate(f"({PROBES}).contrast()") != []
+    (nameless,) = page.evaluate(f"({PROBES}).names()")
+    assert "password" in nameless
 
 
 def test_the_focus_can_be_seen_wherever_it_is(visit: Callable[..., Page]) -> None:

@@ -113,7 +113,7 @@ export const remembered = (id) => known.get(id);
 export async function item(id) {
   if (!known.get(id)?.metadata) {
     try {
-      remember([await call("GET", `/v1/items/${encodeURIComponent(id)}`)]);
+      remember([await call("GET", at(`/v1/items/${encodeURIComponent(id)}`, { model: state.model }))]);
     } catch (error) {
       if (error.code !== "unknown_item") throw error;
       return null;

@@ -3,7 +3,7 @@
 import { apiKey, call, setApiKey } from "./api.js";
 import { mountCatalogue } from "./catalogue.js";
 import { mountDecode } from "./decode.js";
-import { h, number, render } from "./dom.js";
+import { h, number, problemBox, render } from "./dom.js";
 import { mountEvaluation } from "./evaluation.js";
 import { mountFilters } from "./filters.js";
 import { mountHistory } from "./history.js";
@@ -23,9 +23,12 @@ const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
 const THEME = "recsys-theme";
 const $ = (id) => document.getElementById(id);
 
-function mount() {
+async function mount() {
   theme(localStorage.getItem(THEME) ?? "");
   tools();
+  $("skip").addEventListener("click", () => $("main").focus());
+  $("sheet").addEventListener("click", (event) => event.target === $("sheet") && $("sheet").close());
+  await ready();
   const links = Object.entries(VIEWS).map(([view, [name]]) => h("a", {
     href: "/", "data-view": view,
     onclick: (event) => {
@@ -58,21 +61,25 @@ function mount() {
   for (const [section, fill] of Object.values(sections)) fill(section);
   mountFilters($("side"));
   mountOptions($("side"));
-  $("skip").addEventListener("click", () => $("main").focus());
-  $("sheet").addEventListener("click", (event) => event.target === $("sheet") && $("sheet").close());
-  $("body").hidden = false;
-  names();
+  $("body").classList.remove("waiting");
 }
 
-async function names() {
-  try {
-    const { models } = await call("GET", "/v1/models");
-    const [first] = models;
-    render($("loaded"), h("strong", {}, first.name), ` ${number(first.items)} items · ${first.levels} levels`);
-  } catch (problem) {
-    render($("loaded"), problem.title);
-    if (problem.code === "not_ready") setTimeout(names, 1000 * (problem.retryAfter ?? 1));
+/** Wait for the model, and tell its name; other problems are the views' to tell. */
+async function ready() {
+  $("body").hidden = false;
+  for (;;) {
+    try {
+      const [first] = (await call("GET", "/v1/models")).models;
+      render($("loaded"), h("strong", {}, first.name), ` ${number(first.items)} items · ${first.levels} levels`);
+      break;
+    } catch (problem) {
+      if (problem.code === "unauthenticated") $("tools").firstChild.open = true; // there the key is asked for
+      if (problem.code !== "not_ready") break;
+      render($("main"), problemBox(problem));
+      await new Promise((done) => setTimeout(done, 1000 * (problem.retryAfter ?? 1)));
+    }
   }
+  render($("main"));
 }
 
 function tools() {

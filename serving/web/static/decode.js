@@ -57,7 +57,9 @@ function draw() {
   const counts = count(trace.nodes);
   const decode = timing?.decode ?? {};
   render(root, title,
-    h("p", { class: "lead" }, "A small model drafts a tree of codes; the target scores the whole tree in one pass and keeps what its own beam search would have kept. What was missing is patched by another pass."),
+    h("p", { class: "lead" }, decode.draft_passes
+      ? "A small model drafts a tree of codes; the target scores the whole tree in one pass and keeps what its own beam search would have kept. What was missing is patched by another pass."
+      : "This bundle has no draft model: the tree is all that fits of the first levels. The target scores it in one pass, keeps what its own beam search would have kept, and patches what is missing."),
     h("dl", { class: "tiles" },
       tile("target passes", number(decode.target_passes ?? trace.passes), `plain search needs ${trace.levels}`),
       tile("nodes scored", number(trace.nodes.length), `${number(counts.accepted ?? 0)} accepted, ${number(counts.patched ?? 0)} patched`),

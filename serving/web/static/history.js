@@ -1,8 +1,9 @@
 // Who is asked for: a user of the store, or a session built by hand; and the strip of their items.
 
-import { call, history, latest, learn, remembered, title } from "./api.js";
+import { call, history, learn, remembered, title } from "./api.js";
 import { announce, byKey, empty, h, plural, problemBox, render } from "./dom.js";
 import { openItem } from "./item.js";
+import { askAgain } from "./results.js";
 import { MOST_HISTORY, state, update, watch } from "./state.js";
 
 const SAMPLES = 50; // users that are offered
@@ -10,7 +11,6 @@ const SHORT = 4; // of them as buttons
 const SHOWN = 40; // the newest; the rest is a number
 let strip, count, field, shown = []; // ids of the history on the page, oldest first
 let loading = Promise.resolve();
-const ask = latest();
 
 export function mountHistory(root) {
   field = h("input", {
@@ -42,7 +42,11 @@ export function mountHistory(root) {
 
 function pick(event) {
   event.preventDefault();
-  if (field.value.trim()) choose(field.value.trim(), null);
+  const user = field.value.trim();
+  if (user === state.user && state.history === null) { // there may be new events
+    show();
+    askAgain();
+  } else if (user) choose(user, null);
 }
 
 function choose(user, items) {

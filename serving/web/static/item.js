@@ -1,10 +1,10 @@
 // One item, looked at closely: what it is, what is like it, what to do with it.
 
-import { call, item, remember } from "./api.js";
+import { at, call, item, remember } from "./api.js";
 import { codes, h, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
-import { update } from "./state.js";
+import { state, update } from "./state.js";
 
 const SIMILAR = 6;
 
@@ -43,7 +43,7 @@ export async function openItem(id) {
       }, "Neighbours by code")),
     h("h3", {}, "Similar items"), similar);
   try {
-    const answer = await call("GET", `/v1/items/${encodeURIComponent(id)}/similar?k=${SIMILAR}`);
+    const answer = await call("GET", at(`/v1/items/${encodeURIComponent(id)}/similar`, { k: SIMILAR, model: state.model }));
     remember(answer.items.map(({ item_id, title }) => ({ item_id, title })));
     render(similar, answer.items.length
       ? h("ol", {}, answer.items.map((one) => h("li", {},

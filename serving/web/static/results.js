@@ -16,7 +16,7 @@ const SOURCES = {
 };
 const MOST_TAGS = 4;
 const ask = latest();
-let list, head, note, raw, answered = null, keepPlace = null;
+let list, head, note, raw, answered = null;
 let ranks = new Map(), before = ranks; // of the list that is shown, and of the one before it
 
 export function mountResults(root) {
@@ -30,6 +30,12 @@ export function mountResults(root) {
     note, list,
     h("details", { class: "inner request" }, h("summary", {}, "The request"), raw));
   watch(["view", ...ASKED], () => state.view === "recommend" && load());
+}
+
+/** Ask once more, though nothing changed here. */
+export function askAgain() {
+  answered = null;
+  if (state.view === "recommend") load();
 }
 
 async function load() {
@@ -71,17 +77,17 @@ function draw(answer, again = false) {
   const scores = items.map((item) => item.score);
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
   const old = places();
+  const place = [...list.children].findIndex((one) => one.contains(document.activeElement));
   if (!again) [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
     ? items.map((item) => card(item, high > low ? (item.score - low) / (high - low) : 1, answer.certificate !== "approximate"))
     : h("li", { class: "wide" }, empty("Nothing to recommend", "No item is left that fits; loosen the filter.")));
+  if (place >= 0 && !list.contains(document.activeElement)) { // what had the focus is gone: its place has it
+    const cards = list.querySelectorAll(".card-add");
+    (cards[Math.min(place, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
+  }
   if (again) return;
   glide(old);
-  if (keepPlace !== null) {
-    const cards = list.querySelectorAll(".card-add");
-    (cards[Math.min(keepPlace, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
-    keepPlace = null;
-  }
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
 
@@ -98,10 +104,7 @@ function card(item, part, exact) {
     h("h3", {}, h("button", {
       type: "button", class: "card-add", "data-key": `card-${item.item_id}`, title: "Add to the session",
       "aria-label": `Add ${name} to the session`,
-      onclick: (event) => {
-        if (event.detail === 0 || list.contains(document.activeElement)) keepPlace = item.rank - 1;
-        add(item.item_id);
-      },
+      onclick: () => add(item.item_id),
     }, name)),
     h("p", { class: "ids" }, h("code", {}, item.item_id), codes(item.semantic_id)),
     h("p", { class: "score", title: exact ? "Log-probability of the item's semantic ID, and the same as a chance" : "Log-probability, and what retrieval adds" },
