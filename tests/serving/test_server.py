@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ import pytest
 
 from recsys.errors import ArtifactError, ConfigError
 from serving.server import serve
+from serving.stores import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +101,39 @@ def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str])
         check=True,
     )
     assert len(json.loads(answer.stdout)["items"]) == 5
+
+
+def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
+    process: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    started, url = process
+    acknowledged: list[str] = []
+
+    def send(sender: int) -> None:
+        with httpx.Client(base_url=url) as client:
+            for n in range(10_000):
+                name = f"{sender}-{n}"
+                event = {"event_id": name, "user": f"u{sender}", "item": name}
+                try:
+                    answer = client.post("/v1/events", json={"events": [event]})
+                except httpx.TransportError:
+                    return
+                assert answer.json()["accepted"] == 1
+                acknowledged.append(name)
+
+    with ThreadPoolExecutor(4) as senders:
+        sending = [senders.submit(send, sender) for sender in range(4)]
+        while len(acknowledged) < 100:
+            assert not any(sent.done() for sent in sending)
+            time.sleep(0.005)
+        started.kill()
+        for sent in sending:
+            sent.result()
+    store = SqliteStore(tmp_path / "h.db")
+    kept = {event.event_id for event in store.export()}
+    store.close()
+    assert set(acknowledged) <= kept
+    assert len(kept) <= len(acknowledged) + 4  # no more than were on their way
 
 
 def test_ctrl_c_ends_it_without_a_traceback(process: tuple[subprocess.Popen[str], str]) -> None:
