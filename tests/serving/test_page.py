@@ -444,7 +444,7 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
         assert page.evaluate(f"({PROBES}).names()") == [], view
         assert page.evaluate(f"({PROBES}).contrast()") == [], view
     # the probes see what they look for
-    page.evaluate("document.documentElement.style.setProperty('--muted', '#888')")
+    page.evaluate("document.documentElement.style.setProperty('--muted', '#777')")
     page.evaluate("document.querySelector('.tools label').textContent = ''")
     page.click("summary >> text=Settings")
     assert page.evaluate(f"({PROBES}).contrast()") != []
