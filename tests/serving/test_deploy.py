@@ -1,0 +1,191 @@
+"""What is in deploy/ and what the docs say of it fits the program. No container is built here."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recsys.config import Settings
+from serving import auth
+from serving.errors import KINDS
+from serving.metrics import Metrics
+from serving.settings import ENV_PREFIX, ServingSettings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def metric_names() -> set[str]:
+    """Families, and the names that their samples have."""
+    found = set()
+    for family in Metrics().registry.collect():
+        found.add(family.name)
+        endings = {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_sum", "_count"),
+        }.get(family.type, ())
+        found |= {family.name + ending for ending in endings}
+    return found | {"recsys_filter_cache_total", "recsys_filter_cache_bytes"}
+
+
+def environment() -> set[str]:
+    return {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
+
+
+# Configuration
+
+
+def test_the_example_has_every_setting_and_its_defaults() -> None:
+    file = ROOT / "configs" / "serving.yaml"
+    text = file.read_text(encoding="utf-8")
+    given = Settings.load(file).values["serve"]
+    for name, field in ServingSettings.model_fields.items():
+        if name in given:
+            assert given[name] == field.default, name
+        elif name not in ("insecure_listen", "not_history"):
+            assert re.search(rf"^  # {name}: ", text, flags=re.M), name
+    assert ServingSettings.load(file).port == 8000
+
+
+def test_what_is_commented_out_in_the_example_is_valid_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    text = (ROOT / "configs" / "serving.yaml").read_text(encoding="utf-8")
+    file = tmp_path / "all.yaml"
+    file.write_text(re.sub(r"^  # (\w+: )", r"  \1", text, flags=re.M))
+    settings = ServingSettings.load(file)
+    assert settings.rate_limit == 50
+    assert settings.shadow_alias == "shadow"
+
+
+# The image
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
+
+
+def test_the_image_is_pinned_runs_as_nobody_and_tells_its_health() -> None:
+    found = instructions()
+    words = [word for word, _ in found]
+    assert words.count("FROM") == 2
+    last = found[len(words) - 1 - words[::-1].index("FROM") :]
+    assert [text for word, text in last if word == "USER"] == ["recsys"]
+    assert [word for word, _ in last].index("USER") < [word for word, _ in last].index("ENTRYPOINT")
+    (check,) = [text for word, text in last if word == "HEALTHCHECK"]
+    assert "/health/ready" in check
+    installs = [text for word, text in found if word == "RUN" and "pip install" in text]
+    assert all("constraint" in text for text in installs)
+    named = re.findall(rf"{ENV_PREFIX}\w+", " ".join(text for _, text in found))
+    assert set(named) <= environment()
+
+
+def test_the_image_copies_what_there_is_and_what_the_ignore_file_lets_through() -> None:
+    let_through = {
+        line[1:]
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = set()
+    for word, text in instructions():
+        if word == "COPY" and not text.startswith("--from"):
+            *sources, _ = text.split()
+            copied |= set(sources)
+    assert copied == let_through
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_the_health_check_is_a_program() -> None:
+    (check,) = [text for word, text in instructions() if word == "HEALTHCHECK"]
+    command = yaml.safe_load(check.partition("CMD ")[2])
+    assert command[:2] == ["python", "-c"]
+    compile(command[2], "healthcheck", "exec")
+
+
+# Compose
+
+
+def test_compose_starts_after_healthy_stores_and_is_not_open_to_the_network() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert set(services) == {"recsys", "postgres", "redis"}
+    own = services["recsys"]
+    assert all(needed["condition"] == "service_healthy" for needed in own["depends_on"].values())
+    for name in own["depends_on"]:
+        assert services[name]["healthcheck"]["test"]
+    assert all(port.startswith("127.0.0.1:") for port in own["ports"])
+    assert (ROOT / "deploy" / own["build"]["context"] / own["build"]["dockerfile"]).is_file()
+    ours = {name for name in own["environment"] if name.startswith(ENV_PREFIX)}
+    assert ours <= environment()
+    for service in services.values():  # secrets come from outside
+        for name, value in service["environment"].items() if "environment" in service else ():
+            if "PASSWORD" in name:
+                assert value.startswith("${POSTGRES_PASSWORD:?")
+
+
+# systemd
+
+
+def test_the_unit_runs_a_command_that_there_is_and_is_hardened() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "recsys.service")
+    service = unit["Service"]
+    program, *words = shlex.split(service["ExecStart"])
+    assert (Path(program).name, words[0], words[1]) == ("recsys", "serve", "--config")
+    assert service["User"] not in ("", "root")
+    for name in ("NoNewPrivileges", "PrivateTmp", "ProtectHome", "RestrictSUIDSGID"):
+        assert service[name] == "yes"
+    assert service["ProtectSystem"] == "strict"
+    defaults = ServingSettings.model_fields["deadline_ms"].default
+    assert int(service["TimeoutStopSec"]) > defaults / 1000 + 5
+
+
+# Alerts and docs
+
+
+def rules() -> list[dict[str, str]]:
+    groups = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_is_about_metrics_that_there_are_and_has_its_part_of_the_runbook(
+    rule: dict[str, str],
+) -> None:
+    used = set(re.findall(r"\b(?:recsys|process)_\w+", rule["expr"]))
+    assert used <= metric_names() | {"up"}
+    for codes in re.findall(r'code=~?"([^"]+)"', rule["expr"]):
+        assert set(codes.split("|")) <= set(KINDS)
+    part = RUNBOOK.partition(f"### {rule['alert']}\n")[2].partition("\n##")[0]
+    assert "*Cause*:" in part
+    assert "*Action*:" in part
+
+
+def test_metrics_codes_settings_and_routes_in_the_docs_exist() -> None:
+    names = metric_names()
+    for text in (RUNBOOK, SERVING):
+        for name in re.findall(r"`(recsys_\w+)\*?`", text):
+            assert any(known.startswith(name) for known in names), name
+        for name in re.findall(r"`serve\.(\w+)", text):
+            assert name in ServingSettings.model_fields, name
+        for path in re.findall(r"localhost:8000(/[\w/.-]+)", text):
+            known = auth.template_of(path)
+            assert known is not None, path
+    for code in re.findall(r"^\| \d[\d, ]* \| (.*?) \|", SERVING, flags=re.M):
+        assert set(re.findall(r"`(\w+)`", code)) <= set(KINDS)
+
+
+@pytest.mark.parametrize("text", [RUNBOOK, SERVING], ids=["runbook", "serving"])
+def test_links_lead_somewhere(text: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert (ROOT / "docs" / target).exists(), target
