@@ -19,7 +19,7 @@ from pydantic import (
 from serving.schemas.common import MAX_ID
 from serving.stores.protocol import Event, StoredEvent, content_digest
 
-MAX_EVENTS = 10_000
+MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
 LATEST_S = 4_102_444_800  # the year 2100; what lies beyond are milliseconds taken for seconds
 
