@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from starlette.testclient import TestClient
@@ -69,6 +70,23 @@ def test_a_restarted_recommender_gives_the_same_bits(road):
     again = Recommender.load(context.workspace.bundle)
     request = [RecommendRequest(history, 10)]
     assert first.recommend_batch(request) == again.recommend_batch(request)
+
+
+def test_a_new_item_is_placed_by_what_it_is_and_recommended(road):
+    context, _ = road
+    recommender = Recommender.load(context.workspace.bundle)
+    like = recommender.epoch.item(recommender.catalog.item_ids[5])
+    new = replace(like, item_id="new", semantic_id=None)
+    epoch = recommender.upsert([new])
+    assert epoch.number == 1
+    placed = epoch.item("new")
+    assert replace(placed, semantic_id=None) == new
+    everything = RecommendRequest([], k=len(epoch.catalog))
+    shown = {r.item_id: r for r in recommender.recommend_batch([everything])[0].recommendations}
+    assert shown["new"].semantic_id == placed.semantic_id
+    assert recommender.remove(["new"]) == ["new"]
+    (answer,) = recommender.recommend_batch([everything])
+    assert "new" not in {r.item_id for r in answer.recommendations}
 
 
 def test_the_answer_over_http_is_the_recommenders(road, tmp_path):

@@ -17,6 +17,7 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
+from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.splits import TRAIN, leave_one_out
@@ -70,6 +71,11 @@ def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, tmp_pat
     assert report["moved_items"] == int((before != codes).any(axis=1).sum())
     assert report["method"] == method
     assert (path / "report.svg").stat().st_size > 1000
+    # what it keeps for new items places those that it was made from much where they are
+    coder = ItemEncoder(path / "item_encoder", path / "quantizer")
+    placed, far = coder.encode(make_dataset().items)
+    assert far.shape == (80, quantizer.centroids.shape[1])
+    assert (placed[:, 0] == before[:, 0]).mean() > 3 / quantizer.centroids.shape[1]
 
 
 def test_it_is_made_again_only_when_something_changed(tmp_path, monkeypatch):
