@@ -1,7 +1,7 @@
 // The catalogue by semantic ID: code by code, or by words.
 
 import { at, call, latest, remember } from "./api.js";
-import { codes, empty, h, number, plural, problemBox, render } from "./dom.js";
+import { empty, h, identity, number, plural, problemBox, render } from "./dom.js";
 import { add } from "./history.js";
 import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
@@ -82,6 +82,6 @@ function line(item) {
   const name = item.title || item.item_id;
   return h("li", { class: "line" },
     h("button", { type: "button", class: "link", onclick: () => openItem(item.item_id) }, name),
-    h("span", { class: "ids" }, h("code", {}, item.item_id), codes(item.semantic_id)),
+    identity(item),
     h("button", { type: "button", class: "chip", "aria-label": `Add ${name} to the session`, onclick: () => add(item.item_id) }, "+ add"));
 }

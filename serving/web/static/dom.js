@@ -74,6 +74,10 @@ export const codes = (semanticId) =>
     h("span", { class: "sr" }, "semantic ID "),
     (semanticId ?? []).map((code, level) => h("span", { class: "code", "data-level": level }, code)));
 
+/** Id and semantic ID of an item; an id that is the title, too, is not said twice. */
+export const identity = (item) =>
+  h("p", { class: "ids" }, item.title && item.title !== item.item_id && h("code", {}, item.item_id), codes(item.semantic_id));
+
 /** What stands where an answer failed: its problem, in its own words, and a way on. */
 export function problemBox(problem, retry) {
   const fields = (problem.errors ?? []).filter((e) => !problem.detail.includes(e.detail));

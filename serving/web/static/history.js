@@ -19,7 +19,7 @@ export function mountHistory(root) {
   });
   const samples = h("datalist", { id: "users" });
   const chips = h("div", { class: "samples", role: "group", "aria-label": "Some users" });
-  strip = h("ol", { class: "strip", "aria-label": "History, oldest first" });
+  strip = h("ol", { class: "strip", role: "list", "aria-label": "History, oldest first" });
   count = h("p", { class: "fine strip-count" });
   const form = h("form", { class: "who", onsubmit: pick },
     h("label", { for: "user" }, "Recommend for"),

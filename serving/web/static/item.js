@@ -1,7 +1,7 @@
 // One item, looked at closely: what it is, what is like it, what to do with it.
 
 import { at, call, item, remember } from "./api.js";
-import { codes, h, number, problemBox, render } from "./dom.js";
+import { h, identity, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
 import { state, update } from "./state.js";
@@ -33,7 +33,7 @@ export async function openItem(id) {
   const similar = h("div", { class: "similar" });
   render(box,
     h("h2", { id: "sheet-title" }, found.title || id),
-    h("p", { class: "ids" }, h("code", {}, id), codes(found.semantic_id)),
+    identity(found),
     facts(found.metadata ?? {}, sheet),
     h("div", { class: "row" },
       h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id)) }, "Add to the session"),

@@ -1,7 +1,7 @@
 // The list: cards of the answer, how it was asked for, and what became of the earlier list.
 
 import { call, curl, latest, learn, remember, request, title } from "./api.js";
-import { announce, codes, empty, h, logProb, number, plural, problemBox, render, share } from "./dom.js";
+import { announce, empty, h, identity, logProb, number, plural, problemBox, render, share } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
 import { openItem, values } from "./item.js";
@@ -22,7 +22,7 @@ let ranks = new Map(), before = ranks; // of the list that is shown, and of the 
 export function mountResults(root) {
   head = h("p", { class: "summary" });
   note = h("div", {});
-  list = h("ol", { class: "cards" });
+  list = h("ol", { class: "cards", role: "list" });
   raw = h("pre", { tabindex: 0, "aria-label": "The request as curl" }, h("code", {}));
   const copy = h("button", { type: "button", id: "copy", onclick: copyCurl }, "Copy as curl");
   root.append(
@@ -106,7 +106,7 @@ function card(item, part, exact) {
       "aria-label": `Add ${name} to the session`,
       onclick: () => add(item.item_id),
     }, name)),
-    h("p", { class: "ids" }, h("code", {}, item.item_id), codes(item.semantic_id)),
+    identity(item),
     h("p", { class: "score", title: exact ? "Log-probability of the item's semantic ID, and the same as a chance" : "Log-probability, and what retrieval adds" },
       bar, h("span", {}, h("span", { class: "sr" }, "score "), `${logProb(item.score)}${chance}`)),
     h("p", { class: "why" },
