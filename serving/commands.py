@@ -135,4 +135,5 @@ def _keys_file(file: Path | None, config: Path | None) -> Path:
         return file
     from serving.settings import ServingSettings, default_keys
 
-    return ServingSettings.load(config).keys or default_keys()
+    # the first key is made before anything may listen beyond this machine
+    return ServingSettings.load(config, insecure_listen=True).keys or default_keys()

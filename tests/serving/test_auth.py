@@ -132,7 +132,8 @@ def test_the_commands_make_list_and_revoke(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            env={**os.environ, "RECSYS_HOME": str(tmp_path)},
+            # as in the image: it could not listen there without the key that is made here
+            env={**os.environ, "RECSYS_HOME": str(tmp_path), "RECSYS_SERVE_HOST": "0.0.0.0"},
         )
 
     made = run("create", "--name", "shop", "--scope", "write")
