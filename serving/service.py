@@ -12,6 +12,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from recsys.artifacts import Workspace
 from recsys.bundle import EVAL
 from recsys.errors import RecsysError, RequestError
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from recsys.bundle import Bundle
     from recsys.catalog import Catalog
     from recsys.recommender import Source
     from serving.batcher import Answer
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("serving.service")
 ALIASES = "aliases"
 MAX_EVALUATION = 4 << 20
+REPORT = "report"  # what `recsys evaluate` writes
 
 
 class NotReadyError(Exception):
@@ -340,13 +343,13 @@ class Service:
         return item_of(catalog, find(catalog, item_id))
 
     async def evaluation(self, alias: str) -> Evaluation:
-        """The files of a bundle that tell of its quality.
+        """The files that tell of a bundle's quality: its own, and the report on it.
 
         Raises:
             UnknownModelError: of the alias.
         """
         model = self.models.get(alias)
-        files = await asyncio.to_thread(_evaluations, model.recommender.bundle.path / EVAL)
+        files = await asyncio.to_thread(_evaluations, model.recommender.bundle)
         return Evaluation(model=model.ref(alias), files=files)
 
     # What the above is made of
@@ -496,13 +499,27 @@ def _scored(catalog: Catalog, item_id: str, score: float, rank: int, source: Sou
     )
 
 
-def _evaluations(folder: Path) -> dict[str, Any]:
-    """JSON files of a folder, by name without suffix; a damaged or a huge one is left out."""
-    files = {}
-    for file in sorted(folder.glob("*.json")):
-        try:
-            if file.stat().st_size <= MAX_EVALUATION:
-                files[file.stem] = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            logger.warning("%s: %s", file, error)
+def _evaluations(bundle: Bundle) -> dict[str, Any]:
+    """JSON files of a bundle's folder `eval`, by name without suffix, and the workspace's report.
+
+    The report is there if it was made from this very bundle. A damaged or a huge file is left out.
+    """
+    read = {file.stem: _read(file) for file in sorted((bundle.path / EVAL).glob("*.json"))}
+    files = {name: content for name, content in read.items() if content is not None}
+    file = Workspace.of(bundle.path.absolute().name).report / f"{REPORT}.json"
+    report = _read(file) if file.is_file() else None
+    if (
+        isinstance(report, dict)
+        and report.get("made_from", {}).get("bundle") == bundle.manifest.digest
+    ):
+        files[REPORT] = report
     return files
+
+
+def _read(file: Path) -> Any:
+    try:
+        if file.stat().st_size <= MAX_EVALUATION:
+            return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        logger.warning("%s: %s", file, error)
+    return None

@@ -74,4 +74,7 @@ class Evaluation(BaseModel):
     """What is known of a model's quality."""
 
     model: ModelRef
-    files: dict[str, Any] = Field(description="JSON files of the bundle's folder `eval`, by name.")
+    files: dict[str, Any] = Field(
+        description="JSON files of the bundle's folder `eval`, by name, and as `report` what "
+        "`recsys evaluate` found of this bundle."
+    )

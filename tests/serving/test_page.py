@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import uvicorn
 
-from recsys.artifacts import write_artifact
+from recsys.artifacts import read_manifest, write_artifact
 from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.interactions import Histories
@@ -78,7 +78,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     walks = Histories.of(rng.integers(0, ITEMS, (200, 6)).tolist())
     counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
     retrieval = Retrieval(ItemItem.directional(walks, ITEMS), counts, blend=Blend(0.3))
-    figures = {"target": {"recall@10": 0.5, "users": 40}, "draft": {"recall@10": 0.4}}
+    figures = {
+        "target": {"recall@10": 0.5, "users": 40},
+        "retrieval": {"users": 9, "model": {"recall@10": 0.5}, "blended": {"recall@10": 0.6}},
+    }
     with write_artifact(path, "bundle") as folder:
         for name in (CATALOG, EVAL, RETRIEVAL):
             (folder / name).mkdir()
@@ -89,13 +92,32 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         retrieval.save(folder / RETRIEVAL)
         save_model(target, folder / TARGET)
         save_model(draft, folder / DRAFT)
+    about = {"metric": "recall", "k": 10, "seen": "masked", "targets": "next"}
+    report = {
+        "made_from": {"bundle": read_manifest(path, "bundle").digest},
+        "rankers": ["model", "popularity"],
+        "headline": {"k": 10, "seen": "masked", "targets": "next"},
+        "metrics": [
+            {**about, "ranker": "model", "mean": 0.5, "low": 0.4, "high": 0.6},
+            {**about, "ranker": "popularity", "mean": 0.1, "low": 0.05, "high": 0.15},
+            {**about, "ranker": "model", "k": 5, "mean": 0.3, "low": 0.2, "high": 0.4},
+        ],
+    }
+    reports = path.parent.parent / "reports" / path.name
+    reports.mkdir(parents=True)
+    (reports / "report.json").write_text(json.dumps(report))
     return path
 
 
 @pytest.fixture(scope="module")
 def site(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the running application; user `ada` has a history."""
-    store = tmp_path_factory.mktemp("store") / "h.db"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
+        yield from running(bundle, tmp_path_factory.mktemp("store") / "h.db")
+
+
+def running(bundle: Path, store: Path) -> Iterator[str]:
     settings = ServingSettings(
         bundle=bundle, histories=None, store=store, threads=1, deadline_ms=60_000
     )
@@ -107,6 +129,10 @@ def site(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     while app.state.service.phase is Phase.STARTING or not server.started:
         assert time.monotonic() < end
         time.sleep(0.01)
+    if app.state.service.phase is not Phase.READY:
+        server.should_exit = True
+        thread.join(30)
+        pytest.fail(f"the service did not start: {app.state.service.failure!r}")
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     events = [
         {"user": user, "item": item, "type": "purchase", "timestamp": 1_700_000_000 + n}
@@ -339,8 +365,13 @@ def test_the_catalogue_is_walked_by_code_and_by_words(
 
 def test_evaluation_and_operations_are_charts_that_can_be_read(visit: Callable[..., Page]) -> None:
     page = visit("view=evaluation")
-    expect(page.locator(".bars caption")).to_have_text("Recall@10")
-    expect(page.locator(".bars th")).to_have_text(["target", "draft"])
+    captions = page.locator(".bars caption")
+    expect(captions).to_have_text(["Recall@10, with 95 % intervals", "Recall@10"])
+    expect(page.locator(".bars th")).to_have_text(
+        ["model", "popularity", "target", "retrieval, model", "retrieval, blended"]
+    )
+    expect(page.locator(".figure").first).to_have_text("0.500 0.400–0.600")
+    assert page.locator(".interval").count() == 2
     page.click("[data-view=operations]")
     page.wait_for_selector(".spark")
     labels = page.eval_on_selector_all(".spark", "all => all.map(s => s.ariaLabel)")

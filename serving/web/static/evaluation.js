@@ -28,13 +28,14 @@ async function load() {
     return;
   }
   render(root, heading,
-    h("p", { class: "lead" }, "Measured when the bundle was made; on users whose next item the model had not seen."),
-    files.map(([name, content]) => h("section", { class: "panel" }, h("h3", {}, words(name)),
-      Array.isArray(content?.metrics) ? report(content) : plain(content),
+    h("p", { class: "lead" }, "Measured on events that the model had not seen."),
+    files.sort(([, a], [, b]) => full(b) - full(a)).map(([name, content]) => h("section", { class: "panel" }, h("h3", {}, words(name)),
+      full(content) ? report(content) : plain(content),
       h("details", { class: "inner" }, h("summary", {}, "As JSON"),
         h("pre", { tabindex: 0 }, h("code", {}, JSON.stringify(content, null, 1).slice(0, 200_000)))))));
 }
 
+const full = (content) => Array.isArray(content?.metrics);
 const words = (name) => name.replace(/^.*\//, "").replace(/\.json$/, "").replaceAll(/[-_]/g, " ").replace(/^./, (c) => c.toUpperCase());
 
 /** A full report (`recsys evaluate`): rankers side by side, with 95 % intervals over users. */
@@ -54,9 +55,7 @@ function report(content) {
 
 /** Figures by subject, {target: {"recall@10": 0.1, users: 2000}}: a chart a metric. */
 function plain(content) {
-  const subjects = Object.entries(content ?? {}).filter(([, figures]) => figures && typeof figures === "object" && !Array.isArray(figures));
-  const flat = Object.fromEntries(Object.entries(content ?? {}).filter(([, value]) => typeof value !== "object"));
-  if (Object.keys(flat).length) subjects.unshift(["model", flat]);
+  const subjects = flat(content ?? {}, "");
   const metrics = new Set(subjects.flatMap(([, figures]) => Object.keys(figures).filter((key) => key.includes("@") && typeof figures[key] === "number")));
   const facts = subjects.map(([subject, figures]) => [subject, Object.entries(figures).filter(([key, value]) => !metrics.has(key) && typeof value !== "object")]);
   return [
@@ -66,6 +65,17 @@ function plain(content) {
     h("div", { class: "charts" }, facts.filter(([, list]) => list.length).map(([subject, list]) => h("div", {},
       h("h4", {}, subject),
       h("dl", { class: "facts" }, list.map(([key, value]) => [h("dt", {}, key.replaceAll("_", " ")), h("dd", {}, typeof value === "number" ? number(value, Number.isInteger(value) ? 0 : 2) : String(value))]))))),
+  ];
+}
+
+/** [subject, its figures] of an object, and of the objects in it; a subject within is named by its path. */
+function flat(of, path) {
+  const isGroup = (value) => value && typeof value === "object" && !Array.isArray(value);
+  const own = Object.entries(of).filter(([, value]) => !isGroup(value));
+  const inner = Object.entries(of).filter(([, value]) => isGroup(value));
+  return [
+    ...(own.length ? [[path || "all", Object.fromEntries(own)]] : []),
+    ...inner.flatMap(([name, value]) => flat(value, path ? `${path}, ${name}` : name)),
   ];
 }
 
