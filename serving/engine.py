@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -100,7 +101,7 @@ Done = RecommendResult | list[float]
 
 
 class Engine:
-    """Threads of one process: a worker that runs models, a loader, and helpers that only read.
+    """Threads of one process: a worker that runs models, and helpers that only read.
 
     Everything that answers happens on the worker, so that two batches never run at once and
     thread-local state of torch is warm where it is used.
@@ -110,7 +111,6 @@ class Engine:
         """Make an engine; nothing runs yet."""
         self._settings = settings
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
         self._frozen = False
 
@@ -125,7 +125,10 @@ class Engine:
             ArtifactError: the bundle is missing, incomplete or altered; the text names the file.
         """
         loop = asyncio.get_running_loop()
-        recommender = await loop.run_in_executor(self._loader, self._load, bundle, loaded)
+        # The thread ends with its work: OpenMP keeps helpers for each thread that ever computed,
+        # and where they are more than cores, all of them fall asleep between any two operations.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as loader:
+            recommender = await loop.run_in_executor(loader, self._load, bundle, loaded)
         await loop.run_in_executor(self._worker, _touch, recommender)
         return recommender
 
@@ -150,18 +153,22 @@ class Engine:
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
-        for threads in (self._worker, self._loader, self._helpers):
+        for threads in (self._worker, self._helpers):
             threads.shutdown()
         if self._frozen:
             gc.unfreeze()
 
     def _load(self, bundle: Path, loaded: Recommends | None) -> Recommends:
-        settings = self._settings
-        if settings.threads is not None:
-            import torch
+        recommender = loaded if loaded is not None else self._open(bundle)
+        recommender.warm_up()
+        return recommender
 
-            torch.set_num_threads(settings.threads)
-        recommender = loaded or Recommender.load(
+    def _open(self, bundle: Path) -> Recommender:
+        import torch
+
+        settings = self._settings
+        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        return Recommender.load(
             bundle,
             device=settings.device,
             dtype=settings.dtype,
@@ -169,8 +176,6 @@ class Engine:
             prefix_bytes=settings.prefix_mb << 20,
             max_batch=settings.max_batch,
         )
-        recommender.warm_up()
-        return recommender
 
 
 def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:

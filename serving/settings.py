@@ -54,7 +54,8 @@ class ServingSettings(BaseSettings):
             nothing to do with each other.
         device: where the models run.
         dtype: their arithmetic.
-        threads: CPU threads of one forward pass; None leaves torch's choice.
+        threads: CPU threads of one forward pass; None leaves one core to everything else, since
+            threads that wait for a core hold up all others of their pass.
         mode: how to decode: `auto` plans on an accelerator and searches plainly on a CPU; `beam`,
             `exhaustive`, `draft` and `planned` insist (`recsys.decoding.Engine`).
         prefix_mb: memory for what was computed of users' histories, from which a returning user's

@@ -66,7 +66,8 @@ async def _service(request: Request) -> Service:
     return service
 
 
-async def _ready_service(service: Annotated[Service, Depends(_service)]) -> Service:
+async def _ready_service(request: Request) -> Service:
+    service: Service = request.app.state.service
     service.require_ready()
     return service
 
@@ -88,20 +89,23 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
     Raises:
         ClientDisconnect: nobody waits for the answer.
     """
-    answering = asyncio.create_task(answer)
-    leaving = asyncio.create_task(_disconnected(request))
+    asking = asyncio.current_task()
+    assert asking is not None  # noqa: S101 - a coroutine runs in a task
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # the rest of a body that nobody reads
+        left = True
+        asking.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            leaving.result()
-            raise ClientDisconnect
-        return answering.result()
+        return await answer
+    except asyncio.CancelledError:
+        if left and not asking.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        for task in (answering, leaving):
-            task.cancel()
-        await asyncio.gather(answering, leaving, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass  # the rest of a body that nobody reads
+        watching.cancel()
