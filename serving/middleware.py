@@ -34,6 +34,7 @@ REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499  # nginx's number for an answer that found nobody
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+SHOWN_PATH = 100
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
@@ -96,6 +97,8 @@ class RequestContext:
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        # The template where there is one: paths hold user ids, and are without number.
+        template = state["template"] = auth.template_of(scope["path"])
         status: int | None = None
 
         async def send_marked(message: Message) -> None:
@@ -126,22 +129,20 @@ class RequestContext:
             finally:
                 seconds = time.perf_counter() - start
                 answered = CLIENT_CLOSED if status is None else status
-                # The template where there is one: paths hold user ids, and are without number.
-                route = getattr(scope.get("route"), "path", None)
                 fields = {
                     "request_id": request_id,
                     "method": scope["method"],
-                    "route": route or scope["path"],
+                    "route": template or scope["path"][:SHOWN_PATH],
                     "status": answered,
                     "ms": round(seconds * 1000, 2),
                 }
                 fields |= {name: state[name] for name in ("problem", "key") if name in state}
                 access.info("request", extra={"fields": fields})
                 method = scope["method"] if scope["method"] in METHODS else "OTHER"
-                self.metrics.ended(method, route or "unmatched", answered, seconds)
+                self.metrics.ended(method, template or "unmatched", answered, seconds)
                 if "problem" in state:
                     self.metrics.error(state["problem"])
-                span.end(method, route, answered)
+                span.end(method, template, answered)
 
 
 class Guard:
@@ -189,7 +190,7 @@ class Guard:
             raise ProblemError("headers_too_large", text)
         headers = Headers(scope=scope)
         self._check_host(headers)
-        template = auth.template_of(scope["path"])
+        template = scope["state"]["template"]
         if template is not None and template.startswith("/health/"):
             return  # an orchestrator asks often, and without a key
         shown = _bearer(headers)

@@ -34,6 +34,7 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
     """
     listener = _bind(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where to ask it
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     logs.configure(sys.stdout)
     app = create_app(settings, recommender=recommender)

@@ -76,4 +76,6 @@ def example(service: Service, base_url: str) -> str:
     """A curl line that works against this model."""
     body = json.dumps({"history": service.catalog.item_ids[:2], "k": 5})
     url = f"{base_url.rstrip('/')}/v1/recommendations"
-    return f"curl {shlex.quote(url)} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    key = "" if service.settings.keys is None else " -H 'authorization: Bearer KEY'"
+    told = f"-H 'content-type: application/json'{key} -d {shlex.quote(body)}"
+    return f"curl {shlex.quote(url)} {told}"

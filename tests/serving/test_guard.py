@@ -156,3 +156,20 @@ def test_hosts_follow_the_address(values: dict[str, Any], hosts: tuple[str, ...]
 def test_a_rate_must_be_above_zero() -> None:
     with pytest.raises(ConfigError, match="rate_limit"):
         ServingSettings.load(rate_limit=0.0)
+
+
+@anyio
+async def test_a_refused_request_is_logged_without_its_path(
+    settings: ServingSettings, recommender: Any, running: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "serving.access")
+    listed = settings.model_copy(update={"allowed_hosts": "shop.example"})
+    async with running(listed, recommender=recommender) as (client, service):
+        assert (await client.get("/v1/users/ada/history")).status_code == 400
+        assert (await client.get("/nothing/" + "x" * 5000)).status_code == 400
+        text = service.metrics.exposition().decode()
+    routes = [r.fields["route"] for r in caplog.records if r.name == "serving.access"]  # type: ignore[attr-defined]
+    assert routes == ["/v1/users/{user_id}/history", "/nothing/" + "x" * 91]
+    assert "ada" not in caplog.text
+    assert 'route="/v1/users/{user_id}/history"' in text
+    assert "nothing" not in text
