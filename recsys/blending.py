@@ -49,6 +49,10 @@ class Lists:
         """What the model has found."""
         return cls(items, scores, np.full(items.shape, MODEL, np.int8))
 
+    def first(self, k: int) -> Lists:
+        """The first k places."""
+        return Lists(self.items[:, :k], self.scores[:, :k], self.source[:, :k])
+
 
 def allowed_items(
     trie: ItemTrie, alive: NDArray[np.bool_], mask: RowMask | None, size: int

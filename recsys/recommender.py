@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from recsys.prompts import PromptEncoder
     from recsys.retrieval import Retrieval
 
+    Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
+
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular"]
 SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.blending`'s numbers
@@ -379,7 +381,7 @@ class Recommender:
         blend: bool | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ) -> Ranked:
         """Top-k of many histories of dense items, for evaluation.
 
         Args:
@@ -398,12 +400,42 @@ class Recommender:
             ValueError: k below 1.
             RequestError: a blend of a bundle that has no retrieval.
         """
+        found, _ = self.rank_both(
+            histories,
+            k,
+            exclude_seen,
+            beams=beams,
+            blend=blend,
+            batch_size=batch_size,
+            advance=advance,
+        )
+        return found
+
+    def rank_both(
+        self,
+        histories: Histories,
+        k: int,
+        exclude_seen: bool = True,
+        *,
+        beams: int | None = None,
+        blend: bool | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] | None = None,
+    ) -> tuple[Ranked, Ranked]:
+        """As `rank`, and the lists that the model alone gives, from the same search.
+
+        Without a blend both are the model's.
+
+        Raises:
+            ValueError: k below 1.
+            RequestError: a blend of a bundle that has no retrieval.
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         blends = self._blends(RecommendRequest([], k, blend=blend))
         epoch = self._begin()
-        items = np.full((len(histories), k), -1, np.int32)
-        scores = np.full((len(histories), k), -np.inf, np.float32)
+        items = np.full((2, len(histories), k), -1, np.int32)
+        scores = np.full((2, len(histories), k), -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
@@ -411,11 +443,12 @@ class Recommender:
             seen = group if exclude_seen else Histories.of([[]] * len(group))
             kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
             masks = [epoch.mask] * len(group)
-            found, _ = self._top(epoch, group, seen, masks, [None] * len(group), k, kind)
-            items[places], scores[places] = found.items, found.scores
+            *both, _ = self._top(epoch, group, seen, masks, [None] * len(group), k, kind)
+            for place, found in enumerate(both):
+                items[place, places], scores[place, places] = found.items, found.scores
             if advance is not None:
                 advance(len(places))
-        return items, scores
+        return (items[0], scores[0]), (items[1], scores[1])
 
     def warm_up(self) -> None:
         """Pay one-time costs now: allocations, and the planner's measurements if one plans.
@@ -590,7 +623,9 @@ class Recommender:
         hidden = Histories.of(excluded)
         masks = [_mask(epoch, request) for request in requests]
         boosts = [_boost(epoch, request) for request in requests]
-        found, beams = self._top(epoch, Histories.of(known), hidden, masks, boosts, k, kind, seeds)
+        found, _, beams = self._top(
+            epoch, Histories.of(known), hidden, masks, boosts, k, kind, seeds
+        )
         traces: list[Trace | None] = [None] * len(requests)
         if kind.trace:
             traces = [
@@ -625,8 +660,11 @@ class Recommender:
         k: int,
         kind: _Kind,
         seeds: list[int] | None = None,
-    ) -> tuple[Lists, Beams]:
-        """The best k of each request of one batch, and what was searched for them."""
+    ) -> tuple[Lists, Lists, Beams]:
+        """The best k of each request of one batch, the model's own, and the search they are from.
+
+        A blend's own list of the model is without boosts.
+        """
         blend = None if self.retrieval is None or not kind.blend else self.retrieval.blend
         along: dict[str, Any] = {}
         if self.retrieval is not None and blend is not None:
@@ -656,13 +694,16 @@ class Recommender:
         ).beams
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
         if self.retrieval is None or blend is None or beams.candidate_scores is None:
-            lists = _items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
-            return Lists.of_model(*lists), beams
-        lists = _items_of_rows(
-            epoch.trie, rows, row_scores, excluded, masks, [None] * len(rows), rows.shape[1]
+            own = Lists.of_model(
+                *_items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
+            )
+            return own, own, beams
+        width, plainly = max(k, rows.shape[1]), [None] * len(rows)
+        own = Lists.of_model(
+            *_items_of_rows(epoch.trie, rows, row_scores, excluded, masks, plainly, width)
         )
         union = Union.of(
-            Lists.of_model(*lists),
+            own,
             candidates,
             beams.candidate_scores.cpu().numpy(),
             self.retrieval,
@@ -670,7 +711,7 @@ class Recommender:
             trie=epoch.trie,
             boosts=boosts,
         )
-        return union.best(blend, k), beams
+        return union.best(blend, k), own.first(k), beams
 
     def _because(
         self, history: NDArray[np.int32], items: NDArray[np.int32]

@@ -69,7 +69,7 @@ class RetrievalConfig:
     smoothing: float = 0.03
     vectors: bool = True
     candidates: int = 40
-    nodes: int = 64
+    nodes: int = 32
     beams: int = 20
     users: int = 4000
     weights: tuple[float, ...] = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)

@@ -74,6 +74,7 @@ class EvaluationConfig:
             split's. Both are measured.
         users: evaluate a random sample of so many users; by default all.
         batch_size: users ranked together.
+        processes: that rank at once, each with its own copy of the model; no figure depends on it.
         resamples: draws of the bootstrap.
         examples: users whose lists the report shows.
         seed: of the sample, the bootstrap and the choice of examples.
@@ -86,6 +87,7 @@ class EvaluationConfig:
     targets: Literal["next", "all"] = "next"
     users: int | None = None
     batch_size: int = 64
+    processes: int = 1
     resamples: int = 1000
     examples: int = 6
     seed: int = 0
@@ -93,7 +95,14 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
             raise ValueError(f"ks: want rising positive numbers, found {list(self.ks)}")
-        lowest = {"batch_size": 1, "resamples": 1, "examples": 0, "users": 1, "beams": 1}
+        lowest = {
+            "batch_size": 1,
+            "processes": 1,
+            "resamples": 1,
+            "examples": 0,
+            "users": 1,
+            "beams": 1,
+        }
         for name, least in lowest.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -171,8 +180,8 @@ def evaluate(rankers: Mapping[str, Ranker], dataset: Dataset, config: Evaluation
         ValueError: a ranker broke its contract; the text names it.
     """
     check_no_leak(dataset, config.split)
-    asked_next = _sample(dataset.examples(config.split, "next"), config)
-    asked_all = _sample(dataset.examples(config.split, "all"), config)
+    asked_next = sample(dataset.examples(config.split, "next"), config)
+    asked_all = sample(dataset.examples(config.split, "all"), config)
     targets: dict[Targets, Histories] = {
         "next": asked_next.targets,
         "all": _distinct(asked_all.targets),
@@ -234,7 +243,7 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         raise DataError(f"leak: histories do not end where the {split} split begins")
 
 
-def _sample(examples: Examples, config: EvaluationConfig) -> Examples:
+def sample(examples: Examples, config: EvaluationConfig) -> Examples:
     """The users of the sample, the same for every kind of targets."""
     if config.users is None or config.users >= len(examples):
         return examples

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
@@ -19,23 +23,26 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
-from recsys.evaluation.protocol import EvaluationConfig, evaluate
-from recsys.progress import console, say
+from recsys.evaluation.protocol import EvaluationConfig, check_no_leak, evaluate, sample
+from recsys.progress import console, say, track
 from recsys.semantic_ids.report import health
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from recsys.catalog import Catalog
+    from recsys.evaluation.protocol import Ranker
     from recsys.interactions import Histories
     from recsys.pipeline import Context
-    from recsys.recommender import Recommender
+    from recsys.recommender import Ranked, Recommender
 
 KIND = "evaluation"
-MODEL = "model"  # the name of the ranker under test
+# The ranker under test is `blended` where the bundle blends, with the model alone beside it.
+MODEL, BLENDED = "model", "blended"
+CHUNK = 512  # users that a process ranks at a time
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
@@ -91,7 +98,7 @@ def evaluate_bundle(
         "bundle": read_manifest(bundle_path, "bundle").digest,
         "dataset": Dataset.manifest(dataset_path).digest,
     }
-    settings = as_dict(config)
+    settings = _settings(config)
     if force or not up_to_date(out_path, KIND, settings, parents):
         _write(Path(bundle_path), Path(dataset_path), config, Path(out_path), parents)
     _show(json.loads((Path(out_path) / JSON).read_text(encoding="utf-8")))
@@ -99,22 +106,80 @@ def evaluate_bundle(
 
 
 @dataclass(frozen=True)
-class _Model:
-    """A recommender as a ranker: it searches as wide and decodes as many at once as configured."""
+class _Ahead:
+    """A ranker whose lists were made ahead, by mode and history."""
 
-    recommender: Recommender
-    config: EvaluationConfig
+    lists: dict[tuple[bool, bytes], tuple[NDArray[np.int32], NDArray[np.float32]]]
 
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        return self.recommender.rank(
-            histories,
-            k,
-            exclude_seen,
-            beams=self.config.beams,
-            batch_size=self.config.batch_size,
+        found = [self.lists[exclude_seen, history.tobytes()] for history in histories]
+        return np.stack([items for items, _ in found]), np.stack([scores for _, scores in found])
+
+
+class _Worker:
+    """One process's recommender; a bundle is loaded once a process."""
+
+    recommender: Recommender
+
+    @classmethod
+    def start(cls, bundle: Path, processes: int) -> None:
+        import torch
+
+        from recsys.recommender import Recommender
+
+        if processes > 1:
+            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+        cls.recommender = Recommender.load(bundle, check=False)
+
+    @classmethod
+    def rank(
+        cls, histories: Histories, k: int, masked: bool, config: EvaluationConfig
+    ) -> tuple[Ranked, Ranked]:
+        return cls.recommender.rank_both(
+            histories, k, masked, beams=config.beams, batch_size=config.batch_size
         )
+
+
+def _rank_ahead(
+    bundle: Path, recommender: Recommender, histories: Histories, config: EvaluationConfig
+) -> dict[str, Ranker]:
+    """The recommender's rankers, by name: all lists of all modes, from one search each."""
+    retrieval = recommender.retrieval
+    blends = retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
+    order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
+    work = [
+        (mode == "masked", order[start : start + CHUNK])
+        for mode in config.seen_modes
+        for start in range(0, len(order), CHUNK)
+    ]
+    lists: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
+    with track("model", len(order) * len(config.seen_modes)) as bar, ExitStack() as stack:
+        jobs: Iterable[tuple[Ranked, Ranked]]
+        arguments = [
+            (histories.take(rows), max(config.ks), masked, config) for masked, rows in work
+        ]
+        if config.processes > 1:
+            pool = stack.enter_context(
+                ProcessPoolExecutor(
+                    config.processes,
+                    mp_context=get_context("spawn"),
+                    initializer=_Worker.start,
+                    initargs=(bundle, config.processes),
+                )
+            )
+            jobs = pool.map(_Worker.rank, *zip(*arguments, strict=True))
+        else:
+            _Worker.recommender = recommender
+            jobs = (_Worker.rank(*one) for one in arguments)
+        for (masked, rows), both in zip(work, jobs, strict=True):
+            keys = [(masked, histories[int(row)].tobytes()) for row in rows]
+            for mine, (items, scores) in zip(lists, both, strict=True):
+                mine.update(zip(keys, zip(items, scores, strict=True), strict=True))
+            bar.advance(len(rows))
+    first, alone = map(_Ahead, lists)
+    return {BLENDED: first, MODEL: alone} if blends else {MODEL: alone}
 
 
 def _write(
@@ -129,14 +194,15 @@ def _write(
     dataset = Dataset.load(dataset_path)
     recommender = Recommender.load(bundle_path)
     _check_catalog(recommender.catalog, dataset)
-    rankers = {
-        MODEL: _Model(recommender, config),
-        **fit_baselines(dataset.train_histories, len(dataset.item_ids)),
-    }
     info: dict[str, Any] = {}
     start = time.perf_counter()
-    settings = as_dict(config)
+    settings = _settings(config)
     with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
+        check_no_leak(dataset, config.split)
+        asked = sample(dataset.examples(config.split, "next"), config).histories
+        rankers = _rank_ahead(bundle_path, recommender, asked, config)
+        info["decoding_seconds"] = round(time.perf_counter() - start, 1)
+        rankers |= fit_baselines(dataset.train_histories, len(dataset.item_ids))
         result = evaluate(rankers, dataset, config)
         document = report.document(
             result,
@@ -156,6 +222,13 @@ def _write(
             name: {mode: round(ranking.seconds, 2) for mode, ranking in modes.items()}
             for name, modes in result.rankings.items()
         }
+
+
+def _settings(config: EvaluationConfig) -> dict[str, Any]:
+    """What the figures depend on."""
+    settings = as_dict(config)
+    del settings["processes"]
+    return settings
 
 
 def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:

@@ -52,7 +52,7 @@ class Blend:
     sharpness: float = 0.7
     nearness: float = 0.0
     candidates: int = 40
-    nodes: int = 64
+    nodes: int = 32
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

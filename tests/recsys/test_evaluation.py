@@ -485,6 +485,7 @@ class FakeRecommender:
     """Stands where a loaded bundle would."""
 
     loaded = 0
+    retrieval: Any = None
     catalog_items = ITEMS
     made_from = "dataset digest"
 
@@ -501,7 +502,7 @@ class FakeRecommender:
         FakeRecommender.loaded += 1
         return cls(path)
 
-    def rank(
+    def rank_both(
         self,
         histories: Histories,
         k: int,
@@ -509,9 +510,11 @@ class FakeRecommender:
         *,
         beams: int | None = None,
         batch_size: int = 64,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ) -> tuple[Any, Any]:
         self.asked.append((beams, batch_size))
-        return Fixed(list(range(ITEMS))).rank(histories, k, exclude_seen)
+        own = Fixed(list(range(ITEMS))).rank(histories, k, exclude_seen)
+        other = Fixed(list(range(ITEMS))[::-1]).rank(histories, k, exclude_seen)
+        return (own if self.retrieval is None else other), own
 
 
 @pytest.fixture
@@ -597,3 +600,18 @@ def test_a_bundle_of_differently_split_data_is_marked(context: Context) -> None:
     (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
     assert "another" in warning
     assert "may have learned" in (path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blend = SimpleNamespace(weight=0.5)
+    monkeypatch.setattr(FakeRecommender, "retrieval", SimpleNamespace(blend=blend))
+    document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
+    assert document["rankers"][:2] == ["blended", "model"]
+    about = {"seen": "unmasked", "targets": "next", "metric": "recall", "k": 10}
+    means = {name: find(document["metrics"], ranker=name, **about)["mean"] for name in
+             ("blended", "model")}  # fmt: skip
+    gap = find(document["comparisons"], ranker="blended", against="model", **about)
+    assert gap["mean"] == pytest.approx(means["blended"] - means["model"], abs=2e-6)
+    assert means["blended"] != means["model"]  # one lists the items from the other end
