@@ -13,6 +13,7 @@ import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow.compute as pc
@@ -139,7 +140,7 @@ class Catalogue:
         self.store: Store | None = None
         self._models, self._metrics = models, metrics
         self._changing = asyncio.Lock()
-        self._shelves: dict[Recommends, Shelf] = {}
+        self._shelves: WeakKeyDictionary[Recommends, Shelf] = WeakKeyDictionary()
 
     async def browse(self, query: ItemQuery) -> ItemPage:
         """A page of the catalogue.
@@ -207,8 +208,6 @@ class Catalogue:
         epoch = recommender.epoch
         shelf = self._shelves.get(recommender)
         if shelf is None or shelf.epoch is not epoch:
-            loaded = {model.recommender for model in self._models.loaded}
-            self._shelves = {r: s for r, s in self._shelves.items() if r in loaded}
             shelf = self._shelves[recommender] = Shelf.of(epoch)
         return shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, start, limit)
 

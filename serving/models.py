@@ -397,7 +397,8 @@ class Models:
             self._metrics.forget(model.name)
         logger.info("unloaded", extra={"fields": {"bundle": model.name}})
         del model
-        self._engine.freeze()
+        async with self._changing:  # whoever changed the alias has let go of the model, too
+            self._engine.freeze()
 
     def _report(self) -> None:
         self._metrics.models(

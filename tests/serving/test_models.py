@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,6 +176,17 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         for answer in (await old, await waiting):
             assert (answer.status_code, answer.json()["model"]["name"]) == (200, "one")
         await until(lambda: not service.models._retiring)
+
+
+async def test_a_model_that_was_swapped_out_leaves_the_memory(
+    models: ServingSettings, running: Any, until: Any
+) -> None:
+    async with running(models) as (client, service):
+        await client.get("/v1/items")
+        await answered_by(client)
+        old = weakref.ref(service.models.get().recommender)
+        await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        await until(lambda: old() is None)
 
 
 @pytest.mark.parametrize(
