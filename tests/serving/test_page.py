@@ -42,6 +42,14 @@ ITEMS, CODES, LEVELS = 1200, 32, 3  # more than a draft tree has room for
 HISTORY = ["B0003", "B0014", "B0015", "B0092"]
 VIEWS = ("recommend", "decode", "catalogue", "evaluation", "operations")
 PROBES = Path(__file__).with_name("page_probes.js").read_text(encoding="utf-8")
+COUNT_FETCHES = """
+window.underWay = 0;
+const ask = window.fetch;
+window.fetch = (...what) => {
+  window.underWay++;
+  return ask(...what).finally(() => setTimeout(() => window.underWay--, 50));
+};
+"""
 PATIENCE_MS = 20_000  # of a loaded machine; nothing waits that long on an idle one
 
 
@@ -171,6 +179,7 @@ def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         page = context.new_page()
+        page.add_init_script(COUNT_FETCHES)
         page.on("pageerror", lambda error: wrong.append(f"exception: {error}"))
         if not problems:
             page.on(
@@ -197,10 +206,15 @@ def expect(locator: Any) -> Any:
     return playwright.expect(locator)
 
 
+def settle(page: Page) -> None:
+    """Wait until nothing is being asked, and what was answered is drawn."""
+    page.wait_for_function("() => window.underWay === 0")
+
+
 def listed(page: Page) -> list[str]:
     """Ids on the cards, once the list is of the present state."""
+    settle(page)
     page.wait_for_selector(".card")
-    page.wait_for_function("() => !document.querySelector('.cards[aria-busy]')")
     return page.eval_on_selector_all(".card", "all => all.map(one => one.dataset.id)")
 
 
@@ -311,20 +325,21 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
     expect(page.locator(".event")).to_have_count(3)
     titles = page.locator(".event-title").all_text_contents()
     assert titles == [title(i) for i in (3, 92, 15)]
-    page.wait_for_load_state("networkidle")
+    settle(page)
 
     tab_to(".card-add")
     name = page.evaluate("document.activeElement.textContent")
     pressed("Enter")
     expect(page.locator(".event-title").last).to_have_text(name)
-    page.wait_for_function("() => document.activeElement.matches('.card-add')")  # focus is not lost
+    settle(page)
+    assert page.evaluate("document.activeElement.matches('.card-add')")  # focus is not lost
 
     tab_to(".card .more")
     pressed("Enter")
     page.wait_for_selector("dialog[open] h2")
     pressed("Escape")
     page.wait_for_selector("dialog:not([open])", state="attached")
-    assert page.evaluate("document.activeElement.matches('.card .more')")
+    page.wait_for_function("() => document.activeElement.matches('.card .more')")
 
     page.evaluate("document.activeElement.blur()")
     tab_to("[data-view=decode]")
@@ -346,6 +361,7 @@ def test_the_catalogue_is_walked_by_code_and_by_words(
     page = visit("view=catalogue")
     expect(page.locator(".view.catalogue .summary")).to_have_text("1,200 items")
     page.click(".code-button >> nth=2")
+    expect(page.locator(".crumbs .chip")).to_have_count(2)
     page.click(".code-button >> nth=0")
     page.wait_for_function("() => /prefix=\\d+\\.\\d+/.test(location.hash)")
     prefix = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('prefix')")
@@ -388,7 +404,7 @@ def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
             "v => location.hash = location.hash.replace(/view=\\w+&|^#?/, `view=${v}&`)", view
         )
         page.wait_for_selector(f".view.{view}:not([hidden]) h2")
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert page.evaluate("document.documentElement.scrollWidth") == 390, view
 
 
@@ -471,7 +487,7 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
     for view in VIEWS:
         page.click(f"[data-view={view}]")
         page.wait_for_selector(f".view.{view}:not([hidden]) h2")
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert page.evaluate(f"({PROBES}).names()") == [], view
         assert page.evaluate(f"({PROBES}).contrast()") == [], view
     # the probes see what they look for

@@ -81,7 +81,7 @@ function branch(next) {
 function line(item) {
   const name = item.title || item.item_id;
   return h("li", { class: "line" },
-    h("button", { type: "button", class: "link", onclick: () => openItem(item.item_id) }, name),
+    h("button", { type: "button", class: "link", "data-key": `line-${item.item_id}`, onclick: () => openItem(item.item_id) }, name),
     identity(item),
     h("button", { type: "button", class: "chip", "aria-label": `Add ${name} to the session`, onclick: () => add(item.item_id) }, "+ add"));
 }

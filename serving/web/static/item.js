@@ -1,7 +1,7 @@
 // One item, looked at closely: what it is, what is like it, what to do with it.
 
 import { at, call, item, remember } from "./api.js";
-import { h, identity, number, problemBox, render } from "./dom.js";
+import { byKey, h, identity, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
 import { state, update } from "./state.js";
@@ -18,7 +18,14 @@ export async function openItem(id) {
   const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => sheet.close() }, "×");
   render(sheet, close, box);
   sheet.setAttribute("aria-labelledby", "sheet-title");
-  if (!sheet.open) sheet.showModal();
+  if (!sheet.open) {
+    const opener = document.activeElement?.dataset?.key;
+    sheet.addEventListener("close", () => {
+      // the browser gives the focus back, but not to what was drawn anew in the meantime
+      if (document.activeElement === document.body) ((opener && byKey(document, opener)) || document.getElementById("main")).focus();
+    }, { once: true });
+    sheet.showModal();
+  }
   let found;
   try {
     found = await item(id);

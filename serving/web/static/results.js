@@ -50,7 +50,7 @@ async function load() {
     remember(answer.items.map(({ item_id, title, semantic_id, metadata }) => ({ item_id, title, semantic_id, metadata })));
     const why = answer.items.map((item) => item.because).filter(Boolean);
     draw(answer);
-    if (why.length) await learn(why).then(() => answered === asked && draw(answer, true), () => {});
+    if (why.length) await learn(why).then(nameReasons, () => {});
   } catch (problem) {
     answered = null;
     head.textContent = "";
@@ -61,7 +61,12 @@ async function load() {
   }
 }
 
-function draw(answer, again = false) {
+/** Titles in place of ids, where they were not known when the list was drawn. */
+function nameReasons() {
+  for (const one of list.querySelectorAll("q")) one.textContent = title(one.dataset.item);
+}
+
+function draw(answer) {
   const { items } = answer;
   const facts = [
     plural(items.length, "item"),
@@ -78,7 +83,7 @@ function draw(answer, again = false) {
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
   const old = places();
   const place = [...list.children].findIndex((one) => one.contains(document.activeElement));
-  if (!again) [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
+  [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
     ? items.map((item) => card(item, high > low ? (item.score - low) / (high - low) : 1, answer.certificate !== "approximate"))
     : h("li", { class: "wide" }, empty("Nothing to recommend", "No item is left that fits; loosen the filter.")));
@@ -86,7 +91,6 @@ function draw(answer, again = false) {
     const cards = list.querySelectorAll(".card-add");
     (cards[Math.min(place, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
   }
-  if (again) return;
   glide(old);
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
@@ -100,7 +104,7 @@ function card(item, part, exact) {
     h("div", { class: "card-top" },
       h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
       moved(item),
-      h("button", { type: "button", class: "link more", onclick: () => openItem(item.item_id), "aria-label": `Details of ${name}` }, "Details")),
+      h("button", { type: "button", class: "link more", "data-key": `more-${item.item_id}`, onclick: () => openItem(item.item_id), "aria-label": `Details of ${name}` }, "Details")),
     h("h3", {}, h("button", {
       type: "button", class: "card-add", "data-key": `card-${item.item_id}`, title: "Add to the session",
       "aria-label": `Add ${name} to the session`,
@@ -111,7 +115,7 @@ function card(item, part, exact) {
       bar, h("span", {}, h("span", { class: "sr" }, "score "), `${logProb(item.score)}${chance}`)),
     h("p", { class: "why" },
       h("span", { class: `source ${item.source}`, title: SOURCES[item.source] }, item.source),
-      item.because && h("span", {}, " because of ", h("q", {}, title(item.because)))),
+      item.because && h("span", {}, " because of ", h("q", { "data-item": item.because }, title(item.because)))),
     tags(item));
 }
 
