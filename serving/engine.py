@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HELPERS = 2
+TOUCHED = 50  # items of a history, as long as most
 
 
 class Recommends(Protocol):
@@ -191,5 +192,7 @@ def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
 
 
 def _touch(recommender: Recommends) -> None:
-    """One answer on the thread that will give all others: its own one-time costs."""
-    recommender.recommend_batch([RecommendRequest(recommender.catalog.item_ids[:1], 1)])
+    """A few answers on the thread that will give all others: its own one-time costs."""
+    some = recommender.catalog.item_ids[:TOUCHED]
+    for size in (1, 1, 4, 1):
+        recommender.recommend_batch([RecommendRequest(some, 10)] * size)
