@@ -209,7 +209,7 @@ class Placement:
         Raises:
             ItemError: an unknown item to be like, or nothing to place one by.
         """
-        before = dict(self._new)
+        before = {i.item_id: self._new[i.item_id] for i in items if i.item_id in self._new}
         try:
             for item in items:
                 codes = self._given(item)
@@ -218,7 +218,9 @@ class Placement:
                 self._new[item.item_id] = codes
                 self._below(codes[:-1]).add(codes[-1])
         except ItemError:
-            self._new = before  # codes taken in vain stay taken; the next ones are as near
+            for item in items:  # codes taken in vain stay taken; the next ones are as near
+                self._new.pop(item.item_id, None)
+            self._new |= before
             raise
         size = self._vocabulary.num_levels
         return np.array([self._new[i.item_id] for i in items], np.int32).reshape(-1, size)
@@ -295,7 +297,7 @@ class Placement:
         owner, places = trie.places_of(rows)
         there = np.zeros(len(rows), np.bool_)
         there[owner[self._catalog.alive[trie.row_items[places]]]] = True
-        return set((trie.token[np.arange(first, last)[there]] - offsets[-1]).tolist())
+        return set((trie.alphabet[trie.symbol[first:last][there]] - offsets[-1]).tolist())
 
 
 def _tuple(codes: Any) -> tuple[int, ...]:
