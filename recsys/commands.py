@@ -122,6 +122,47 @@ def evaluate(
         typer.echo(f"report: {path / 'report.html'}")
 
 
+def compare(
+    a: Annotated[Path, typer.Argument(help="Folder of a report, as `recsys evaluate` writes it.")],
+    b: Annotated[Path, typer.Argument(help="Folder of another; the same one for two rankers.")],
+    k: Annotated[int, typer.Option("-k", "--k", min=1, help="Length of the lists.")] = 10,
+    ranker_a: Annotated[
+        str | None, typer.Option(help="Of the first: blended, model, or a baseline's name.")
+    ] = None,
+    ranker_b: Annotated[str | None, typer.Option(help="Of the second.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Two reports of the same users, paired: differences with 95 % intervals.
+
+    Example: recsys compare var/reports/beauty var/reports/beauty --ranker-b model
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from recsys.evaluation.compare import compare as compare_reports
+
+    found = compare_reports(a, b, k=k, ranker_a=ranker_a, ranker_b=ranker_b)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    names = [f"{found[side]['report']}: {found[side]['ranker']}" for side in ("a", "b")]
+    table = Table(
+        "seen", "metric", "A", "B", "A - B", "95 %", "",
+        title=f"A = {names[0]}, B = {names[1]}, {found['users']:,} users",
+    )  # fmt: skip
+    for row in found["rows"]:
+        verdict = "A" if row["low"] > 0 else "B" if row["high"] < 0 else "level"
+        table.add_row(
+            row["seen"],
+            f"{row['metric']}@{row['k']}",
+            *(f"{row[side]:.4f}" for side in ("a", "b")),
+            f"{row['mean']:+.4f}",
+            f"{row['low']:+.4f} to {row['high']:+.4f}",
+            verdict,
+        )
+    Console().print(table)
+
+
 def recommend(
     user: Annotated[
         str | None,

@@ -243,6 +243,23 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         raise DataError(f"leak: histories do not end where the {split} split begins")
 
 
+def check_retrieval(counts: NDArray[np.float64], dataset: Dataset, split: SplitName) -> None:
+    """Check that what a retrieval has counted are training events, none of the split's or between.
+
+    Raises:
+        DataError: it has counted more events of an item than there are to train on.
+    """
+    trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
+    over = np.flatnonzero(counts > trained + 1e-6)
+    if len(over):
+        item = int(over[0])
+        raise DataError(
+            f"leak: retrieval has counted {counts[item]:g} events of item "
+            f"{str(dataset.item_ids[item])!r}, the training events have {trained[item]} (and so "
+            f"with {len(over)} items); fit it on training events before measuring the {split} split"
+        )
+
+
 def sample(examples: Examples, config: EvaluationConfig) -> Examples:
     """The users of the sample, the same for every kind of targets."""
     if config.users is None or config.users >= len(examples):

@@ -23,7 +23,13 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
-from recsys.evaluation.protocol import EvaluationConfig, check_no_leak, evaluate, sample
+from recsys.evaluation.protocol import (
+    EvaluationConfig,
+    check_no_leak,
+    check_retrieval,
+    evaluate,
+    sample,
+)
 from recsys.progress import console, say, track
 from recsys.semantic_ids.report import health
 
@@ -199,6 +205,8 @@ def _write(
     settings = _settings(config)
     with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
         check_no_leak(dataset, config.split)
+        if recommender.retrieval is not None:
+            check_retrieval(recommender.retrieval.counts, dataset, config.split)
         asked = sample(dataset.examples(config.split, "next"), config).histories
         rankers = _rank_ahead(bundle_path, recommender, asked, config)
         info["decoding_seconds"] = round(time.perf_counter() - start, 1)

@@ -24,6 +24,7 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import fit_baselines
+from recsys.evaluation.compare import compare
 from recsys.evaluation.protocol import EvaluationConfig, Result, check_no_leak, evaluate, find
 from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
@@ -606,7 +607,9 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blend = SimpleNamespace(weight=0.5)
-    monkeypatch.setattr(FakeRecommender, "retrieval", SimpleNamespace(blend=blend))
+    monkeypatch.setattr(
+        FakeRecommender, "retrieval", SimpleNamespace(blend=blend, counts=np.zeros(ITEMS))
+    )
     document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
     assert document["rankers"][:2] == ["blended", "model"]
     about = {"seen": "unmasked", "targets": "next", "metric": "recall", "k": 10}
@@ -615,3 +618,54 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
     gap = find(document["comparisons"], ranker="blended", against="model", **about)
     assert gap["mean"] == pytest.approx(means["blended"] - means["model"], abs=2e-6)
     assert means["blended"] != means["model"]  # one lists the items from the other end
+
+
+def test_a_retrieval_that_has_seen_the_split_is_refused(
+    context: Context, shop: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
+    retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=counts)
+    monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
+    with pytest.raises(DataError, match="leak: retrieval has counted"):
+        run.stage(context)
+    retrieval.counts = np.bincount(shop.train_histories.items, minlength=ITEMS).astype(float)
+    run.stage(context)
+
+
+def test_two_rankers_of_a_report_are_compared_user_by_user(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=np.zeros(ITEMS))
+    monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
+    path = run.stage(context)
+    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    found = compare(path, path, k=5, ranker_b="popularity")
+    assert (found["a"]["ranker"], found["b"]["ranker"]) == ("blended", "popularity")
+    for row in found["rows"]:
+        about = {"seen": row["seen"], "targets": "next", "metric": row["metric"], "k": 5}
+        for side, name in (("a", "blended"), ("b", "popularity")):
+            mean = find(document["metrics"], ranker=name, **about)["mean"]
+            assert row[side] == pytest.approx(mean, abs=2e-6)
+        assert row["low"] <= row["mean"] <= row["high"]
+    same = compare(path, path)["rows"][0]
+    assert (same["mean"], same["low"], same["high"]) == (0, 0, 0)
+    with pytest.raises(DataError, match="no ranker 'nobody'"):
+        compare(path, path, ranker_a="nobody")
+    with pytest.raises(DataError, match="lists of 10"):
+        compare(path, path, k=50)
+
+
+def test_reports_of_other_users_or_splits_cannot_be_paired(
+    context: Context, tmp_path: Path
+) -> None:
+    path = run.stage(context)
+    few = Settings({"name": "demo", "evaluate": {"ks": [5, 10], "resamples": 20, "users": 20}})
+    other = run.stage(replace(context, settings=few), out=tmp_path / "few")
+    with pytest.raises(DataError, match="other users"):
+        compare(path, other)
+    valid = Settings({"name": "demo", "evaluate": {"ks": [10], "resamples": 20, "split": "valid"}})
+    other = run.stage(replace(context, settings=valid), out=tmp_path / "valid")
+    with pytest.raises(DataError, match="split"):
+        compare(path, other)
+    with pytest.raises(ArtifactError, match="not an artifact"):
+        compare(path, tmp_path / "nothing")

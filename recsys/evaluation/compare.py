@@ -1,0 +1,118 @@
+"""Compare: two evaluations of the same users, paired user by user.
+
+Read from the `users.parquet` of two reports, so that nothing is decoded again. A difference whose
+interval excludes 0 is more than the sampling of users explains.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.artifacts import read_manifest
+from recsys.errors import ArtifactError, DataError
+from recsys.evaluation.metrics import paired_bootstrap
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KIND, USERS = "evaluation", "users.parquet"
+
+
+def compare(
+    a: Path | str,
+    b: Path | str,
+    *,
+    k: int = 10,
+    ranker_a: str | None = None,
+    ranker_b: str | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The first report minus the second, for the next event, in every mode that both have.
+
+    Args:
+        a: folder of a report.
+        b: folder of another, or of the same one to compare two of its rankers.
+        k: length of the lists.
+        ranker_a: of the first report; by default the one that it is about.
+        ranker_b: of the second.
+        resamples: draws of the bootstrap.
+        seed: of the draws.
+
+    Returns:
+        `a`, `b` (report and ranker), `users`, and `rows`: mode, metric, both means, and `mean`,
+        `low`, `high` of the difference.
+
+    Raises:
+        ArtifactError: not a report.
+        DataError: other users, targets or splits, an unknown ranker, or lists shorter than k.
+    """
+    first, second = (_read(Path(path)) for path in (a, b))
+    splits = [table[1] for table in (first, second)]
+    if splits[0] != splits[1]:
+        raise DataError(f"{a} is of the {splits[0]} split, {b} of {splits[1]}: nothing to pair")
+    names = [
+        _ranker(table, path, wanted, k)
+        for (table, _), path, wanted in ((first, a, ranker_a), (second, b, ranker_b))
+    ]
+    rows, users = [], 0
+    modes = [set(table["seen"].unique().to_pylist()) for table, _ in (first, second)]
+    for mode in sorted(modes[0] & modes[1]):
+        mine, theirs = (
+            _select(table, name, mode)
+            for (table, _), name in zip((first, second), names, strict=True)
+        )
+        for column, what in (("user_id", "users"), ("target_item_id", "targets")):
+            if not mine[column].equals(theirs[column]):
+                raise DataError(f"{a} and {b} have other {what}; evaluate both on the same data")
+        users = len(mine)
+        values = [_gains(table, k) for table in (mine, theirs)]
+        for metric in values[0]:
+            left, right = values[0][metric], values[1][metric]
+            gap = paired_bootstrap(left, right, resamples=resamples, seed=seed)
+            means = {"a": float(left.mean()), "b": float(right.mean())}
+            rows.append({"seen": mode, "metric": metric, "k": k, **means, **vars(gap)})
+    if not rows:
+        raise DataError(f"{a} and {b} have no mode in common: masked here, unmasked there")
+    reports = [{"report": str(path), "ranker": n} for path, n in zip((a, b), names, strict=True)]
+    return {"a": reports[0], "b": reports[1], "users": users, "rows": rows}
+
+
+def _read(path: Path) -> tuple[pa.Table, str]:
+    manifest = read_manifest(path, KIND)
+    try:
+        table = pq.read_table(path / USERS)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: {error}; evaluate again") from error
+    return table.sort_by("user_id"), str(manifest.config.get("split"))
+
+
+def _ranker(table: pa.Table, path: Path | str, wanted: str | None, k: int) -> str:
+    names = table["ranker"].unique().to_pylist()
+    if wanted is None:
+        wanted = next(name for name in ("blended", "model", names[0]) if name in names)
+    if wanted not in names:
+        raise DataError(f"{path} has no ranker {wanted!r}; it has {', '.join(names)}")
+    ks = [int(c.removeprefix("hits_at_")) for c in table.column_names if c.startswith("hits_at_")]
+    if not 1 <= k <= max(ks):
+        raise DataError(f"{path} has lists of {max(ks)}; k = {k} cannot be had from them")
+    return str(wanted)
+
+
+def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:
+    return table.filter(pc.and_(pc.equal(table["ranker"], ranker), pc.equal(table["seen"], mode)))
+
+
+def _gains(table: pa.Table, k: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Recall@k and NDCG@k of each user, from the rank of the next target."""
+    rank = table["rank"].fill_null(0).to_numpy()
+    found = (rank >= 1) & (rank <= k)
+    return {
+        "recall": found.astype(np.float64),
+        "ndcg": np.where(found, 1 / np.log2(1 + np.maximum(rank, 1)), 0.0),
+    }
