@@ -102,7 +102,7 @@ def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
         histories=context.workspace.dataset,
         store=tmp_path / "histories.db",
     )
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
         for _ in range(200):  # the bundle is loaded beside the server
             if client.get("/health/ready").status_code == 200:
                 break
