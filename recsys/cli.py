@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typer._click.core import Command, Context  # typer carries its own click
 
 ORDER = (
-    "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "recommend", "benchmark",
-    "serve", "keys", "store", "doctor",
+    "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "compare", "recommend",
+    "benchmark", "serve", "keys", "store", "doctor",
 )  # fmt: skip
 
 

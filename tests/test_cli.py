@@ -24,6 +24,7 @@ TREE = {
     "train": ("target", "teacher", "draft", "retrieval"),
     "bundle": (),
     "evaluate": (),
+    "compare": (),
     "recommend": (),
     "benchmark": ("serve", "atspeed", "constraint", "decode"),
     "serve": (),
