@@ -22,12 +22,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from recsys.constraint.boost import Boost
-from recsys.constraint.mask import RowMask
+from recsys.constraint.mask import MaskRoom, RowMask
 from recsys.errors import FilterError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ MOST_BOOSTS = 100
 MOST_WEIGHT = 1000.0
 
 K = TypeVar("K", RowMask, Boost)
+_USED = 32  # masks that may be in use and not kept, and still lie beside the others
 _GROUPS = ("must", "should", "must_not")
 _TESTS = ("match", "any", "range", "exists")
 _BOUNDS = ("gt", "gte", "lt", "lte")
@@ -377,7 +379,14 @@ class FilterCache:
         return self._get(Boost, wanted, self._boost)
 
     def _mask(self, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
-        return RowMask.of(trie, items if self._left is None else items & self._left)
+        return RowMask.of(trie, items if self._left is None else items & self._left, self._room)
+
+    @cached_property
+    def _room(self) -> MaskRoom:
+        """Room for the masks that are kept, and for some that are still used."""
+        size = self.trie.padded_states + len(self.trie.dense_flags)
+        mask = self.trie.num_items + 4 * self.trie.num_rows + size
+        return MaskRoom(self.trie, self._max_bytes // mask + _USED)
 
     def _boost(self, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
         if self._left is not None:  # an item that is not there must not raise the bound of a prefix

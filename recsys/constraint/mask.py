@@ -6,6 +6,8 @@ excluded rows are counted against that, without touching the sums (DESIGN 4.2). 
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,6 +23,37 @@ if TYPE_CHECKING:
     from recsys.constraint.trie import ItemTrie
 
 
+class MaskRoom:
+    """Memory for the flags of many masks in one array, so that one look-up serves different ones.
+
+    What masks do not use yet is address space only. The place of a mask that nothing holds any
+    more is given to the next.
+
+    Attributes:
+        flags: (n (S + C + F),) bool; the first are those of a mask that allows everything.
+    """
+
+    def __init__(self, trie: ItemTrie, masks: int) -> None:
+        """Room for `masks` masks over `trie` at a time."""
+        everything = all_flags(trie)
+        size = len(everything)
+        self.flags = np.empty((masks + 1) * size, np.bool_)
+        self.flags[:size] = everything
+        self._size = size
+        self._free = deque(range(size, (masks + 1) * size, size))  # its ends are thread-safe
+
+    def take(self) -> int | None:
+        """Where the flags of a mask may be written; None if all is in use."""
+        try:
+            return self._free.popleft()  # the one used last, which is memory already
+        except IndexError:
+            return None
+
+    def give_back_with(self, mask: RowMask, start: int) -> None:
+        """Once nothing holds `mask`, its flags' place is free again."""
+        weakref.finalize(mask, self._free.appendleft, start)
+
+
 @dataclass(frozen=True, eq=False)
 class RowMask:
     """The items that a filter allows, as a trie sees them.
@@ -28,30 +61,51 @@ class RowMask:
     Attributes:
         items: (items,) bool, by place in `ItemTrie.row_items`.
         before: (R + 1,) int32 how many of the rows before each one have an allowed item.
-        alive: (S + C,) bool, the states that have one below; False behind the last state, so that
-            C children may be read from any.
+        alive: (S + C + F,) bool, the states that have one below; False behind the last state, so
+            that C children may be read from any; then the same of dense depths, as
+            `ItemTrie.dense_flags`.
+        room: that `alive` is a part of, and where it begins there; None if it is on its own.
     """
 
     items: NDArray[np.bool_]
     before: NDArray[np.int32]
     alive: NDArray[np.bool_]
+    room: tuple[MaskRoom, int] | None = None
     _devices: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
-        """From (items,) bool, by place in `trie.row_items`."""
+    def of(cls, trie: ItemTrie, items: NDArray[np.bool_], room: MaskRoom | None = None) -> RowMask:
+        """From (items,) bool, by place in `trie.row_items`; in `room` while there is some."""
         rows = items
         if trie.num_rows < trie.num_items:
-            rows = np.diff(_running(items)[trie.row_item_start]) > 0
+            rows = items.take(trie.row_item_start[:-1])
+            owner, places = trie.places_of(trie.shared_rows)
+            rows[trie.shared_rows[owner[items[places]]]] = True
         before = _running(rows)
-        alive = np.zeros(trie.num_states + max(trie.branching), np.bool_)
+        start = None if room is None else room.take()
+        size = trie.padded_states + len(trie.dense_flags)
+        if room is None or start is None:
+            alive = np.empty(size, np.bool_)
+        else:
+            alive = room.flags[start : start + size]
         for depth in range(trie.num_levels):
             first, last = trie.depth_start[depth : depth + 2]
             counts = before.take(trie.starts_at(depth))
             np.not_equal(counts[1:], counts[:-1], out=alive[first : last - 1])
             alive[last - 1] = before[-1] != counts[-1]
         alive[trie.depth_start[-2] : trie.num_states] = rows
-        return cls(items, before, alive)
+        alive[trie.num_states :] = False
+        rows = alive[trie.padded_states :]
+        for depth, dense in enumerate(trie.dense):
+            if dense is not None:
+                first, last, behind = trie.depth_start[depth : depth + 3]
+                there = slice(dense.start, dense.start + (last - first) * dense.width)
+                rows[there][trie.dense_flags[there]] = alive[last:behind]  # both in row order
+        if room is None or start is None:
+            return cls(items, before, alive)
+        mask = cls(items, before, alive, (room, start))
+        room.give_back_with(mask, start)
+        return mask
 
     def to(self, device: str | torch.device) -> torch.Tensor:
         """`alive` on `device`; copied once a device and kept."""
@@ -71,6 +125,12 @@ class RowMask:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return self.items.nbytes + self.before.nbytes + self.alive.nbytes
+
+
+def all_flags(trie: ItemTrie) -> NDArray[np.bool_]:
+    """(S + C + F,) `RowMask.alive` of a mask that allows everything."""
+    states = np.arange(trie.padded_states) < trie.num_states
+    return np.concatenate([states, trie.dense_flags])
 
 
 def dead_states(

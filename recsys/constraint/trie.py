@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsys.constraint.dense import lay_out
 from recsys.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
+    from recsys.constraint.dense import DenseDepth
     from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
 
@@ -137,8 +139,33 @@ class ItemTrie:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored arrays."""
-        return sum(array.nbytes for array in self._arrays().values())
+        """Bytes of all stored arrays, and of the flags made of them."""
+        made = [self.dense_flags, *(dense.before for dense in self.dense if dense is not None)]
+        return sum(array.nbytes for array in [*self._arrays().values(), *made])
+
+    @property
+    def padded_states(self) -> int:
+        """S + C, so that the most children of any state may be read from any."""
+        return self.num_states + max(self.branching)
+
+    @property
+    def dense_flags(self) -> NDArray[np.bool_]:
+        """(F,) which symbols follow the states of dense depths."""
+        return self._layout[0]
+
+    @property
+    def dense(self) -> tuple[DenseDepth | None, ...]:
+        """Each depth 0 .. L - 1 that is dense (`recsys.constraint.dense`); None for the others."""
+        return self._layout[1]
+
+    @cached_property
+    def _layout(self) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
+        return lay_out(self)
+
+    @cached_property
+    def shared_rows(self) -> NDArray[np.intp]:
+        """Rows that hold several items, ascending."""
+        return np.flatnonzero(np.diff(self.row_item_start) > 1)
 
     @cached_property
     def token(self) -> NDArray[np.int32]:

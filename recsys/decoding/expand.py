@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
+from recsys.constraint.transitions import Children
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from recsys.constraint.transitions import Allowed, Children, DeviceTrie, Excluded, Gains
+    from recsys.constraint.transitions import Allowed, Candidates, DeviceTrie, Excluded, Gains
     from recsys.decoding.sampling import Noise
 
+_PART = 64  # values of which the best is found first; on a CPU
 Normalize = Literal["vocabulary", "allowed"]
 
 
@@ -172,29 +175,36 @@ class Step:
             depth: depth of the frontier, 0 for the root.
             width: children to keep; fewer may be alive or exist, the rest then has score -inf.
         """
-        children = self.children(frontier.states, depth)
+        # what needs the state of every candidate, or a sum over them, wants them listed
+        listed = self.noise is not None or self.gains is not None or self.normalize == "allowed"
+        if listed:
+            children: Children | Candidates = self.children(frontier.states, depth)
+        else:
+            limited = self.excluded, self.allowed
+            children = self.trie.candidates(frontier.states, depth, *limited)
         scores, log_probs = self.score(frontier, logits, children)
         flat = scores.flatten(1)  # (B, W * C)
         best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
         kept = flat.gather(1, best)
+        states, symbols = children.at(best)
         found = Frontier(
-            children.states.flatten(1).gather(1, best),
+            states,
             kept,
-            self.trie.alphabet[children.symbols.flatten(1).gather(1, best)],
-            best // children.states.shape[-1],
+            self.trie.alphabet[symbols],
+            best // scores.shape[-1],
             kept if log_probs is scores else log_probs.flatten(1).gather(1, best),
             frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),
         )
         return found.padded(width)
 
     def score(
-        self, frontier: Frontier, logits: TokenLogits, children: Children
+        self, frontier: Frontier, logits: TokenLogits, children: Children | Candidates
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, W, C) scores and log-probabilities of all children; -inf for those not alive."""
         values, total = logits
         if self.noise is not None:
             values = values / self.noise.temperature
-        chosen = values.gather(-1, children.symbols).masked_fill(~children.alive, -torch.inf)
+        chosen = children.masked(values)
         if self.noise is None and self.normalize == "vocabulary":
             total = total.unsqueeze(-1)
         else:
@@ -204,6 +214,8 @@ class Step:
         if self.trie.source.end is not None:
             steps = steps.masked_fill(self._ended(frontier.states) & children.alive, 0.0)
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
+        if not isinstance(children, Children):
+            return log_probs, log_probs
         if self.gains is not None:
             return log_probs + self.gains.at(children.states), log_probs
         if self.noise is None:
@@ -223,15 +235,25 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     and a running count settle it: everything above the count-th value, then the first of those
     equal to it.
     """
-    most = values.topk(min(count + 1, values.shape[-1]), dim=-1).values
+    size = values.shape[-1]
+    if values.device.type == "cpu" and size > 4 * _PART * (count + 1):
+        # The best lie in the parts whose best are best: no other part has one that comes before
+        # all of these. So most values are only looked at for the best of their part.
+        parts = torch.nn.functional.pad(values, (0, -size % _PART), value=-torch.inf)
+        parts = parts.view(len(values), -1, _PART)
+        kept, _ = stable_top(parts.amax(-1), count + 1)
+        inside = parts.gather(1, kept.unsqueeze(-1).expand(-1, -1, _PART)).flatten(1)
+        place, rest = stable_top(inside, count)
+        return kept.gather(1, place // _PART) * _PART + place % _PART, rest
+    most = values.topk(min(count + 1, size), dim=-1).values
     threshold, rest = most[:, count - 1 : count], most[:, count:]
     if not rest.shape[1]:
         rest = torch.full_like(threshold, -torch.inf)
     above, equal = values > threshold, values == threshold
     room = count - above.sum(-1, keepdim=True)
     taken = above | (equal & (equal.cumsum(-1) <= room))
-    place = torch.arange(values.shape[-1], device=values.device)
-    return torch.where(taken, place, values.shape[-1]).topk(count, largest=False).values, rest
+    place = torch.arange(size, device=values.device)
+    return torch.where(taken, place, size).topk(count, largest=False).values, rest
 
 
 def best_first(frontier: Frontier) -> torch.Tensor:

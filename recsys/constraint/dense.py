@@ -1,0 +1,79 @@
+"""Dense depths: states whose children are a good part of all symbols there are at their depth.
+
+Elsewhere a step lists a state's children, and gathers what it needs to know of each. Where children
+are many it is faster to look at all symbols of the depth as they lie in the logits, with one flag a
+symbol that says whether it may follow. A depth is dense where at least every eighth pair of a state
+and a symbol exists, so its flags take at most eight bytes a child. NumPy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from recsys.constraint.trie import ItemTrie
+
+_SPARSE = 8  # pairs of state and symbol for each that exists, at most
+BLOCK = 64  # symbols that are counted one by one to find the place of a child
+
+
+@dataclass(frozen=True, eq=False)
+class DenseDepth:
+    """Which symbols follow each state of a depth; n states, V symbols.
+
+    Attributes:
+        low: the first symbol at this depth, as a place in `ItemTrie.alphabet`.
+        width: V; symbols are `low` .. `low` + V - 1.
+        start: where the n rows of V flags begin in `ItemTrie.dense_flags`.
+        before: (n, V / `BLOCK`) int16 or int32 children of each state before each block of symbols.
+    """
+
+    low: int
+    width: int
+    start: int
+    before: NDArray[np.signedinteger]
+
+
+def lay_out(trie: ItemTrie) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
+    """The dense depths of a trie.
+
+    Returns:
+        (F,) their flags, row by row and depth by depth, and what each depth 0 .. L - 1 is; None for
+        one that is not dense.
+    """
+    sizes, start = np.diff(trie.depth_start), 0
+    shapes: list[tuple[int, int, int] | None] = []
+    for depth in range(trie.num_levels):
+        most = _SPARSE * int(sizes[depth + 1]) // int(sizes[depth])
+        shapes.append(None)
+        if trie.branching[depth] <= most:
+            symbols = trie.symbol[trie.depth_start[depth + 1] : trie.depth_start[depth + 2]]
+            low = int(symbols.min())
+            width = int(symbols.max()) - low + 1
+            if width <= most:
+                shapes[-1] = low, width, start
+                start += int(sizes[depth]) * width
+    flags = np.zeros(start + BLOCK, np.bool_)  # a block may be read from any of them on
+    found: list[DenseDepth | None] = []
+    for depth, shape in enumerate(shapes):
+        found.append(None)
+        if shape is None:
+            continue
+        low, width, start = shape
+        first, last, behind = trie.depth_start[depth : depth + 3]
+        rows = flags[start : start + (last - first) * width]
+        place = np.arange(0, len(rows), width) - low
+        place = np.repeat(place, np.diff(trie.first_child[first : last + 1]))
+        place += trie.symbol[last:behind]
+        rows[place] = True
+        counts = np.add.reduceat(
+            rows.view(np.uint8).reshape(-1, width), np.arange(0, width, BLOCK), axis=1, dtype=int
+        )
+        kind = np.int16 if width <= np.iinfo(np.int16).max else np.int32
+        found[-1] = DenseDepth(low, width, start, (np.cumsum(counts, axis=1) - counts).astype(kind))
+    return flags, tuple(found)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+
+
+class _Listed(Step):
+    """Expands by way of `children`, which is what `candidates` must agree with."""
+
+    def expand(self, frontier, logits, depth, width):
+        children = self.children(frontier.states, depth)
+        scores, _ = self.score(frontier, logits, children)
+        flat = scores.flatten(1)
+        best, rest = stable_top(flat, min(width, flat.shape[1]))
+        states, symbols = children.at(best)
+        kept = flat.gather(1, best)
+        rest = frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest)
+        tokens, parents = self.trie.alphabet[symbols], best // children.states.shape[-1]
+        return Frontier(states, kept, tokens, parents, kept, rest).padded(width)
+
+
+def _masks(trie, rng, shares, room):
+    return [
+        None if share is None else RowMask.of(trie, rng.random(trie.num_items) < share, room)
+        for share in shares
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(3, 3), (2, 70), (3, 16), (4, 2), (2, 150)]),
+    st.integers(1, 400),
+    st.lists(st.sampled_from([None, 0.0, 0.05, 0.5, 1.0]), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_dense_and_listed_steps_agree_exactly(
+    seed, shape, items, shares, beams, own_tokens, ragged, roomy
+):
+    levels, codes = shape
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, codes, (items, levels)) + own_tokens * np.arange(levels) * codes
+    end = None
+    if ragged:
+        end = levels * codes
+        lengths = rng.integers(1, levels + 1, items)
+        tokens = [line[:n] for line, n in zip(tokens, lengths, strict=True)]
+    trie = ItemTrie.build(tokens, end=end)
+    device = trie.to()
+    masks = _masks(trie, rng, shares, MaskRoom(trie, 2) if roomy else None)
+    gone = [rng.permutation(trie.num_rows)[: rng.integers(0, 20)] for _ in shares]
+    limits = {"excluded": device.pad_excluded(gone, masks), "allowed": device.allow(masks)}
+    step, listed = Step(device, **limits), _Listed(device, **limits)
+    ours = theirs = Frontier.root(len(shares), torch.float32, torch.device("cpu"))
+    # few distinct values, so that there are ties
+    said = torch.from_numpy(rng.integers(-3, 4, (levels * codes + 1,) * 2)).float()
+    for depth in range(trie.num_levels):
+        before = ours.states, theirs.states
+        ours = step.expand(ours, TokenLogits.of(said[ours.tokens], device), depth, beams)
+        theirs = listed.expand(theirs, TokenLogits.of(said[theirs.tokens], device), depth, beams)
+        assert torch.equal(ours.rest, theirs.rest)
+        # which beams stand for those that do not exist is left open
+        mine, other = ours.scores > -torch.inf, theirs.scores > -torch.inf
+        assert mine.sum(1).tolist() == other.sum(1).tolist()
+        for name in ("states", "scores", "tokens", "log_probs"):
+            assert torch.equal(getattr(ours, name)[mine], getattr(theirs, name)[other])
+        parents = before[0].gather(1, ours.parents), before[1].gather(1, theirs.parents)
+        assert torch.equal(parents[0][mine], parents[1][other])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 4000), st.integers(1, 50))
+def test_the_best_of_parts_are_the_best(seed, count, size, distinct):
+    values = torch.from_numpy(np.random.default_rng(seed).integers(0, distinct, (2, size))).float()
+    values[values == 0] = -torch.inf
+    count = min(count, size)
+    found, rest = stable_top(values, count)
+    order = values.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(found, order.indices[:, :count].sort(-1).values)
+    assert rest.flatten().tolist() == (
+        order.values[:, count].tolist() if count < size else [-torch.inf] * 2
+    )
+
+
+def test_a_depth_is_dense_where_an_eighth_of_its_pairs_exist():
+    tokens = np.stack(np.meshgrid(np.arange(4), [4, 36]), -1).reshape(-1, 2)
+    trie = ItemTrie.build(tokens)  # four states with two children each, of symbols 4 and 5
+    assert [dense.width for dense in trie.dense] == [4, 2]
+    sparse = ItemTrie.build([[i, 100 + 9 * i + j] for i in range(20) for j in range(2)])
+    assert [dense is None for dense in sparse.dense] == [False, True]
+
+
+def test_room_is_given_back_when_nothing_holds_the_mask():
+    trie = ItemTrie.build([[0, 1], [0, 2], [1, 3]])
+    room = MaskRoom(trie, 1)
+    one = RowMask.of(trie, np.array([True, False, False]), room)
+    other = RowMask.of(trie, np.array([False, False, True]), room)
+    assert one.room is not None
+    assert other.room is None
+    allowed = trie.to().allow([one, None])
+    place = one.room[1]
+    del one
+    gc.collect()
+    assert RowMask.of(trie, np.array([True, True, True]), room).room is None
+    del allowed
+    gc.collect()
+    again = RowMask.of(trie, np.array([True, True, True]), room)
+    assert again.room == (room, place)
