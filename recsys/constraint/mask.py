@@ -60,16 +60,16 @@ class RowMask:
 
     Attributes:
         items: (items,) bool, by place in `ItemTrie.row_items`.
-        before: (R + 1,) int32 how many of the rows before each one have an allowed item.
         alive: (S + C + F,) bool, the states that have one below; False behind the last state, so
             that C children may be read from any; then the same of dense depths, as
             `ItemTrie.dense_flags`.
+        rows: (R,) bool, whether a row has an allowed item; a part of `alive`.
         room: that `alive` is a part of, and where it begins there; None if it is on its own.
     """
 
     items: NDArray[np.bool_]
-    before: NDArray[np.int32]
     alive: NDArray[np.bool_]
+    rows: NDArray[np.bool_]
     room: tuple[MaskRoom, int] | None = None
     _devices: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
@@ -93,19 +93,25 @@ class RowMask:
             counts = before.take(trie.starts_at(depth))
             np.not_equal(counts[1:], counts[:-1], out=alive[first : last - 1])
             alive[last - 1] = before[-1] != counts[-1]
-        alive[trie.depth_start[-2] : trie.num_states] = rows
+        leaves = alive[trie.depth_start[-2] : trie.num_states]
+        leaves[:] = rows
         alive[trie.num_states :] = False
-        rows = alive[trie.padded_states :]
+        flags = alive[trie.padded_states :]
         for depth, dense in enumerate(trie.dense):
             if dense is not None:
                 first, last, behind = trie.depth_start[depth : depth + 3]
                 there = slice(dense.start, dense.start + (last - first) * dense.width)
-                rows[there][trie.dense_flags[there]] = alive[last:behind]  # both in row order
+                flags[there][trie.dense_flags[there]] = alive[last:behind]  # both in row order
         if room is None or start is None:
-            return cls(items, before, alive)
-        mask = cls(items, before, alive, (room, start))
+            return cls(items, alive, leaves)
+        mask = cls(items, alive, leaves, (room, start))
         room.give_back_with(mask, start)
         return mask
+
+    @cached_property
+    def before(self) -> NDArray[np.int32]:
+        """(R + 1,) how many of the rows before each one have an allowed item."""
+        return _running(self.rows)
 
     def to(self, device: str | torch.device) -> torch.Tensor:
         """`alive` on `device`; copied once a device and kept."""
@@ -123,8 +129,8 @@ class RowMask:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return self.items.nbytes + self.before.nbytes + self.alive.nbytes
+        """Bytes of all arrays, at most: `before` is made when it is asked for."""
+        return self.items.nbytes + 4 * (len(self.rows) + 1) + self.alive.nbytes
 
 
 def all_flags(trie: ItemTrie) -> NDArray[np.bool_]:

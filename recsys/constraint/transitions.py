@@ -308,10 +308,11 @@ class DeviceTrie:
             allowed: as for `children`.
         """
         dense, symbols = self.source.dense[depth], None
-        states = states.clamp(min=self.source.depth_start[depth])
+        start, stop = self.source.depth_start[depth : depth + 2]
+        states = states.clamp(start, stop - 1)  # requests at another depth may be among them
         if dense is not None:
             width = dense.width
-            first = (states - self.source.depth_start[depth]).mul_(width).add_(dense.start)
+            first = (states - start).mul_(width).add_(dense.start)
             if allowed is not None:
                 alive = allowed.runs(first + self.source.padded_states, width)
             else:
