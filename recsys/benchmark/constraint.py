@@ -1,7 +1,8 @@
 """Constraint: what building, keeping, stepping and filtering a trie costs, against what others do.
 
 Catalogues are random: uniform codes give more prefixes than any real index of their size, which is
-the worst case for memory. A step is the children of B x K beams in the middle of a search. Others
+the worst case for memory. A step is what the trie has to say of B x K beams in the middle of a search: which of
+their candidates may follow. Others
 are Hugging Face's `PrefixConstrainedLogitsProcessor` over a nested dict, and over a table of sorted
 sequences that is searched by halves; what they allow is compared first. But for files, times are
 the processor's: neighbours on a machine stretch what passes on a clock. Steps are taken once before
@@ -181,7 +182,7 @@ def _steps(trie: ItemTrie, facts: Row, options: Options) -> list[Row]:
 def _step(
     device: DeviceTrie, states: list[torch.Tensor], depth: int, number: int, **limits: Any
 ) -> None:
-    device.children(states[number], depth, **limits)
+    device.candidates(states[number], depth, **limits)
 
 
 def _timed(sides: Mapping[Any, Side], options: Options) -> dict[Any, list[float]]:
@@ -437,7 +438,7 @@ def _decode(trie: ItemTrie, options: Options, batch: int, beams: int) -> Row:
 
     def steps(number: int) -> None:
         for depth in range(levels):
-            device.children(states[number][depth], depth)
+            device.candidates(states[number][depth], depth)
 
     sides = {
         "decode": Side(lambda number: beam_search(model, prompts[number], device, beams)),
