@@ -1,12 +1,12 @@
 """Constraint: what building, keeping, stepping and filtering a trie costs, against what others do.
 
 Catalogues are random: uniform codes give more prefixes than any real index of their size, which is
-the worst case for memory. A step is what the trie has to say of B x K beams in the middle of a search: which of
-their candidates may follow. Others
-are Hugging Face's `PrefixConstrainedLogitsProcessor` over a nested dict, and over a table of sorted
-sequences that is searched by halves; what they allow is compared first. But for files, times are
-the processor's: neighbours on a machine stretch what passes on a clock. Steps are taken once before
-they are timed; only in the comparison with a decode they come right after a model's passes.
+the worst case for memory. A step is what the trie has to say of B x K beams in the middle of a
+search: which of their candidates may follow. Others are Hugging Face's
+`PrefixConstrainedLogitsProcessor` over a nested dict, and over a table of sorted sequences that is
+searched by halves; what they allow is compared first. But for files, times are the processor's:
+neighbours on a machine stretch what passes on a clock. Steps are taken once before they are timed;
+only in the comparison with a decode they come right after a model's passes.
 """
 
 from __future__ import annotations
