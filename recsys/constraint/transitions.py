@@ -95,22 +95,25 @@ class Allowed:
     Attributes:
         alive: (n (S + C + F),) bool each, one or several masks (`RowMask`) in a row.
         line: (B,) int64 which of them holds each request's mask.
-        start: (B,) int64 where it begins there.
+        start: (B,) int64 where its states' flags begin there.
+        dense_start: (B,) int64 where those of its dense depths do.
         masks: whose memory that is; kept, so that it stays theirs.
     """
 
     alive: tuple[torch.Tensor, ...]
     line: torch.Tensor
     start: torch.Tensor
+    dense_start: torch.Tensor
     masks: tuple[RowMask | None, ...]
 
     def take(self, requests: torch.Tensor) -> Allowed:
         """The same for some requests of the batch."""
-        return Allowed(self.alive, self.line[requests], self.start[requests], self.masks)
+        lines = (part[requests] for part in (self.line, self.start, self.dense_start))
+        return Allowed(self.alive, *lines, self.masks)
 
-    def runs(self, first: torch.Tensor, width: int) -> torch.Tensor:
-        """(B, W, `width`) flags from each of the (B, W) places `first` on."""
-        first = first + self.start[:, None]
+    def runs(self, first: torch.Tensor, width: int, *, dense: bool = False) -> torch.Tensor:
+        """(B, W, `width`) flags from each of the (B, W) states, or places of dense depths, on."""
+        first = first + (self.dense_start if dense else self.start)[:, None]
         if len(self.alive) == 1:
             return _runs(self.alive[0], first, width)
         lines = zip(first, self.line.tolist(), strict=True)
@@ -314,7 +317,7 @@ class DeviceTrie:
             width = dense.width
             first = (states - start).mul_(width).add_(dense.start)
             if allowed is not None:
-                alive = allowed.runs(first + self.source.padded_states, width)
+                alive = allowed.runs(first, width, dense=True)
             else:
                 alive = _runs(self.dense_flags, first, width)
         else:
@@ -409,6 +412,7 @@ class DeviceTrie:
             tuple(torch.as_tensor(flags) for flags in memory.values()),
             lines[line],
             starts[line],
+            starts[line] + self.source.padded_states,
             tuple(distinct),
         )
 
