@@ -108,8 +108,8 @@ class Allowed:
 
     def take(self, requests: torch.Tensor) -> Allowed:
         """The same for some requests of the batch."""
-        lines = (part[requests] for part in (self.line, self.start, self.dense_start))
-        return Allowed(self.alive, *lines, self.masks)
+        line, start, dense = (part[requests] for part in (self.line, self.start, self.dense_start))
+        return Allowed(self.alive, line, start, dense, self.masks)
 
     def runs(self, first: torch.Tensor, width: int, *, dense: bool = False) -> torch.Tensor:
         """(B, W, `width`) flags from each of the (B, W) states, or places of dense depths, on."""
