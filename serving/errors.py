@@ -52,6 +52,7 @@ KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
     "unknown_host": Kind(400, "The service does not answer to this host name"),
     "unauthenticated": Kind(401, "A key is needed"),
+    "cross_origin": Kind(403, "Pages of other origins may only read"),
     "forbidden": Kind(403, "The key does not reach this far"),
     "not_found": Kind(404, "There is nothing at this path"),
     "unknown_user": Kind(404, "The user has no history here"),

@@ -146,7 +146,7 @@ class RequestContext:
 
 
 class Guard:
-    """Refuses by size of target and headers, by host, by rate and by key, in this order."""
+    """Refuses by size of target and headers, host, origin, rate and key, in this order."""
 
     def __init__(
         self,
@@ -190,6 +190,7 @@ class Guard:
             raise ProblemError("headers_too_large", text)
         headers = Headers(scope=scope)
         self._check_host(headers)
+        _check_origin(scope["method"], headers)
         template = scope["state"]["template"]
         if template is not None and template.startswith("/health/"):
             return  # an orchestrator asks often, and without a key
@@ -245,6 +246,24 @@ class Guard:
                 "Too many requests of this client; slow down.",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
+
+
+def _check_origin(method: str, headers: Headers) -> None:
+    """A foreign page that is open in somebody's browser changes nothing here.
+
+    Browsers say where a request comes from, older ones and plain HTTP by `Origin` alone; programs
+    say neither, and are not meant.
+    """
+    if method in ("GET", "HEAD"):
+        return
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        foreign = site not in ("same-origin", "none")
+    else:
+        host = headers.get("host", "").lower()
+        foreign = origin is not None and origin.lower().partition("://")[2] != host
+    if foreign:
+        raise ProblemError("cross_origin", "A page of another origin may not send this.")
 
 
 def _bearer(headers: Headers) -> str | None:

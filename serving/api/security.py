@@ -10,6 +10,7 @@ from serving.errors import documented
 
 BEFORE_ANY_ROUTE = ("unknown_host", "target_too_long", "headers_too_large")
 BEFORE_A_KEYED_ROUTE = ("unauthenticated", "forbidden", "rate_limited")
+BEFORE_A_CHANGE = ("cross_origin",)
 
 
 def describe(schema: dict[str, Any]) -> None:
@@ -26,6 +27,8 @@ def describe(schema: dict[str, Any]) -> None:
             scope = auth.scope_of(method.upper(), path)
             keyed = scope is not Scope.PUBLIC
             codes = BEFORE_ANY_ROUTE + (BEFORE_A_KEYED_ROUTE if keyed else ())
+            if method not in ("get", "head"):
+                codes += BEFORE_A_CHANGE
             if keyed:
                 operation["security"] = [{"key": []}]
                 operation["x-scope"] = (scope or Scope.ADMIN).word

@@ -110,6 +110,30 @@ async def test_a_foreign_host_name_is_not_answered(client: httpx.AsyncClient) ->
 
 
 @anyio
+async def test_a_page_of_another_origin_may_change_nothing(client: httpx.AsyncClient) -> None:
+    path = "/v1/aliases/champion/rollback"
+    for headers in (
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site", "origin": "http://localhost:3000"},
+        {"origin": "https://evil.example"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "null"},
+    ):
+        response = await client.post(path, headers=headers)
+        assert (response.status_code, response.json()["code"]) == (403, "cross_origin")
+        assert (await client.delete("/v1/users/ada", headers=headers)).status_code == 403
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    for headers in (
+        {},
+        {"sec-fetch-site": "same-origin", "origin": "http://localhost"},
+        {"sec-fetch-site": "none"},
+        {"origin": "http://LOCALHOST"},
+    ):
+        response = await client.post(path, headers=headers)
+        assert (response.status_code, response.json()["code"]) == (409, "alias_conflict")
+
+
+@anyio
 async def test_host_names_can_be_listed(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
