@@ -296,7 +296,11 @@ class Epochs:
         base = len(added.base)
         kept = np.arange(len(catalog))
         gone = int(np.count_nonzero(~catalog.alive[base:]))
-        if gone > max(_FORGET, (len(catalog) - base) // 2):
+        live = len(catalog) - base - gone
+        many = gone > max(_FORGET, (len(catalog) - base) // 2)
+        many |= len(added.records) > 2 * live + _FORGET  # records that others have replaced
+        # the old trie is kept where nothing is left to build one of, and so are its numbers
+        if many and (news or catalog.alive.any()):
             kept = np.flatnonzero(catalog.alive | (kept < base))
             added, record = added.kept(kept, record[kept])
             codes, tokens = codes[kept], tokens[kept]

@@ -233,6 +233,34 @@ def test_forgetting_what_was_removed_renumbers_only_what_was_added(monkeypatch):
     assert after.filters.mask({"must": [{"key": "price", "any": [8, 9]}]}).eligible == 4
 
 
+def test_an_emptied_catalogue_can_be_compacted_and_filled_again(monkeypatch):
+    monkeypatch.setattr("recsys.live._FORGET", 2)
+    monkeypatch.setattr("recsys.live._HIDDEN", 2)  # not in the background as well
+    hot = make()
+    added = [NewItem(f"n{i}", f"New {i}", "", attributes(i), (1, 1, 1)) for i in range(40)]
+    hot.upsert(added)
+    hot.remove([*NAMES[:12], *(item.item_id for item in added)])
+    hot._epochs.compact()
+    assert hot.epoch.num_items == 0
+    assert ids(hot.recommend_batch([RecommendRequest([NAMES[0]], 5)])[0]) == []
+    hot.upsert([NewItem("last", semantic_id=(0, 0, 0))])
+    assert hot.catalog.item_ids == [*NAMES[:12], "last"]
+    assert ids(hot.recommend_batch([RecommendRequest([NAMES[0]], 5)])[0]) == ["last"]
+
+
+def test_records_that_were_replaced_are_forgotten(monkeypatch):
+    monkeypatch.setattr("recsys.live._FORGET", 2)
+    hot = make()
+    for price in range(20):
+        hot.upsert([NewItem(f"n{i}", f"{price}", "", {"price": price}, (1, 1, 1)) for i in (0, 1)])
+        hot.upsert([NewItem(NAMES[0], f"{price}", "", {"price": price}, FIRST[0].semantic_id)])
+        assert hot.catalog.title(0) == hot.catalog.title(12) == hot.catalog.title(13) == f"{price}"
+        wanted = {"must": [{"key": "price", "any": [price]}]}
+        assert hot.filters.mask(wanted).eligible >= 3
+        assert len(hot.epoch.catalog.added.records) <= 2 * 2 + 2 + 3
+    assert hot.catalog.item_ids == [*NAMES[:12], "n0", "n1"]
+
+
 def test_what_is_hidden_is_folded_in_the_background(monkeypatch):
     monkeypatch.setattr("recsys.live._FORGET", 2)
     hot = make()
