@@ -344,7 +344,7 @@ class Retrieval:
         first[:] = self._order[: first.shape[1]]
         for i, mask in enumerate(masks):
             if mask is not None:
-                allowed = self._order[mask[self._order]][: first.shape[1]]
+                allowed = self._most_popular_of(mask, first.shape[1])
                 first[i] = size
                 first[i, : len(allowed)] = allowed
         free = (first < size) & ~np.isin(np.arange(n)[:, None] * size + first, hidden)
@@ -353,6 +353,15 @@ class Retrieval:
         there = np.take_along_axis(free, place, axis=1)
         found[:, : place.shape[1]] = np.where(there, np.take_along_axis(first, place, axis=1), -1)
         return found
+
+    def _most_popular_of(self, mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
+        """At most k items that a mask allows, best first; looks no further than it has to."""
+        found, count, start, stop = [self._order[:0]], 0, 0, 2 * k
+        while count < k and start < len(self):
+            some = self._order[start:stop]
+            found.append(some[mask[some]])
+            count, start, stop = count + len(found[-1]), stop, 2 * stop
+        return np.concatenate(found)[:k]
 
 
 def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
