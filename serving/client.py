@@ -5,8 +5,9 @@
         print([item.item_id for item in answer.items])
 
 What is refused is a `ServiceError` with the problem's code. Calls that were not taken (429, 503) or
-not reached the service are repeated; every one of them may be, since events carry ids, and the rest
-reads or sets. Not thread-safe beyond what `httpx.Client` is.
+not reached the service are repeated; they may be, since events carry ids, and the rest reads or
+sets. A rollback takes a step each time: it is repeated only where it was not taken. Not thread-safe
+beyond what `httpx.Client` is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
-RETRIED = (429, 502, 503)
+NOT_TAKEN = (429, 503)
+RETRIED = (*NOT_TAKEN, 502)
 BACKOFF_S = 0.1
 MAX_WAIT_S = 30.0
 
@@ -223,24 +225,27 @@ class Client:
     def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:
         """Let an alias stand for the bundle that it stood for before."""
         path = f"/v1/aliases/{quote(name, safe='')}/rollback"
-        return self._ask(AliasInfo, "POST", path, timeout=timeout_s)
+        return self._ask(AliasInfo, "POST", path, repeatable=False, timeout=timeout_s)
 
     def _ask(self, kind: type[AnswerT], method: str, path: str, **options: Any) -> AnswerT:
         return kind.model_validate_json(self._send(method, path, **options).content)
 
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, *, repeatable: bool = True, **options: Any
+    ) -> httpx.Response:
+        retried = RETRIED if repeatable else NOT_TAKEN
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
             try:
                 response = self._http.request(method, path, **options)
             except httpx.TransportError:
-                if last:
+                if last or not repeatable:
                     raise
                 time.sleep(_backoff(attempt))
                 continue
             if response.is_success:
                 return response
-            if last or response.status_code not in RETRIED:
+            if last or response.status_code not in retried:
                 raise ServiceError(response.status_code, _problem(response))
             time.sleep(_wait(response, attempt))
         raise AssertionError  # the last attempt returns or raises

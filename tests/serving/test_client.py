@@ -127,3 +127,15 @@ def test_events_get_ids_so_that_a_repetition_counts_once(slept: list[float]) -> 
 def test_a_service_that_is_away_is_not_ready() -> None:
     with scripted([httpx.ConnectError("no")], []) as client:
         assert not client.ready()
+
+
+def test_a_rollback_that_may_have_been_done_is_not_asked_again(slept: list[float]) -> None:
+    with scripted([httpx.ReadTimeout("slow")], []) as client, pytest.raises(httpx.ReadTimeout):
+        client.rollback("champion")
+    with scripted([httpx.Response(502)], []) as client, pytest.raises(ServiceError):
+        client.rollback("champion")
+    assert slept == []
+    done = httpx.Response(409, json=PROBLEM)
+    with scripted([full("1"), done], []) as client, pytest.raises(ServiceError) as error:
+        client.rollback("champion")
+    assert (error.value.status, len(slept)) == (409, 1)
