@@ -84,7 +84,7 @@ ROUTES: dict[tuple[str, str], Scope] = {
 }
 
 
-_WITH_SLASHES = ("{item_id}", "{path}")
+_WITH_SLASHES = ("{item_id}", "{user_id}", "{path}")
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -34,7 +34,7 @@ REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499  # nginx's number for an answer that found nobody
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-SHOWN_PATH = 100
+UNMATCHED = "unmatched"  # a path that no route has may hold a user's id all the same
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
@@ -132,14 +132,14 @@ class RequestContext:
                 fields = {
                     "request_id": request_id,
                     "method": scope["method"],
-                    "route": template or scope["path"][:SHOWN_PATH],
+                    "route": template or UNMATCHED,
                     "status": answered,
                     "ms": round(seconds * 1000, 2),
                 }
                 fields |= {name: state[name] for name in ("problem", "key") if name in state}
                 access.info("request", extra={"fields": fields})
                 method = scope["method"] if scope["method"] in METHODS else "OTHER"
-                self.metrics.ended(method, template or "unmatched", answered, seconds)
+                self.metrics.ended(method, template or UNMATCHED, answered, seconds)
                 if "problem" in state:
                     self.metrics.error(state["problem"])
                 span.end(method, template, answered)

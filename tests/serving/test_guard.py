@@ -193,7 +193,27 @@ async def test_a_refused_request_is_logged_without_its_path(
         assert (await client.get("/nothing/" + "x" * 5000)).status_code == 400
         text = service.metrics.exposition().decode()
     routes = [r.fields["route"] for r in caplog.records if r.name == "serving.access"]  # type: ignore[attr-defined]
-    assert routes == ["/v1/users/{user_id}/history", "/nothing/" + "x" * 91]
+    assert routes == ["/v1/users/{user_id}/history", "unmatched"]
     assert "ada" not in caplog.text
     assert 'route="/v1/users/{user_id}/history"' in text
     assert "nothing" not in text
+
+
+@anyio
+async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "serving.access")
+    user = "mail/ada@x.org"
+    body = {"events": [{"user": user, "item": "item-1"}]}
+    assert (await client.post("/v1/events", json=body)).status_code == 200
+    for path in ("mail/ada@x.org", "mail%2Fada@x.org"):
+        assert (await client.get(f"/v1/users/{path}/history")).json()["user"] == user
+        assert (await client.get(f"/v1/users/{path}/recommendations")).status_code == 200
+    assert (await client.delete(f"/v1/users/{user}")).status_code == 204
+    assert (await client.get(f"/v1/users/{user}/history")).status_code == 404
+    await client.get(f"/v1/users/{user}/")
+    await client.get(f"/v1/user/{user}")
+    routes = {r.fields["route"] for r in caplog.records if r.name == "serving.access"}  # type: ignore[attr-defined]
+    assert "unmatched" in routes
+    assert not any("ada" in route for route in routes)
