@@ -45,6 +45,7 @@ CHUNK = 50_000
 SERVED_KEPT = 100_000
 SERVED_WAITING = 10_000
 RACES = 5
+UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 EVENT_COLUMNS = (
     "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
     "digest", "seed",
@@ -424,11 +425,13 @@ class SqlStore(ABC):
         try:
             outcomes = self._write(group, remembered)
         except self.unavailable as error:
+            self._put_back(remembered)
             return [self._explain(error)] * len(group)
         except Exception as error:
             if len(group) <= 1 and not remembered:
                 return [self._explain(error)] if isinstance(error, self.failures) else [error]
             # One of them is to blame: let the others not suffer for it.
+            self._write_served(remembered)
             return [outcome for write in group for outcome in self._commit([write])]
         self._works()
         users = {event.user for write in group for event in write.events}
@@ -436,10 +439,34 @@ class SqlStore(ABC):
         if self._cache is not None and users:
             self._cache.invalidate(users)
         if any(write.user is not None for write in group):
-            self._after_erasure(self._own_connection())
+            try:
+                self._after_erasure(self._own_connection())
+            except self.failures as error:  # what was committed is no failure
+                logger.warning("store %s: after an erasure: %s", self.place, error)
         return outcomes
 
-    def _write(self, group: list[Write], remembered: list[Served]) -> list[Any]:
+    def _put_back(self, remembered: Sequence[Served]) -> None:
+        """Let answers wait for the next group; where there is no room, the oldest are forgotten."""
+        room = SERVED_WAITING - len(self._remembered)
+        self._remembered.extendleft(reversed(remembered[max(0, len(remembered) - room) :]))
+
+    def _write_served(self, remembered: Sequence[Served]) -> None:
+        """Write answers without those that the database refuses, found by halving."""
+        if not remembered:
+            return
+        try:
+            self._write([], remembered)
+        except self.unavailable:
+            self._put_back(remembered)
+        except Exception as error:
+            if len(remembered) == 1:
+                logger.warning("store %s: an answer was dropped: %s", self.place, type(error))
+                return
+            half = len(remembered) // 2
+            self._write_served(remembered[:half])
+            self._write_served(remembered[half:])
+
+    def _write(self, group: list[Write], remembered: Sequence[Served]) -> list[Any]:
         for _ in range(RACES):
             try:
                 with self._committed(self._begun()) as connection:
@@ -526,6 +553,7 @@ class SqlStore(ABC):
     def _keep_served(self, cursor: Cursor, served: Sequence[Served]) -> None:
         if not served:
             return
+        erased = self._erased_among(cursor, {s.user for s in served if s.user is not None})
         cursor.executemany(
             self._sql(
                 "INSERT INTO recommendations (recommendation_id, user_id, model, items, time_ms)"
@@ -534,6 +562,9 @@ class SqlStore(ABC):
             [
                 (s.recommendation_id, s.user, s.model, json.dumps(s.items), s.time_ms)
                 for s in served
+                if s.user is None
+                or s.user not in erased
+                or s.time_ms > erased[s.user] + UNDER_WAY_MS
             ],
         )
         cursor.execute(

@@ -168,8 +168,10 @@ class SqliteStore(SqlStore):
     def _after_erasure(self, connection: Any) -> None:
         # The log still has the pages as they were; a reader at work keeps it for a while longer.
         connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,3 +199,71 @@ def test_no_acknowledged_event_is_lost_to_kill_9(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 kills" in done.stdout
     assert " 0 lost, 0 torn, 0 doubled" in done.stdout
+
+
+async def test_what_fails_after_an_erasure_is_committed_all_the_same(
+    path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(path)
+    await store.append([event("1")])
+
+    def full(connection: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(store, "_after_erasure", full)
+    await store.erase("ada")
+    assert await store.events("ada", 9) == []
+
+
+def test_the_wait_for_locks_is_as_before_when_the_log_cannot_be_truncated(
+    path: Path, opened: Open
+) -> None:
+    asked: list[str] = []
+
+    class Full:
+        def execute(self, sql: str) -> None:
+            asked.append(sql)
+            if "checkpoint" in sql:
+                raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(sqlite3.OperationalError):
+        opened(path)._after_erasure(Full())
+    assert asked[-1] == "PRAGMA busy_timeout = 30000"
+
+
+async def test_remembered_answers_outlive_an_outage_and_a_bad_one_among_them(
+    path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(path)
+    keep = store._keep_served
+    away = [True]
+
+    def fragile(cursor: object, served: list[Served]) -> None:
+        if away:
+            away.pop()
+            raise sqlite3.OperationalError("unable to open database file")
+        if any(answer.recommendation_id == "bad" for answer in served):
+            raise sqlite3.DataError("refused")
+        keep(cursor, served)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "_keep_served", fragile)
+    names = [f"r{i}" for i in range(9)]
+    store._remembered.extend(Served(name, "bob", "m", ("x",), 1) for name in [*names, "bad"])
+    for value in (1, 2):
+        with contextlib.suppress(StoreError):  # the first meets the outage
+            await store.state_put("k", value)
+    assert await store.state_get("k") == 2
+    assert [bool(await store.served(name)) for name in names] == [True] * 9
+    assert await store.served("bad") is None
+
+
+async def test_an_answer_that_was_under_way_at_an_erasure_is_not_remembered(
+    path: Path, opened: Open
+) -> None:
+    store = opened(path)
+    await store.erase("ada")
+    now = time.time_ns() // 1_000_000
+    for name, user, late in (("a", "ada", 10), ("b", "bob", 10), ("c", "ada", 90_000)):
+        store.remember(Served(name, user, "m", ("x",), now + late))
+    await store.state_put("k", 1)
+    assert [bool(await store.served(name)) for name in "abc"] == [False, True, True]
