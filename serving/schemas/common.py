@@ -11,7 +11,9 @@ MAX_ID = 256
 CHAMPION = "champion"
 
 ItemId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
-UserId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
+UserId = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=r"^[^\x00]+$")
+]  # PostgreSQL has no NUL in texts
 AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Items wanted.")]
 Alias = Annotated[AliasName, Field(description="Alias of the model to ask.")]

@@ -217,3 +217,9 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
     routes = {r.fields["route"] for r in caplog.records if r.name == "serving.access"}  # type: ignore[attr-defined]
     assert "unmatched" in routes
     assert not any("ada" in route for route in routes)
+
+
+@anyio
+async def test_a_user_id_with_nul_is_refused(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/recommendations", json={"user": "a\0b"})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
