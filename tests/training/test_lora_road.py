@@ -104,7 +104,7 @@ def check_served(workspace, tmp_path):
     settings = ServingSettings(
         bundle=workspace.bundle, histories=None, store=tmp_path / "h.db", threads=1, mode="draft"
     )
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
         for _ in range(300):  # the bundle is loaded beside the server
             if client.get("/health/ready").status_code == 200:
                 break
