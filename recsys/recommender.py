@@ -174,6 +174,7 @@ class RecommendResult:
         eligible: items that the request's filter allows; None without a filter.
         epoch: number of the epoch of the catalogue that it is from.
         trace: how it was found, if asked for.
+        blended: whether retrieval took part in the list.
     """
 
     recommendations: list[Recommendation]
@@ -183,6 +184,7 @@ class RecommendResult:
     eligible: int | None = None
     epoch: int = 0
     trace: Trace | None = None
+    blended: bool = False
 
 
 class Recommender:
@@ -644,6 +646,7 @@ class Recommender:
                 None if request.filter is None or mask is None else mask.eligible,
                 epoch.number,
                 traces[i],
+                kind.blend,
             )
             for i, (request, mask, boost, certificate) in enumerate(
                 zip(requests, masks, boosts, beams.certificates, strict=True)

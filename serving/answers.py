@@ -143,7 +143,7 @@ def response(
         found, certificate = [found[i] for i in chosen], "approximate"
     answer = RecommendationsResponse.model_construct(
         recommendation_id=uuid.uuid4().hex,
-        model=model.ref(body.model),
+        model=model.ref(body.model, result.epoch),
         items=items_of(found, epoch.catalog, body.include),
         certificate=certificate,
         history_items=len(request.history) - len(result.unknown_items),

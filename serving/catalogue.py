@@ -190,9 +190,20 @@ class Catalogue:
             there = []
             for model in self._models.loaded:
                 there += await asyncio.to_thread(model.recommender.remove, [item_id])
-            if not there:
+            if not there and not await self._is_unkept(item_id):
                 raise UnknownItemError(f"The model has no item {item_id!r}.")
             await self._keep([{"op": "remove", "item_id": item_id}])
+
+    async def _is_unkept(self, item_id: str) -> bool:
+        """Whether the item was taken away before, and the store could not keep that."""
+        if self.store is None:
+            return False
+        records = await self.store.journal(JOURNAL)
+        last = {record["item_id"]: record["op"] for record in records}.get(item_id)
+        catalogs = [model.recommender.catalog for model in self._models.loaded]
+        return last == "upsert" or (
+            last is None and any((catalog.known([item_id]) >= 0).any() for catalog in catalogs)
+        )
 
     async def replay(self, model: Model) -> None:
         """Bring a model that was just loaded up to date."""

@@ -72,13 +72,13 @@ class Model:
         """Digest of the bundle."""
         return self.recommender.manifest.digest
 
-    def ref(self, alias: str) -> ModelRef:
-        """The model as answers name it."""
+    def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
+        """The model as answers name it, at an epoch of its catalogue; None for the one of now."""
         return ModelRef.model_construct(
             name=self.name,
             version=self.version,
             alias=alias,
-            epoch=self.recommender.epoch.number,
+            epoch=self.recommender.epoch.number if epoch is None else epoch,
         )
 
 

@@ -30,7 +30,7 @@ from serving.shadow import Shadow
 from serving.stores import Served, StoreError, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from recsys.bundle import Bundle
@@ -233,7 +233,7 @@ class Service:
             )
             if not fallback:
                 found = [one.item_id for one in result.recommendations]
-                self._shadow.offer(body.model, request, found)
+                self._shadow.offer(body.model, request, found, blended=result.blended)
         total = clock() - start
         if "timing" in body.include:
             response.timing = answers.timing(answer, result.stats, read - start, total)
@@ -265,16 +265,10 @@ class Service:
                 f"There is no history of user {body.user!r}; send one inline as 'history'."
             )
         with self.models.lease(body.model) as model:
-            catalog = model.recommender.catalog
             given = list(dict.fromkeys(body.items))
-            known = [
-                name for name, row in zip(given, catalog.index(given), strict=True) if row >= 0
-            ]
-            scores: Any = []
-            if known:
-                answer = await model.batcher.submit(RankRequest(history, known), deadline=deadline)
-                scores = answer.result
+            known, scores = await self._rated(model, history, given, deadline)
             order = sorted(zip(scores, known, strict=True), key=lambda pair: -pair[0])
+            catalog = model.recommender.catalog
             items = [
                 _scored(catalog, name, score, rank, "model")
                 for rank, (score, name) in enumerate(order, start=1)
@@ -285,6 +279,28 @@ class Service:
                 unknown_items=[name for name in given if name not in set(known)],
                 history_items=int((catalog.known(history) >= 0).sum()),
             )
+
+    async def _rated(
+        self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
+    ) -> tuple[list[str], list[float]]:
+        """Those of the items that the catalogue has, and their scores.
+
+        An item may be taken away between the look at the catalogue and the scoring; then one looks
+        again, until they agree.
+        """
+        while True:
+            rows = model.recommender.catalog.index(given)
+            known = [name for name, row in zip(given, rows, strict=True) if row >= 0]
+            if not known:
+                return [], []
+            try:
+                answer = await model.batcher.submit(RankRequest(history, known), deadline=deadline)
+            except RequestError:
+                if (model.recommender.catalog.index(known) >= 0).all():
+                    raise
+                continue
+            scores: Any = answer.result
+            return known, scores
 
     async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
         """Items that go with one item.
@@ -302,7 +318,11 @@ class Service:
                     f"Bundle {model.name!r} has no part 'retrieval'; make one with the stage "
                     "of that name."
                 )
-            found = await self._engine.read(recommender.similar, item_id, k)
+            try:
+                found = await self._engine.read(recommender.similar, item_id, k)
+            except RequestError:
+                find(recommender.catalog, item_id)  # it was taken away meanwhile
+                raise
             return SimilarResponse.model_construct(
                 model=model.ref(alias),
                 item_id=item_id,
@@ -396,7 +416,8 @@ class Service:
         known = catalog.known(request.history)
         lost = [name for name, row in zip(request.history, known, strict=True) if row < 0]
         self.metrics.fallback(named[0].source if named else "popular")
-        return RecommendResult(named, lost, certificate="approximate")
+        number = recommender.epoch.number
+        return RecommendResult(named, lost, certificate="approximate", epoch=number)
 
     async def _history(self, user_id: str, deadline: float) -> list[str] | None:
         try:

@@ -64,9 +64,17 @@ class Shadow:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def offer(self, alias: str, request: RecommendRequest, item_ids: Sequence[str]) -> None:
-        """A request that was answered with these items; now and then it is sampled."""
-        if self._task is None or self._random.random() >= self._fraction:
+    def offer(
+        self, alias: str, request: RecommendRequest, item_ids: Sequence[str], *, blended: bool
+    ) -> None:
+        """A request that was answered with these items; now and then it is sampled.
+
+        A blended list is none that plain beam search must equal, so it is sampled for another
+        model only.
+        """
+        if self._task is None or (blended and self._alias is None):
+            return
+        if self._random.random() >= self._fraction:
             return
         if len(self._samples) >= BACKLOG:
             self._samples.popleft()

@@ -53,7 +53,7 @@ async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
 
 
 @router.get(
-    "/items/{item_id:path}/similar",
+    "/items/{item_id:id}/similar",
     response_model=SimilarResponse,
     responses=documented(
         "unknown_item", "unknown_model", "unsupported_by_model", "invalid_request", "not_ready"
@@ -67,7 +67,7 @@ async def similar_items(
 
 
 @router.get(
-    "/items/{item_id:path}",
+    "/items/{item_id:id}",
     response_model=Item,
     responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
@@ -76,9 +76,7 @@ async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> 
     return json_response(service.item(item_id, model))
 
 
-@router.put(
-    "/items/{item_id:path}", response_model=ItemChange, responses=documented(*BODY, *CHANGE)
-)
+@router.put("/items/{item_id:id}", response_model=ItemChange, responses=documented(*BODY, *CHANGE))
 async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
     """Put one item into the catalogue, or another in its place."""
     item = NewItemBody.model_construct(item_id=item_id, **dict(body))
@@ -87,7 +85,7 @@ async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
 
 
 @router.delete(
-    "/items/{item_id:path}",
+    "/items/{item_id:id}",
     status_code=204,
     responses=documented("unknown_item", "invalid_request", "store_unavailable", "not_ready"),
 )

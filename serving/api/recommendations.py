@@ -59,7 +59,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
 
 
 @router.get(
-    "/users/{user_id:path}/recommendations",
+    "/users/{user_id:id}/recommendations",
     response_model=RecommendationsResponse,
     responses=documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )

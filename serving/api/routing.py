@@ -9,6 +9,7 @@ from fastapi import Depends, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 
 from serving.bodies import MalformedError, parse
@@ -17,6 +18,15 @@ from serving.schemas.common import MAX_ID
 from serving.service import Service
 
 T = TypeVar("T")
+
+
+class IdConvertor(PathConvertor):
+    """An outside id in a path: any characters, slashes and line ends among them."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("id", IdConvertor())
 BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
 RECOMMEND = ("unknown_model", "queue_full", "not_ready", "shutting_down", "deadline_exceeded")
 

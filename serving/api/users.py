@@ -32,7 +32,7 @@ async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -
     return UserList(users=users)
 
 
-@router.get("/{user_id:path}/history", responses=documented("unknown_user", *STORE))
+@router.get("/{user_id:id}/history", responses=documented("unknown_user", *STORE))
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
 ) -> UserHistory:
@@ -48,7 +48,7 @@ async def get_history(
 
 
 @router.delete(
-    "/{user_id:path}",
+    "/{user_id:id}",
     status_code=204,
     responses=documented(*STORE),
     response_class=Response,

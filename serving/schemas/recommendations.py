@@ -119,7 +119,7 @@ class RecommendationsRequest(Subject):
         "seed draws the same.",
     )
     temperature: float = Field(
-        1.0, gt=0, le=100, description="Flattens (above 1) or sharpens what a seed draws from."
+        1.0, ge=0.01, le=100, description="Flattens (above 1) or sharpens what a seed draws from."
     )
     diversity: Diversity = 0.0
     blend: bool | None = Field(

@@ -233,7 +233,7 @@ async def test_metadata_and_timing_come_when_asked_for(client: httpx.AsyncClient
         ({"history": [], "exclude_seen": 1}, "/exclude_seen", "valid boolean"),
         ({"history": [], "include": ["all"]}, "/include/0", "'trace' or 'explanation'"),
         ({"history": [], "k": 10**400}, "/k", "less than or equal to 200"),
-        ({"history": [], "temperature": 0}, "/temperature", "greater than 0"),
+        ({"history": [], "temperature": 0}, "/temperature", "greater than or equal to 0.01"),
         ({"history": [], "seed": -1}, "/seed", "greater than or equal to 0"),
         ({"history": [], "diversity": 1.5}, "/diversity", "less than or equal to 1"),
         ({"history": [], "model": "../x"}, "/model", "pattern"),

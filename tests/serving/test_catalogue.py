@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from recsys.errors import RequestError
 from serving.stores import StoreError
 
 if TYPE_CHECKING:
@@ -186,6 +187,46 @@ async def test_a_change_that_is_not_kept_is_not_acknowledged(
         monkeypatch.setattr(service.store, "journal_append", full)
         response = await client.put("/v1/items/lamp", json=LAMP)
         assert code(response) == (503, "store_unavailable")
+
+
+async def test_a_removal_that_was_not_kept_is_kept_when_it_is_asked_again(
+    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings, recommender=fake()) as (client, service):
+        await client.put("/v1/items/lamp", json=LAMP)
+        with monkeypatch.context() as broken:
+
+            async def full(model: str, records: Any) -> None:
+                raise StoreError("disk full")
+
+            broken.setattr(service.store, "journal_append", full)
+            for item in ("lamp", "item-3"):
+                response = await client.delete(f"/v1/items/{item}")
+                assert code(response) == (503, "store_unavailable")
+        for item in ("lamp", "item-3"):
+            assert (await client.delete(f"/v1/items/{item}")).status_code == 204
+            assert code(await client.delete(f"/v1/items/{item}")) == (404, "unknown_item")
+    async with running(settings, recommender=fake()) as (client, _):
+        for item in ("lamp", "item-3"):
+            assert code(await client.get(f"/v1/items/{item}")) == (404, "unknown_item")
+
+
+async def test_an_item_that_goes_while_it_is_ranked_is_unknown(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, _):
+        score = recommender.score
+
+        def late(histories: Any, items: Any) -> Any:
+            recommender.score = score
+            recommender.remove(["item-3"])
+            raise RequestError("item 'item-3' is not in the catalogue")
+
+        recommender.score = late
+        body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
+        answer = (await client.post("/v1/rank", json=body)).json()
+        assert [item["item_id"] for item in answer["items"]] == ["item-2"]
+        assert answer["unknown_items"] == ["item-3"]
 
 
 # Filters
