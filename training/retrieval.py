@@ -20,7 +20,7 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.progress import say, track
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.splits import TRAIN
 from recsys.vocabulary import Vocabulary
 from training.target import MODEL
@@ -146,7 +146,8 @@ def fit(dataset: Dataset, config: RetrievalConfig, ids: Path) -> Retrieval:
     features, vectors = ids / "features.npy", None
     if config.vectors and features.is_file():
         vectors = VectorIndex.of(np.load(features, allow_pickle=False))
-    return Retrieval(item_item, counts, config.smoothing, vectors)
+    fitted_on = digest(dataset.train_histories)
+    return Retrieval(item_item, counts, config.smoothing, vectors, fitted_on=fitted_on)
 
 
 def _sample(examples: Examples, users: int) -> Examples:

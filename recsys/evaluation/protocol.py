@@ -25,6 +25,7 @@ from recsys.evaluation.metrics import (
     short_share_at_k,
 )
 from recsys.progress import track
+from recsys.retrieval import digest
 from recsys.splits import LABELS, TRAIN
 
 if TYPE_CHECKING:
@@ -243,12 +244,28 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         raise DataError(f"leak: histories do not end where the {split} split begins")
 
 
-def check_retrieval(counts: NDArray[np.float64], dataset: Dataset, split: SplitName) -> None:
-    """Check that what a retrieval has counted are training events, none of the split's or between.
+def check_retrieval(
+    counts: NDArray[np.float64], fitted_on: str | None, dataset: Dataset, split: SplitName
+) -> list[str]:
+    """Check that what a retrieval has learned from are the training events, and nothing else.
+
+    Args:
+        counts: (items,) events that it has counted.
+        fitted_on: `digest` of the histories that it was fitted on; without it counts have to do.
+        dataset: that it is measured on.
+        split: likewise.
+
+    Returns:
+        What a reader must know if that cannot be told for sure.
 
     Raises:
-        DataError: it has counted more events of an item than there are to train on.
+        DataError: it was fitted on other events, or has counted more than there are to train on.
     """
+    if fitted_on not in (None, digest(dataset.train_histories)):
+        raise DataError(
+            "leak: retrieval was fitted on other events than the data set's training events; run "
+            f"the stages 'retrieval' and 'bundle' again before measuring the {split} split"
+        )
     trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
     over = np.flatnonzero(counts > trained + 1e-6)
     if len(over):
@@ -258,6 +275,13 @@ def check_retrieval(counts: NDArray[np.float64], dataset: Dataset, split: SplitN
             f"{str(dataset.item_ids[item])!r}, the training events have {trained[item]} (and so "
             f"with {len(over)} items); fit it on training events before measuring the {split} split"
         )
+    if fitted_on is not None:
+        return []
+    return [
+        "The bundle's retrieval does not say which events it was fitted on. It has counted no more "
+        "of any item than there are training events; run the stages 'retrieval' and 'bundle' again "
+        "to have that checked exactly."
+    ]
 
 
 def sample(examples: Examples, config: EvaluationConfig) -> Examples:

@@ -205,12 +205,13 @@ def _write(
     settings = _settings(config)
     with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
         check_no_leak(dataset, config.split)
-        if recommender.retrieval is not None:
-            check_retrieval(recommender.retrieval.counts, dataset, config.split)
+        warnings = _warnings(recommender.manifest.parents, parents["dataset"])
+        if (known := recommender.retrieval) is not None:
+            warnings += check_retrieval(known.counts, known.fitted_on, dataset, config.split)
         asked = sample(dataset.examples(config.split, "next"), config).histories
-        rankers = _rank_ahead(bundle_path, recommender, asked, config)
+        ahead = _rank_ahead(bundle_path, recommender, asked, config)
         info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-        rankers |= fit_baselines(dataset.train_histories, len(dataset.item_ids))
+        rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
         result = evaluate(rankers, dataset, config)
         document = report.document(
             result,
@@ -218,7 +219,7 @@ def _write(
             name=bundle_path.name,
             made_from=parents,
             semantic_ids=health(recommender.catalog.codes),
-            warnings=_warnings(recommender.manifest.parents, parents["dataset"]),
+            warnings=warnings,
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")
@@ -229,6 +230,7 @@ def _write(
         info["ranking_seconds"] = {
             name: {mode: round(ranking.seconds, 2) for mode, ranking in modes.items()}
             for name, modes in result.rankings.items()
+            if name not in ahead  # their lists are only looked up
         }
 
 

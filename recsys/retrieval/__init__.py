@@ -5,6 +5,15 @@ from recsys.retrieval.popularity import decayed_counts as decayed_counts
 from recsys.retrieval.retrieval import Blend as Blend
 from recsys.retrieval.retrieval import Candidates as Candidates
 from recsys.retrieval.retrieval import Retrieval as Retrieval
+from recsys.retrieval.retrieval import digest as digest
 from recsys.retrieval.vectors import VectorIndex as VectorIndex
 
-__all__ = ["Blend", "Candidates", "ItemItem", "Retrieval", "VectorIndex", "decayed_counts"]
+__all__ = [
+    "Blend",
+    "Candidates",
+    "ItemItem",
+    "Retrieval",
+    "VectorIndex",
+    "decayed_counts",
+    "digest",
+]

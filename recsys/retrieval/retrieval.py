@@ -12,6 +12,7 @@ was fitted for; items beyond it have no evidence and no events. Knows no semanti
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -88,6 +89,7 @@ class Retrieval:
         smoothing: s, in (0, 1].
         vectors: of the items, or None.
         blend: how to blend with the model, if that was decided.
+        fitted_on: `digest` of the histories that it was fitted on; None if that was not kept.
     """
 
     item_item: ItemItem
@@ -95,6 +97,7 @@ class Retrieval:
     smoothing: float = 0.03
     vectors: VectorIndex | None = None
     blend: Blend | None = None
+    fitted_on: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.smoothing <= 1:
@@ -283,6 +286,7 @@ class Retrieval:
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
             "blend": None if self.blend is None else asdict(self.blend),
+            "fitted_on": self.fitted_on,
         }
         text = json.dumps(settings, indent=2)
         (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
@@ -307,6 +311,7 @@ class Retrieval:
                 float(settings["smoothing"]),
                 VectorIndex(_read(vectors)) if vectors.is_file() else None,
                 None if settings["blend"] is None else Blend(**settings["blend"]),
+                settings.get("fitted_on"),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
@@ -362,6 +367,13 @@ class Retrieval:
             found.append(some[mask[some]])
             count, start, stop = count + len(found[-1]), stop, 2 * stop
         return np.concatenate(found)[:k]
+
+
+def digest(histories: Histories) -> str:
+    """SHA-256 of sequences, in hexadecimal; the same for the same items in the same rows."""
+    found = hashlib.sha256(histories.offsets.astype("<i8").tobytes())
+    found.update(histories.items.astype("<i4").tobytes())
+    return found.hexdigest()
 
 
 def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:

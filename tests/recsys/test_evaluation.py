@@ -25,9 +25,17 @@ from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.compare import compare
-from recsys.evaluation.protocol import EvaluationConfig, Result, check_no_leak, evaluate, find
+from recsys.evaluation.protocol import (
+    EvaluationConfig,
+    Result,
+    check_no_leak,
+    check_retrieval,
+    evaluate,
+    find,
+)
 from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
+from recsys.retrieval import digest
 from recsys.splits import leave_one_out
 
 if TYPE_CHECKING:
@@ -608,7 +616,9 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
 ) -> None:
     blend = SimpleNamespace(weight=0.5)
     monkeypatch.setattr(
-        FakeRecommender, "retrieval", SimpleNamespace(blend=blend, counts=np.zeros(ITEMS))
+        FakeRecommender,
+        "retrieval",
+        SimpleNamespace(blend=blend, counts=np.zeros(ITEMS), fitted_on=None),
     )
     document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
     assert document["rankers"][:2] == ["blended", "model"]
@@ -624,18 +634,33 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(
     context: Context, shop: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
-    retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=counts)
+    retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=counts, fitted_on=None)
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     with pytest.raises(DataError, match="leak: retrieval has counted"):
         run.stage(context)
     retrieval.counts = np.bincount(shop.train_histories.items, minlength=ITEMS).astype(float)
-    run.stage(context)
+    path = run.stage(context)
+    (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
+    assert "does not say which events" in warning
+    timed = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["info"]
+    assert timed["ranking_seconds"].keys().isdisjoint(("model", "blended"))
+
+
+def test_a_retrieval_of_other_events_with_honest_counts_is_refused(shop: Dataset) -> None:
+    trained = shop.train_histories
+    counts = np.bincount(trained.items, minlength=ITEMS).astype(float)
+    other = Histories(trained.offsets, np.sort(trained.items))
+    with pytest.raises(DataError, match="leak: retrieval was fitted on other events"):
+        check_retrieval(counts, digest(other), shop, "test")
+    assert check_retrieval(counts, digest(trained), shop, "test") == []
 
 
 def test_two_rankers_of_a_report_are_compared_user_by_user(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=np.zeros(ITEMS))
+    retrieval = SimpleNamespace(
+        blend=SimpleNamespace(weight=0.5), counts=np.zeros(ITEMS), fitted_on=None
+    )
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     path = run.stage(context)
     document = json.loads((path / "report.json").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.interactions import Interactions
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import Retrieval
+from recsys.retrieval import Retrieval, digest
 from recsys.splits import TRAIN
 from training import bundle, draft, retrieval, target
 
@@ -38,6 +38,8 @@ def test_the_blend_that_was_chosen_is_in_the_bundle(context):
     found = Bundle.load(folder).retrieval
     assert found.blend == Retrieval.load(path).blend
     assert found.blend.nodes == 20
+    trained = Dataset.load(context.workspace.dataset).train_histories
+    assert found.fitted_on == digest(trained)
     told = json.loads((folder / "eval" / "validation.json").read_text())
     assert told["retrieval"] == validation
     assert read_manifest(folder).parents["retrieval"] == read_manifest(path).digest
