@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path"),
+    pytest.mark.flaky(reruns=2),  # a browser on a busy machine may be late for what it waits for
+]
 
 ITEMS, CODES, LEVELS = 1200, 32, 3  # more than a draft tree has room for
 HISTORY = ["B0003", "B0014", "B0015", "B0092"]

@@ -380,6 +380,7 @@ Path({folder!r} + f"-{{rank}}.txt").write_text(f"{{progress.step}} {{progress.ba
 
 
 @pytest.mark.slow
+@pytest.mark.flaky(reruns=2)  # gloo may give up on a busy machine
 def test_two_processes_end_with_one_model(tmp_path):
     script = tmp_path / "job.py"
     folder = tmp_path / "run"

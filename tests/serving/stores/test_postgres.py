@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     MakeEvent = Callable[..., Event]
     Open = Callable[..., SqlStore]
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.flaky(reruns=1)]  # servers start, stop and come back
 
 
 async def test_while_the_server_is_away_calls_fail_and_afterwards_they_work(
