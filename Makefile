@@ -16,7 +16,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,postgres,redis,otel]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,postgres,redis,otel,ray,xgrammar,large]'
 	touch $@
 
 install: $(VENV)/.base ## create .venv with what running needs

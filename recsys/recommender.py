@@ -175,6 +175,8 @@ class RecommendResult:
         epoch: number of the epoch of the catalogue that it is from.
         trace: how it was found, if asked for.
         blended: whether retrieval took part in the list.
+        catalogue: that epoch itself, to look at the answer's items as they were; None if whoever
+            answered has none.
     """
 
     recommendations: list[Recommendation]
@@ -185,6 +187,7 @@ class RecommendResult:
     epoch: int = 0
     trace: Trace | None = None
     blended: bool = False
+    catalogue: Epoch | None = field(default=None, compare=False, repr=False)
 
 
 class Recommender:
@@ -647,6 +650,7 @@ class Recommender:
                 epoch.number,
                 traces[i],
                 kind.blend,
+                epoch,
             )
             for i, (request, mask, boost, certificate) in enumerate(
                 zip(requests, masks, boosts, beams.certificates, strict=True)

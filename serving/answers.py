@@ -102,8 +102,7 @@ def items_of(
         if "explanation" in include:
             values["because"] = one.because
         if "metadata" in include:
-            row = catalog.find(one.item_id)  # it may have been removed just now
-            values["metadata"] = {} if row < 0 else metadata(catalog, row)
+            values["metadata"] = metadata(catalog, catalog.find(one.item_id))
         answer.append(RecommendedItem.model_construct(**values))
     return answer
 
@@ -130,7 +129,8 @@ def response(
     remark: Note | None,
 ) -> RecommendationsResponse:
     """The answer of a model or of a fallback."""
-    epoch = model.recommender.epoch
+    # an item or filter may have changed since; the mask of this epoch is there already
+    epoch = result.catalogue or model.recommender.epoch
     found = result.recommendations
     certificate = result.certificate
     if body.diversity:
@@ -143,7 +143,7 @@ def response(
         found, certificate = [found[i] for i in chosen], "approximate"
     answer = RecommendationsResponse.model_construct(
         recommendation_id=uuid.uuid4().hex,
-        model=model.ref(body.model, result.epoch),
+        model=model.ref(body.model, epoch.number),
         items=items_of(found, epoch.catalog, body.include),
         certificate=certificate,
         history_items=len(request.history) - len(result.unknown_items),

@@ -400,15 +400,16 @@ class Service:
         recommender = model.recommender
         if recommender.retrieval is None:
             return None
+        epoch = recommender.epoch
         try:
             async with asyncio.timeout_at(deadline):
                 found = await self._engine.read(recommender.fallback, request)
         except TimeoutError:
             raise DeadlineExceededError from None
-        catalog, named = recommender.catalog, []
+        catalog, named = epoch.catalog, []
         for item_id, score, source in found[:k]:
             row = catalog.find(item_id)
-            if row >= 0:  # it was not removed just now
+            if row >= 0:  # it did not come just now
                 codes = tuple(catalog.codes[row].tolist())
                 named.append(
                     Recommendation(item_id, score, catalog.title(row), codes, source=source)
@@ -416,8 +417,9 @@ class Service:
         known = catalog.known(request.history)
         lost = [name for name, row in zip(request.history, known, strict=True) if row < 0]
         self.metrics.fallback(named[0].source if named else "popular")
-        number = recommender.epoch.number
-        return RecommendResult(named, lost, certificate="approximate", epoch=number)
+        return RecommendResult(
+            named, lost, certificate="approximate", epoch=epoch.number, catalogue=epoch
+        )
 
     async def _history(self, user_id: str, deadline: float) -> list[str] | None:
         try:
