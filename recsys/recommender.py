@@ -8,21 +8,29 @@ begins, to its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from recsys.blending import Lists, Union, allowed_items, candidate_rows
 from recsys.bundle import Bundle
-from recsys.constraint.filters import ItemBoosts, ItemFilter
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
+from recsys.listing import covers, items_of_rows, named, told
 from recsys.live import Epochs
+from recsys.requests import (
+    SOURCES,
+    Guarantee,
+    Recommendation,
+    RecommendRequest,
+    RecommendResult,
+    Source,
+    Verification,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
     from recsys.constraint.filters import FilterCache
     from recsys.constraint.mask import RowMask
     from recsys.decoding.engine import Mode
-    from recsys.decoding.output import Beams, Certificate
+    from recsys.decoding.output import Beams
     from recsys.decoding.trace import Trace
     from recsys.live import Epoch, NewItem
     from recsys.prompts import PromptEncoder
@@ -42,152 +50,19 @@ if TYPE_CHECKING:
 
     Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
-Guarantee = Literal["beam", "global"]
-Source = Literal["model", "retrieval", "popular"]
-SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.blending`'s numbers
-Verification = Literal["auto", "strict", "relaxed", "beam"]
+__all__ = [
+    "SOURCES",
+    "Guarantee",
+    "RecommendRequest",
+    "RecommendResult",
+    "Recommendation",
+    "Recommender",
+    "Source",
+    "Verification",
+]
 MIN_BEAMS = 20
 DTYPES = ("float32", "bfloat16", "float64")
 _TYPICAL_PROMPTS = 8
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """One recommended item.
-
-    Attributes:
-        item_id: outside id.
-        score: log-probability of its semantic ID given the history, over the whole vocabulary,
-            and what it gains by the request's boosts; in a blended list also what retrieval thinks
-            of it (`recsys.blending`).
-        title: from the catalogue.
-        semantic_id: its codes, 0-based.
-        source: what proposed it.
-        because: item of the history that speaks most for it, where that is known.
-    """
-
-    item_id: str
-    score: float
-    title: str
-    semantic_id: tuple[int, ...]
-    source: Source = "model"
-    because: str | None = None
-
-
-@dataclass(frozen=True)
-class RecommendRequest:
-    """What is asked for one user.
-
-    Attributes:
-        history: outside item ids, oldest first; unknown ones are passed over.
-        k: items wanted.
-        exclude_seen: leave out the items of the history.
-        exclude_items: leave out these as well.
-        guarantee: `beam` for the list that beam search finds; `global` goes on until no item that
-            is not in the list can have a better score than its last, where that takes no more than
-            a bounded search (the result's certificate says).
-        seed: draw items without replacement from the model's distribution instead of searching for
-            the best; the same seed draws the same items.
-        temperature: flattens (above 1) or sharpens that distribution.
-        filter: recommend only items whose attributes it fits (`recsys.constraint.filters`); the
-            search never leaves them.
-        boosts: filters with weights that are added to the scores of items that fit; what is found
-            is as exact as without; where items share leaves, the certificate says if not.
-        mode: `auto` decodes as the recommender does; `beam` searches plainly; `strict` verifies a
-            drafted tree (by the bundle's draft, else all of level 1), with the same answer;
-            `relaxed` samples approximately, by what the draft proposes and chance accepts.
-        trace: also say how the answer was found; plain search is then replaced by `strict`.
-        blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
-            bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
-
-    Raises:
-        ValueError: a field out of its range, a seed together with `global` or boosts, `relaxed`
-            without a seed or with a trace, or a blend where there can be none.
-        FilterError: a malformed filter or boost.
-    """
-
-    history: Sequence[str]
-    k: int = 10
-    exclude_seen: bool = True
-    exclude_items: Sequence[str] = ()
-    guarantee: Guarantee = "beam"
-    seed: int | None = None
-    temperature: float = 1.0
-    filter: Mapping[str, Any] | None = None
-    boosts: Sequence[Mapping[str, Any]] = ()
-    mode: Verification = "auto"
-    trace: bool = False
-    blend: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
-        if self.guarantee not in ("beam", "global"):
-            raise ValueError(f"guarantee {self.guarantee!r} is not 'beam' or 'global'")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
-        if self.seed is not None and self.guarantee == "global":
-            raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
-        if self.seed is not None and self.boosts:
-            raise ValueError("boosts are for the best items, a seed asks for a sample")
-        if self.mode not in ("auto", "strict", "relaxed", "beam"):
-            raise ValueError(f"mode {self.mode!r} is not one of auto, strict, relaxed, beam")
-        if self.mode == "relaxed" and self.seed is None:
-            raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
-        if self.mode == "relaxed" and self.trace:
-            raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
-        if self.blend and not self.searches_plainly:
-            raise ValueError(
-                "blend: lists are blended in mode 'auto' with guarantee 'beam' and without a seed"
-            )
-        # malformed ones are refused here
-        if self.filter is not None:
-            _ = self.item_filter
-        if self.boosts:
-            _ = self.item_boosts
-
-    @property
-    def searches_plainly(self) -> bool:
-        """Whether it asks for the model's best items in no particular way."""
-        return self.mode == "auto" and self.guarantee == "beam" and self.seed is None
-
-    @cached_property
-    def item_filter(self) -> ItemFilter:
-        """The filter, parsed; one that allows everything if there is none."""
-        return ItemFilter.parse(self.filter or {})
-
-    @cached_property
-    def item_boosts(self) -> ItemBoosts:
-        """The boosts, parsed."""
-        return ItemBoosts.parse(self.boosts)
-
-
-@dataclass(frozen=True)
-class RecommendResult:
-    """The answer to one request.
-
-    Attributes:
-        recommendations: best first; fewer than k where the catalogue has no more.
-        unknown_items: ids of the history that mean nothing to the model.
-        stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
-        certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
-        eligible: items that the request's filter allows; None without a filter.
-        epoch: number of the epoch of the catalogue that it is from.
-        trace: how it was found, if asked for.
-        blended: whether retrieval took part in the list.
-        catalogue: that epoch itself, to look at the answer's items as they were; None if whoever
-            answered has none.
-    """
-
-    recommendations: list[Recommendation]
-    unknown_items: list[str]
-    stats: dict[str, int] = field(default_factory=dict)
-    certificate: Certificate = "beam-exact"
-    eligible: int | None = None
-    epoch: int = 0
-    trace: Trace | None = None
-    blended: bool = False
-    catalogue: Epoch | None = field(default=None, compare=False, repr=False)
 
 
 class Recommender:
@@ -634,17 +509,17 @@ class Recommender:
         traces: list[Trace | None] = [None] * len(requests)
         if kind.trace:
             traces = [
-                _told(trace, epoch.trie, self.bundle.vocabulary.level_sizes, mask)
+                told(trace, epoch.trie, self.bundle.vocabulary.level_sizes, mask)
                 for trace, mask in zip(beams.traces, masks, strict=True)
             ]
         return [
             RecommendResult(
-                _name(epoch.catalog, found, i, request.k, self._because(known[i], found.items[i])),
+                named(epoch.catalog, found, i, request.k, self._because(known[i], found.items[i])),
                 unknown[i],
                 {"beams": kind.beams, **vars(beams.stats[i])},
                 certificate
                 if not kind.blend
-                and _covers(epoch.trie, beams, i, boost, found.scores[i, request.k - 1])
+                and covers(epoch.trie, beams, i, boost, found.scores[i, request.k - 1])
                 else "approximate",
                 None if request.filter is None or mask is None else mask.eligible,
                 epoch.number,
@@ -702,12 +577,12 @@ class Recommender:
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
         if self.retrieval is None or blend is None or beams.candidate_scores is None:
             own = Lists.of_model(
-                *_items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
+                *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
             )
             return own, own, beams
         width, plainly = max(k, rows.shape[1]), [None] * len(rows)
         own = Lists.of_model(
-            *_items_of_rows(epoch.trie, rows, row_scores, excluded, masks, plainly, width)
+            *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, plainly, width)
         )
         union = Union.of(
             own,
@@ -732,56 +607,6 @@ def _boost(epoch: Epoch, request: RecommendRequest) -> Boost | None:
 
 def _mask(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
     return epoch.allowed(None if request.filter is None else request.item_filter)
-
-
-def _covers(trie: ItemTrie, beams: Beams, i: int, boost: Boost | None, last: float) -> bool:
-    """Whether what is proven of the leaves of answer i holds for its items.
-
-    A leaf that several items share is searched by the most that one of them gains, so the last
-    item may score less than the last leaf found, and than an item of a leaf that was not.
-    """
-    row = int(beams.rows[i, -1])
-    if boost is None or row < 0 or trie.num_rows == trie.num_items:
-        return True
-    most = boost.most[trie.depth_start[trie.num_levels] + row]
-    return bool(last >= np.float32(float(beams.scores[i, -1]) + most))
-
-
-def _name(
-    catalog: Catalog, found: Lists, request: int, k: int, because: NDArray[np.int64] | None
-) -> list[Recommendation]:
-    lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
-    reasons = [-1] * k if because is None else because[:k].tolist()
-    return [
-        Recommendation(
-            catalog.item_id(item),
-            score,
-            catalog.title(item),
-            tuple(catalog.codes[item].tolist()),
-            SOURCES[source],
-            catalog.item_id(reason) if reason >= 0 else None,
-        )
-        for item, score, source, reason in zip(*lines, reasons, strict=False)
-        if item >= 0
-    ]
-
-
-def _told(trace: Trace, trie: ItemTrie, sizes: Sequence[int], mask: RowMask | None) -> Trace:
-    """A trace with what the catalogue and the request's mask have to say of its nodes."""
-    place = trie.row_item_start
-    if mask is not None:
-        place = np.append(0, np.cumsum(mask.items))[place]
-    state = np.array([0, *(node.state for node in trace.nodes)], np.int64)
-    items = place[trie.row_stop[state]] - place[trie.row_start[state]]
-    nodes = [replace(n, items=int(count)) for n, count in zip(trace.nodes, items[1:], strict=True)]
-    blocked = dict.fromkeys(range(1, trie.num_levels + 1), 0)
-    beams = [0, *(n.state for n in nodes if n.fate != "rejected")]
-    depths = [0, *(n.depth for n in nodes if n.fate != "rejected")]
-    for beam, depth in zip(beams, depths, strict=True):
-        first, last = trie.first_child[beam : beam + 2].tolist()
-        open_ = last - first if mask is None else int(np.count_nonzero(mask.alive[first:last]))
-        blocked[depth + 1] += sizes[depth] - open_
-    return replace(trace, nodes=nodes, blocked=blocked)
 
 
 @dataclass(frozen=True)
@@ -809,48 +634,3 @@ class _Kind:
             request.trace,
             blend,
         )
-
-
-def _items_of_rows(
-    trie: ItemTrie,
-    rows: NDArray[np.int64],
-    row_scores: NDArray[np.floating[Any]],
-    excluded: Histories,
-    masks: Sequence[RowMask | None],
-    boosts: Sequence[Boost | None],
-    k: int,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Items of the rows (n, K), best first; a shared leaf gives its items one by one.
-
-    Those that are excluded, or that the request's mask hides, are left out. Boosts count for items
-    one by one, and may change their order.
-    """
-    n, width = rows.shape
-    items = np.full((n, k), -1, np.int32)
-    scores = np.full((n, k), -np.inf, np.float32)
-    real = np.flatnonzero(rows.reshape(-1) >= 0)
-    which, places = trie.places_of(rows.reshape(-1)[real])
-    owner, flat = real[which] // width, trie.row_items[places]
-    flat_scores = row_scores.reshape(-1)[real[which]]
-    keep = np.ones(len(flat), np.bool_)
-    for request, mask in enumerate(masks):
-        if mask is not None:
-            here = owner == request
-            keep[here] = mask.items[places[here]]
-    if len(excluded.items):
-        keys = excluded.rows * trie.num_items + excluded.items
-        keep &= ~np.isin(owner * trie.num_items + flat, keys)
-    for request, boost in enumerate(boosts):
-        if boost is not None:
-            here = owner == request
-            flat_scores[here] += boost.items[places[here]]
-    flat, owner, flat_scores = flat[keep], owner[keep], flat_scores[keep]
-    if any(boosts):
-        order = np.lexsort((-flat_scores, owner))  # stable: equal scores keep row order
-        flat, flat_scores = flat[order], flat_scores[order]
-    first = np.searchsorted(owner, np.arange(n))
-    place = np.arange(len(flat)) - first[owner]
-    kept = place < k
-    items[owner[kept], place[kept]] = flat[kept]
-    scores[owner[kept], place[kept]] = flat_scores[kept]
-    return items, scores

@@ -1,0 +1,160 @@
+"""Requests: what is asked of a recommender and what it answers; no models, no search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from recsys.constraint.filters import ItemBoosts, ItemFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from recsys.decoding.output import Certificate
+    from recsys.decoding.trace import Trace
+    from recsys.live import Epoch
+
+Guarantee = Literal["beam", "global"]
+Source = Literal["model", "retrieval", "popular"]
+SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.blending`'s numbers
+Verification = Literal["auto", "strict", "relaxed", "beam"]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item.
+
+    Attributes:
+        item_id: outside id.
+        score: log-probability of its semantic ID given the history, over the whole vocabulary,
+            and what it gains by the request's boosts; in a blended list also what retrieval thinks
+            of it (`recsys.blending`).
+        title: from the catalogue.
+        semantic_id: its codes, 0-based.
+        source: what proposed it.
+        because: item of the history that speaks most for it, where that is known.
+    """
+
+    item_id: str
+    score: float
+    title: str
+    semantic_id: tuple[int, ...]
+    source: Source = "model"
+    because: str | None = None
+
+
+@dataclass(frozen=True)
+class RecommendRequest:
+    """What is asked for one user.
+
+    Attributes:
+        history: outside item ids, oldest first; unknown ones are passed over.
+        k: items wanted.
+        exclude_seen: leave out the items of the history.
+        exclude_items: leave out these as well.
+        guarantee: `beam` for the list that beam search finds; `global` goes on until no item that
+            is not in the list can have a better score than its last, where that takes no more than
+            a bounded search (the result's certificate says).
+        seed: draw items without replacement from the model's distribution instead of searching for
+            the best; the same seed draws the same items.
+        temperature: flattens (above 1) or sharpens that distribution.
+        filter: recommend only items whose attributes it fits (`recsys.constraint.filters`); the
+            search never leaves them.
+        boosts: filters with weights that are added to the scores of items that fit; what is found
+            is as exact as without; where items share leaves, the certificate says if not.
+        mode: `auto` decodes as the recommender does; `beam` searches plainly; `strict` verifies a
+            drafted tree (by the bundle's draft, else all of level 1), with the same answer;
+            `relaxed` samples approximately, by what the draft proposes and chance accepts.
+        trace: also say how the answer was found; plain search is then replaced by `strict`.
+        blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
+            bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
+
+    Raises:
+        ValueError: a field out of its range, a seed together with `global` or boosts, `relaxed`
+            without a seed or with a trace, or a blend where there can be none.
+        FilterError: a malformed filter or boost.
+    """
+
+    history: Sequence[str]
+    k: int = 10
+    exclude_seen: bool = True
+    exclude_items: Sequence[str] = ()
+    guarantee: Guarantee = "beam"
+    seed: int | None = None
+    temperature: float = 1.0
+    filter: Mapping[str, Any] | None = None
+    boosts: Sequence[Mapping[str, Any]] = ()
+    mode: Verification = "auto"
+    trace: bool = False
+    blend: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got {self.k}")
+        if self.guarantee not in ("beam", "global"):
+            raise ValueError(f"guarantee {self.guarantee!r} is not 'beam' or 'global'")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.seed is not None and self.guarantee == "global":
+            raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
+        if self.seed is not None and self.boosts:
+            raise ValueError("boosts are for the best items, a seed asks for a sample")
+        if self.mode not in ("auto", "strict", "relaxed", "beam"):
+            raise ValueError(f"mode {self.mode!r} is not one of auto, strict, relaxed, beam")
+        if self.mode == "relaxed" and self.seed is None:
+            raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
+        if self.mode == "relaxed" and self.trace:
+            raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
+        if self.blend and not self.searches_plainly:
+            raise ValueError(
+                "blend: lists are blended in mode 'auto' with guarantee 'beam' and without a seed"
+            )
+        # malformed ones are refused here
+        if self.filter is not None:
+            _ = self.item_filter
+        if self.boosts:
+            _ = self.item_boosts
+
+    @property
+    def searches_plainly(self) -> bool:
+        """Whether it asks for the model's best items in no particular way."""
+        return self.mode == "auto" and self.guarantee == "beam" and self.seed is None
+
+    @cached_property
+    def item_filter(self) -> ItemFilter:
+        """The filter, parsed; one that allows everything if there is none."""
+        return ItemFilter.parse(self.filter or {})
+
+    @cached_property
+    def item_boosts(self) -> ItemBoosts:
+        """The boosts, parsed."""
+        return ItemBoosts.parse(self.boosts)
+
+
+@dataclass(frozen=True)
+class RecommendResult:
+    """The answer to one request.
+
+    Attributes:
+        recommendations: best first; fewer than k where the catalogue has no more.
+        unknown_items: ids of the history that mean nothing to the model.
+        stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
+        certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
+        eligible: items that the request's filter allows; None without a filter.
+        epoch: number of the epoch of the catalogue that it is from.
+        trace: how it was found, if asked for.
+        blended: whether retrieval took part in the list.
+        catalogue: that epoch itself, to look at the answer's items as they were; None if whoever
+            answered has none.
+    """
+
+    recommendations: list[Recommendation]
+    unknown_items: list[str]
+    stats: dict[str, int] = field(default_factory=dict)
+    certificate: Certificate = "beam-exact"
+    eligible: int | None = None
+    epoch: int = 0
+    trace: Trace | None = None
+    blended: bool = False
+    catalogue: Epoch | None = field(default=None, compare=False, repr=False)
