@@ -30,6 +30,7 @@ TREE = {
     "serve": (),
     "keys": ("create", "list", "revoke"),
     "store": ("export", "import"),
+    "batch": ("score",),
     "doctor": (),
 }
 LEAVES = [(name, *((sub,) if sub else ())) for name, subs in TREE.items() for sub in subs or ("",)]

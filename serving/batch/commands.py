@@ -1,0 +1,129 @@
+"""`recsys batch`. Nothing heavy is imported at the top; `recsys --help` reads this module."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recsys.options import ConfigFile, Json, Name, Overrides
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+class Engine(StrEnum):
+    """Who works."""
+
+    local = "local"
+    ray = "ray"
+
+
+@app.callback()
+def _batch() -> None:
+    """Recommendations for many users at once, without a server."""
+
+
+@app.command("score")
+def score(
+    out: Annotated[Path, typer.Option(help="Folder to write; parts that are there are kept.")],
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            help="Parquet file, or folder of them: user_id and history (default: everybody in the "
+            "data set)."
+        ),
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Bundle to answer with (default: that of --name).")
+    ] = None,
+    histories: Annotated[
+        Path | None,
+        typer.Option(
+            help="Data set whose histories are taken where --users has none (default: the data set "
+            "of the bundle's name)."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", min=1, help="Items a user.")] = 10,
+    request: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file of anything else to ask: fields of POST /v1/recommendations, such as "
+            "filter, boosts, exclude_seen."
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Processes of this machine, or Ray Data.")
+    ] = Engine.local,
+    workers: Annotated[int, typer.Option(min=1, help="Processes or Ray actors.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each.")] = 1,
+    gpus: Annotated[
+        float, typer.Option(min=0, help="Share of a GPU that each Ray actor takes.")
+    ] = 0.0,
+    part_rows: Annotated[int, typer.Option(min=1, help="Users in a part.")] = 1024,
+    force: Annotated[
+        bool, typer.Option("--force", help="Drop what is there, if it was made otherwise.")
+    ] = False,
+    name: Name = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Write everybody's top-K as parquet, with the answers that the service would give.
+
+    Run it again after an interruption: it goes on with the parts that are missing. Bundle, device
+    and arithmetic are the service's settings.
+
+    Example: recsys batch score --users users.parquet --out var/batches/today --workers 2
+    """
+    import json
+
+    from recsys.errors import ConfigError
+    from serving.settings import ServingSettings
+
+    settings = ServingSettings.load(
+        config, set_ or (), name=name, bundle=bundle, histories=histories
+    )
+    asked = {}
+    if request is not None:
+        try:
+            asked = json.loads(request.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--request {request}: {error}") from error
+        if not isinstance(asked, dict):
+            raise ConfigError(f"--request {request}: expected an object")
+    if gpus and engine is not Engine.ray:
+        raise ConfigError(
+            "--gpus shares GPUs among Ray actors; local workers take --set serve.device=cuda"
+        )
+    from serving.batch.job import Job
+    from serving.batch.run import score as run
+
+    summary = run(
+        Job(
+            settings.bundle.absolute(),
+            users and users.absolute(),
+            settings.histories and settings.histories.absolute(),
+            {"k": k, **asked},
+            part_rows,
+            settings.device,
+            settings.dtype,
+            settings.mode,
+            threads,
+        ),
+        out,
+        engine=engine.value,
+        workers=workers,
+        gpus=gpus,
+        force=force,
+    )
+    if as_json:
+        typer.echo(json.dumps(summary.to_json()))
+        return
+    rate = summary.users_per_second
+    pace = f", {rate:,.0f} a second" if rate else ""
+    typer.echo(
+        f"{summary.users:,} users in {summary.parts:,} parts of {summary.out}; "
+        f"{summary.scored:,} scored now{pace}"
+    )

@@ -1,0 +1,140 @@
+"""Output: a folder of parts that grows until it is whole, and is then sealed as an artifact.
+
+A part is written beside its place and renamed, so it is there whole or not at all, and a run that
+was killed goes on with the parts that are missing. `plan.json` says what the parts are made of;
+`manifest.json` comes last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recsys.artifacts import MANIFEST, Manifest, sha256
+from recsys.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from serving.batch.job import Job
+
+KIND = "recommendations"
+PLAN = "plan.json"
+PARTS = "part-*.parquet"
+UNFINISHED = ".writing"
+PLAN_KEY = b"recsys.plan"
+
+
+class Output:
+    """The folder that a job writes.
+
+    Attributes:
+        folder: the place.
+        job: whose answers it holds.
+    """
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        """Name the place; `opened` begins."""
+        self.folder, self.job = folder, job
+
+    @contextmanager
+    def opened(self, *, force: bool = False) -> Iterator[list[int]]:
+        """Keep other runs out while the block runs; yields the parts that are missing.
+
+        Args:
+            force: drop what is there of another plan, instead of refusing.
+
+        Raises:
+            ArtifactError: another run is at work there, the folder holds something else, or parts
+                of another plan.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
+            except BlockingIOError as error:
+                raise ArtifactError(f"{self.folder}: another run is at work there") from error
+            self._begin(force=force)
+            yield [part for part in range(self.job.parts) if not self._is_there(part)]
+        finally:
+            os.close(handle)
+
+    def path(self, part: int) -> Path:
+        """Where a part lies."""
+        return self.folder / f"part-{part:06d}.parquet"
+
+    def write(self, part: int, table: pa.Table) -> None:
+        """Put a part in its place, whole."""
+        marked = table.replace_schema_metadata({PLAN_KEY: self.job.digest.encode()})
+        with self._whole(self.path(part)) as place:
+            pq.write_table(marked, place, compression="zstd")
+
+    def finish(self) -> Manifest:
+        """Seal the folder, all parts being there."""
+        files = sorted([*self.folder.glob(PARTS), self.folder / PLAN])
+        plan = self.job.plan
+        manifest = Manifest(
+            KIND,
+            {name: value for name, value in plan.items() if name not in ("bundle", "users")},
+            {"bundle": plan["bundle"], "users": plan["users"]},
+            {file.name: sha256(file) for file in files},
+        )
+        self._write_json(MANIFEST, manifest.__dict__)
+        return manifest
+
+    def _begin(self, *, force: bool) -> None:
+        for leftover in self.folder.glob(f".*{UNFINISHED}"):
+            leftover.unlink()
+        plan = self.folder / PLAN
+        if plan.is_file():
+            before = json.loads(plan.read_text(encoding="utf-8"))
+            other = [key for key, value in self.job.plan.items() if before.get(key) != value]
+            if not other and set(before) == set(self.job.plan):
+                return
+            if not force:
+                raise ArtifactError(
+                    f"{self.folder} holds answers made with another {', '.join(other) or 'plan'}; "
+                    "name another place, or drop them with --force"
+                )
+            (self.folder / MANIFEST).unlink(missing_ok=True)
+            for part in self.folder.glob(PARTS):
+                part.unlink()
+        elif any(self.folder.iterdir()):
+            raise ArtifactError(
+                f"{self.folder} is not empty and holds no batch; name another place"
+            )
+        self._write_json(PLAN, self.job.plan)
+
+    def _is_there(self, part: int) -> bool:
+        file = self.path(part)
+        if not file.is_file():
+            return False
+        try:
+            found = pq.read_metadata(file)
+        except (OSError, pa.ArrowInvalid):
+            return False  # cut by something else than us; it is made again
+        start, stop = self.job.rows(part)
+        marked = (found.metadata or {}).get(PLAN_KEY) == self.job.digest.encode()
+        return marked and found.num_rows == stop - start
+
+    def _write_json(self, name: str, values: dict[str, Any]) -> None:
+        with self._whole(self.folder / name) as place:
+            text = json.dumps(values, indent=2, sort_keys=True)
+            place.write_text(text + "\n", encoding="utf-8")
+
+    @contextmanager
+    def _whole(self, final: Path) -> Iterator[Path]:
+        """A place to write to; what was written is moved to `final` when it is on disk."""
+        place = final.with_name(f".{final.name}{UNFINISHED}")
+        yield place
+        with place.open("rb") as stream:
+            os.fsync(stream.fileno())
+        place.replace(final)

@@ -1,0 +1,120 @@
+"""Scorer: a loaded bundle that turns parts of a job into tables. Runs inside a worker.
+
+It answers as `POST /v1/recommendations` does: the same request of the library, the same fallback
+for users whose history means nothing, the same bits in whatever batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from recsys.errors import ArtifactError
+from recsys.recommender import Recommender
+from serving import answers, diversity
+from serving.schemas.common import MAX_HISTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from recsys.recommender import RecommendRequest, Source
+    from serving.batch.job import Job
+    from serving.batch.users import History
+
+    Found = tuple[str, float, Source]
+
+BATCH = 32
+SCHEMA = pa.schema(
+    {
+        "user_id": pa.string(),
+        "item_id": pa.list_(pa.string()),
+        "score": pa.list_(pa.float32()),
+        "source": pa.list_(pa.string()),
+        "note": pa.string(),
+    }
+)
+
+
+class Scorer:
+    """Answers parts of a job, one thread at a time."""
+
+    def __init__(self, job: Job) -> None:
+        """Load the job's bundle.
+
+        Raises:
+            ArtifactError: the bundle is damaged, or not the one that the job was planned with.
+        """
+        import torch
+
+        torch.set_num_threads(job.threads)
+        self._job = job
+        self._recommender = Recommender.load(
+            job.bundle, device=job.device, dtype=job.dtype, mode=job.mode, max_batch=BATCH
+        )
+        planned = job.plan["bundle"]
+        if self._recommender.manifest.digest != planned:
+            raise ArtifactError(f"{job.bundle}: this is not bundle {planned} any more")
+        self._recommender.warm_up()
+
+    def part(self, number: int) -> pa.Table:
+        """The answers to the users of a part, in their order; columns as `SCHEMA` has them.
+
+        Raises:
+            DataError: a row of the users' file is malformed.
+            FilterError, RequestError: the bundle cannot do what is asked.
+        """
+        ids, histories = self._job.source.read(*self._job.rows(number))
+        notes = [self._note(history) for history in histories]
+        body, known = self._job.body, self._recommender.retrieval is not None
+        falls_back = known and not answers.for_the_model(body)
+        found: list[list[Found]] = [[] for _ in ids]
+        asked: dict[int, RecommendRequest] = {}
+        for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
+            if history is None and not body.fallback:
+                continue  # the endpoint's 404
+            request = answers.to_request(body, (history or [])[-MAX_HISTORY:])
+            if note is not None and falls_back:
+                found[place] = self._recommender.fallback(request)[: body.k]
+            else:
+                asked[place] = request
+        # alike lengths share a batch; no answer depends on it
+        order = sorted(asked, key=lambda place: len(asked[place].history))
+        for start in range(0, len(order), BATCH):
+            places = order[start : start + BATCH]
+            lists = self._answer([asked[place] for place in places])
+            for place, one in zip(places, lists, strict=True):
+                found[place] = one
+        return pa.table(
+            {
+                "user_id": ids,
+                "item_id": [[item for item, _, _ in one] for one in found],
+                "score": [[score for _, score, _ in one] for one in found],
+                "source": [[source for _, _, source in one] for one in found],
+                "note": notes,
+            },
+            schema=SCHEMA,
+        )
+
+    def _note(self, history: History) -> str | None:
+        if history is None:
+            return "unknown_user"
+        if not history:
+            return "empty_history"
+        known = self._recommender.catalog.known(history[-MAX_HISTORY:])
+        return None if (known >= 0).any() else "unknown_history"
+
+    def _answer(self, requests: Sequence[RecommendRequest]) -> list[list[Found]]:
+        body, lists = self._job.body, []
+        for result in self._recommender.recommend_batch(requests):
+            one = result.recommendations
+            if body.diversity:
+                chosen = diversity.diversify(
+                    [item.score for item in one],
+                    [item.semantic_id for item in one],
+                    body.diversity,
+                    body.k,
+                )
+                one = [one[place] for place in chosen]
+            lists.append([(item.item_id, item.score, item.source) for item in one])
+        return lists

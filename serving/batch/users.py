@@ -1,0 +1,250 @@
+"""Users to score, read by ranges of rows: from a parquet file, or from a canonical data set.
+
+Nothing here holds more than a few thousand histories at once, however many users there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from recsys.artifacts import read_manifest, sha256
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+USER, HISTORY = "user_id", "history"
+ROWS_A_BATCH = 1024
+History = list[str] | None  # None: there is none of the user
+
+
+class UsersFile:
+    """Rows of a parquet file, or of a folder of them, in the order of their names.
+
+    Columns: `user_id` (string or integer) and, where histories are not taken from a data set,
+    `history` (list of item ids, oldest first).
+
+    Attributes:
+        path: of the file or folder.
+    """
+
+    def __init__(self, path: Path, *, histories: bool) -> None:
+        """Open it.
+
+        Args:
+            path: file or folder.
+            histories: whether the column `history` is wanted.
+
+        Raises:
+            DataError: nothing there, or columns are missing or of another type.
+        """
+        self.path = path
+        self._columns = [USER, HISTORY] if histories else [USER]
+        self._files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        self._groups: list[tuple[Path, int]] = []
+        self._starts: list[int] = []
+        rows = 0
+        try:
+            for file in self._files:
+                with pq.ParquetFile(file) as opened:
+                    self._check(file, opened.schema_arrow)
+                    for group in range(opened.num_row_groups):
+                        self._groups.append((file, group))
+                        self._starts.append(rows)
+                        rows += opened.metadata.row_group(group).num_rows
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{path}: not a parquet file of users: {error}") from error
+        if not self._files:
+            raise DataError(f"{path}: no file in it ends with .parquet")
+        self._rows = rows
+        self._stream: Iterator[pa.RecordBatch] = iter(())
+        self._group, self._begin, self._held = -1, rows, pa.record_batch({USER: pa.array([])})
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the content."""
+        return ",".join(sha256(file)[:16] for file in self._files)
+
+    @property
+    def has_histories(self) -> bool:
+        """Whether the files have the column `history`."""
+        return all(HISTORY in pq.read_schema(file).names for file in self._files)
+
+    def ids(self, start: int, stop: int) -> list[str]:
+        """User ids of a range of rows.
+
+        Raises:
+            DataError: a row has none.
+        """
+        return self._texts(self._table(start, stop)[USER], start)
+
+    def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
+        """User ids and histories of a range of rows; quickest in ascending order.
+
+        Raises:
+            DataError: a row has no user id, or a history an item that is null.
+        """
+        table = self._table(start, stop)
+        histories: list[History] = table[HISTORY].cast(pa.list_(pa.string())).to_pylist()
+        for row, history in enumerate(histories, start):
+            if history is not None and None in history:
+                raise DataError(f"{self.path}: the history in row {row} has an item that is null")
+        return self._texts(table[USER], start), histories
+
+    def _table(self, start: int, stop: int) -> pa.Table:
+        group = bisect_right(self._starts, start) - 1
+        if start < self._begin or group > self._group:
+            self._stream, self._begin = self._batches(group), self._starts[group]
+            self._held = next(self._stream)
+        found = []
+        while True:
+            end = self._begin + len(self._held)
+            first, last = max(start, self._begin), min(stop, end)
+            if first < last:
+                found.append(self._held.slice(first - self._begin, last - first))
+            if end >= stop:
+                return pa.Table.from_batches(found)
+            self._begin, self._held = end, next(self._stream)
+
+    def _batches(self, first: int) -> Iterator[pa.RecordBatch]:
+        for group in range(first, len(self._groups)):
+            file, number = self._groups[group]
+            with pq.ParquetFile(file) as opened:
+                for batch in opened.iter_batches(
+                    ROWS_A_BATCH, row_groups=[number], columns=self._columns, use_threads=False
+                ):
+                    self._group = group
+                    yield batch.select(self._columns)
+
+    def _texts(self, column: pa.ChunkedArray, start: int) -> list[str]:
+        ids: list[Any] = column.cast(pa.string()).to_pylist()
+        if None in ids:
+            raise DataError(f"{self.path}: the user_id in row {start + ids.index(None)} is null")
+        return ids
+
+    def _check(self, file: Path, schema: pa.Schema) -> None:
+        for name in self._columns:
+            if name not in schema.names:
+                raise DataError(
+                    f"{file}: there is no column {name!r}, but {', '.join(schema.names)}"
+                )
+            kind = schema.field(name).type
+            if name == HISTORY:
+                if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+                    raise DataError(f"{file}: {name!r} is {kind}, not a list of item ids")
+                kind = kind.value_type
+            if not (_is_text(kind) or pa.types.is_integer(kind)):
+                raise DataError(f"{file}: {name!r} is of {kind}, not of text or integers")
+
+
+@dataclass(frozen=True)
+class DatasetUsers:
+    """Users of a canonical data set with all their events, as the service is seeded with them.
+
+    Attributes:
+        path: of the data set.
+        chosen: whose rows are wanted; None for every user of the data set, in its order.
+    """
+
+    path: Path
+    chosen: UsersFile | None = None
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    @property
+    def digest(self) -> str:
+        """Identity of the content."""
+        own = read_manifest(self.path, "dataset").digest
+        return own if self.chosen is None else f"{own},{self.chosen.digest}"
+
+    @cached_property
+    def _listed(self) -> UsersFile:
+        if self.chosen is not None:
+            return self.chosen
+        return UsersFile(self.path / "users.parquet", histories=False)
+
+    @cached_property
+    def _all(self) -> pa.Array:
+        table = pq.read_table(self.path / "users.parquet", columns=[USER])
+        return table[USER].combine_chunks()
+
+    @cached_property
+    def _items(self) -> pa.Array:
+        table = pq.read_table(self.path / "items.parquet", columns=["item_id"])
+        return table["item_id"].combine_chunks()
+
+    @cached_property
+    def _events(self) -> Any:
+        return ds.dataset(self.path / "interactions.parquet", format="parquet")
+
+    def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
+        """User ids and histories of a range of rows.
+
+        Raises:
+            DataError: a row has no user id.
+        """
+        ids = self._listed.ids(start, stop)
+        if self.chosen is None:
+            users = np.arange(start, stop)
+            wanted = (ds.field("user") >= start) & (ds.field("user") < stop)
+        else:
+            found = pc.index_in(pa.array(ids, self._all.type), self._all)
+            users = found.fill_null(-1).to_numpy(zero_copy_only=False)
+            wanted = ds.field("user").isin(pa.array(np.unique(users[users >= 0]), pa.int32()))
+        events = self._events.to_table(columns=["user", "item"], filter=wanted, use_threads=False)
+        owner = events["user"].to_numpy()
+        order = np.argsort(owner, kind="stable")
+        items = self._items.take(events["item"].combine_chunks()).to_pylist()
+        first = np.searchsorted(owner, users, side="left", sorter=order)
+        last = np.searchsorted(owner, users, side="right", sorter=order)
+        return ids, [
+            [items[place] for place in order[a:b]] or None
+            for a, b in zip(first.tolist(), last.tolist(), strict=True)
+        ]
+
+
+Users = UsersFile | DatasetUsers
+
+
+def open_users(users: Path | None, histories: Path | None) -> Users:
+    """What there is to score.
+
+    Args:
+        users: parquet file or folder; None for every user of the data set.
+        histories: canonical data set; taken for a file without the column `history`.
+
+    Raises:
+        ArtifactError: `histories` is no data set.
+        DataError: neither says what the histories are, or the file is malformed.
+    """
+    if users is None:
+        if histories is None:
+            raise DataError("nobody to score: name a file with --users, or a data set --histories")
+        return DatasetUsers(histories)
+    listed = UsersFile(users, histories=False)
+    if listed.has_histories:
+        return UsersFile(users, histories=True)
+    if histories is None:
+        raise DataError(
+            f"{users}: there is no column 'history'; add it, or name the data set that has the "
+            "users' histories with --histories"
+        )
+    return DatasetUsers(histories, listed)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -1,0 +1,1 @@
+"""More than one process: the service's application on Ray."""

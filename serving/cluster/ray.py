@@ -1,0 +1,44 @@
+"""Ray, where it is installed: found by name, started quietly. Imports nothing of it at the top."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+from recsys.errors import ConfigError
+
+OBJECT_STORE_BYTES = 256 << 20  # answers are small; models never lie there
+
+
+def import_ray(part: str) -> Any:
+    """The module `ray`, with its part `serve` or `data`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    # it reports its use to its makers unless told otherwise before it is imported
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import_module(f"ray.{part}")
+        return import_module("ray")
+    except ImportError as error:
+        raise ConfigError(
+            f"engine 'ray' needs Ray ({error.name} is missing): pip install 'recsys[ray]'"
+        ) from error
+
+
+def start_ray(ray: Any, **options: Any) -> None:
+    """Join the cluster of `RAY_ADDRESS`, or start one on this machine that ends with the process.
+
+    Args:
+        ray: the module.
+        **options: of `ray.init`.
+    """
+    if "RAY_ADDRESS" not in os.environ:
+        options = {
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            **options,
+        }
+    ray.init(logging_level="warning", log_to_driver=False, **options)
