@@ -9,6 +9,7 @@ begins, to its end.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -93,7 +94,9 @@ class Recommender:
 
         self.bundle, self.model, self.mode = bundle, model, mode
         self.max_batch, self.retrieval = max_batch, bundle.retrieval
-        self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=self._prepare)
+        # Nothing of it names the recommender: one that is dropped leaves the memory at once.
+        prepare = partial(_prepared, str(model.device))
+        self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=prepare)
         self.engine = Engine(
             model,
             self.trie,
@@ -347,6 +350,11 @@ class Recommender:
         self.recommend([self.catalog.item_ids[:1]], k=1)
         self.engine.forget()
 
+    def close(self) -> None:
+        """Let go of tensors that would wait for the garbage collector; ask nothing afterwards."""
+        self.engine.trie.release()
+        self.trie.release()
+
     # Retrieval, blends and exact scores of given items.
 
     def score(
@@ -465,15 +473,11 @@ class Recommender:
 
     def _begin(self) -> Epoch:
         """The epoch that a batch is to see; what decodes is set to it."""
-        epoch = self.epoch
-        self.engine.use(epoch.trie)
+        epoch, before = self.epoch, self.engine.trie
+        if epoch.trie is not before:
+            self.engine.use(epoch.trie)
+            before.release()
         return epoch
-
-    def _prepare(self, trie: ItemTrie) -> None:
-        """Make a new trie's tensors in the thread that made the trie."""
-        # elsewhere the device is left to the thread that decodes
-        if self.engine.target.device.type == "cpu":
-            trie.to(self.engine.target.device)
 
     def _engine_mode(self, mode: Verification) -> Mode:
         if mode == "strict":
@@ -599,6 +603,12 @@ class Recommender:
         self, history: NDArray[np.int32], items: NDArray[np.int32]
     ) -> NDArray[np.int64] | None:
         return None if self.retrieval is None else self.retrieval.because(history, items)
+
+
+def _prepared(device: str, trie: ItemTrie) -> None:
+    """Make a new trie's tensors in the thread that made the trie."""
+    if device == "cpu":  # elsewhere the device is left to the thread that decodes
+        trie.to(device)
 
 
 def _boost(epoch: Epoch, request: RecommendRequest) -> Boost | None:

@@ -68,6 +68,9 @@ class Recommends(Protocol):
     def warm_up(self) -> None:
         """Pay the one-time costs of the first answer now."""
 
+    def close(self) -> None:
+        """Let go of what would wait for the garbage collector; nothing is asked afterwards."""
+
     def eligible(self, request: RecommendRequest) -> int | None:
         """Make the masks of the request's filter and boosts; how many items it allows."""
 
@@ -146,8 +149,6 @@ class Engine:
     def freeze(self) -> None:
         """Take what is loaded out of the garbage collector's sight, so that it never walks it."""
         if self._settings.gc_freeze:
-            if self._frozen:
-                gc.unfreeze()  # what was swapped out may be garbage now
             gc.collect()
             gc.freeze()
             self._frozen = True

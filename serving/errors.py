@@ -89,8 +89,8 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
     NotReadyError: ("not_ready", "The model is being loaded; /health/ready tells when it is."),
     StoreError: (
         "store_unavailable",
-        "The store did not take or give what it should; asking again is safe. A recommendation can be "
-        "had with an inline history.",
+        "The store did not take or give what it should; asking again is safe. A recommendation "
+        "can be had with an inline history.",
     ),
 }
 # The text of these is meant for whoever asked.

@@ -3,17 +3,21 @@
 An alias changes when the new model is loaded, warm and has answered: from then on requests that
 begin get the new one. Those that began before hold a lease on the old one, which is let go when the
 last of them is answered. A bundle that cannot be loaded changes nothing.
+
+What an alias stood for is kept by name and version: a bundle that was made anew under its name is
+another one, and no rollback gives it for the old.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.errors import RecsysError
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("serving.models")
 MAX_MODELS = 4
+MAX_PREVIOUS = 10
 
 
 class UnknownModelError(LookupError):
@@ -72,6 +77,11 @@ class Model:
         """Digest of the bundle."""
         return self.recommender.manifest.digest
 
+    @property
+    def bundle(self) -> Version:
+        """The bundle that it is."""
+        return Version(self.name, self.version)
+
     def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
         """The model as answers name it, at an epoch of its catalogue; None for the one of now."""
         return ModelRef.model_construct(
@@ -82,21 +92,57 @@ class Model:
         )
 
 
+class Version(NamedTuple):
+    """One bundle as it was: made again under the same name it has another digest."""
+
+    bundle: str
+    digest: str
+
+
 @dataclass(frozen=True)
 class Alias:
     """What an alias stands for.
 
     Attributes:
         model: that answers; None before its first is loaded.
-        previous: bundles that it stood for before, the latest last.
+        previous: what it stood for before, the latest last.
         loading: a change is under way.
         refused: why the bundle given last was refused.
     """
 
     model: Model | None = None
-    previous: tuple[str, ...] = ()
+    previous: tuple[Version, ...] = ()
     loading: bool = False
     refused: str | None = None
+
+
+@dataclass(frozen=True)
+class KeptAlias:
+    """What a store keeps of an alias.
+
+    Attributes:
+        bundle: that it stands for.
+        digest: of it; None if that was not kept.
+        previous: what it stood for before, the latest last.
+    """
+
+    bundle: str
+    digest: str | None = None
+    previous: tuple[Version, ...] = ()
+
+    @classmethod
+    def of(cls, kept: Any) -> KeptAlias:
+        """From JSON; of older stores the bundle's name alone."""
+        if isinstance(kept, str):
+            return cls(kept)
+        return cls(
+            kept["bundle"], kept["digest"], tuple(Version(*pair) for pair in kept["previous"])
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As `of` reads it."""
+        pairs = [list(version) for version in self.previous]
+        return {"bundle": self.bundle, "digest": self.digest, "previous": pairs}
 
 
 class Models:
@@ -109,7 +155,7 @@ class Models:
         metrics: Metrics,
         *,
         prepare: Callable[[Model], Awaitable[None]],
-        changed: Callable[[Mapping[str, str]], Awaitable[None]],
+        changed: Callable[[Mapping[str, KeptAlias]], Awaitable[None]],
     ) -> None:
         """Begin without any.
 
@@ -119,7 +165,7 @@ class Models:
             metrics: to count in.
             prepare: called with a model before an alias stands for it; brings its catalogue up to
                 date.
-            changed: called with the bundle of each alias after every change; keeps it.
+            changed: called with what is to be kept of each alias after every change.
         """
         self._settings, self._engine, self._metrics = settings, engine, metrics
         self._prepare, self._changed = prepare, changed
@@ -217,11 +263,13 @@ class Models:
         if found is None:
             raise UnknownModelError(f"There is no alias {name!r}.")
         model = found.model
+        before = found.previous[-1] if found.previous else None
         return AliasInfo(
             name=name,
             bundle=None if model is None else model.name,
             version=None if model is None else model.version,
-            previous=found.previous[-1] if found.previous else None,
+            previous=None if before is None else before.bundle,
+            previous_version=None if before is None else before.digest,
             status="loading" if found.loading else "ready",
             refused=found.refused,
         )
@@ -237,8 +285,31 @@ class Models:
             AliasConflictError: as many models are loaded as may be.
         """
         async with self._changing:
-            previous = self._aliases.get(alias, Alias())
-            return await self._change(alias, bundle, previous.previous, loaded)
+            previous = self._aliases.get(alias, Alias()).previous
+            return await self._change(alias, bundle, previous, loaded=loaded)
+
+    async def restore(self, alias: str, kept: KeptAlias) -> AliasInfo:
+        """Let an alias stand again for what it stood for when it was kept.
+
+        Where that version is gone, for the one that has its name now; the version counts as one
+        that the alias stood for before.
+
+        Raises:
+            UnknownBundleError, BundleRefusedError, AliasConflictError: as `put`.
+        """
+        async with self._changing:
+            bundle, previous = kept.bundle, kept.previous
+            if kept.digest is not None:
+                version = Version(kept.bundle, kept.digest)
+                found = await asyncio.to_thread(self._find, version)
+                if found is None:
+                    logger.warning(
+                        "alias %s: version %s of bundle %s is gone", alias, kept.digest, bundle
+                    )
+                    previous = (*previous, version)
+                else:
+                    bundle = found
+            return await self._change(alias, bundle, previous)
 
     def put_later(self, alias: str, bundle: str) -> AliasInfo:
         """Begin `put` and return; what becomes of it is told by `alias`.
@@ -254,20 +325,24 @@ class Models:
         return self.alias(alias)
 
     async def rollback(self, alias: str) -> AliasInfo:
-        """Let an alias stand for the bundle that it stood for before.
+        """Let an alias stand for the bundle that it stood for before, in that very version.
 
         Raises:
             UnknownModelError: there is no such alias.
-            AliasConflictError: it stood for no other before.
-            UnknownBundleError, BundleRefusedError: as `put`.
+            AliasConflictError: it stood for no other before, or that version is gone.
+            BundleRefusedError: as `put`.
         """
         async with self._changing:
             if alias not in self._aliases:
                 raise UnknownModelError(f"There is no alias {alias!r}.")
-            *before, bundle = self._aliases[alias].previous or ("",)
-            if not bundle:
+            previous = self._aliases[alias].previous
+            if not previous:
                 raise AliasConflictError(f"The alias {alias!r} stood for no other bundle before.")
-            return await self._change(alias, bundle, tuple(before), None, back=True)
+            version = previous[-1]
+            found = await asyncio.to_thread(self._find, version)
+            if found is None:
+                raise AliasConflictError(_gone(alias, version))
+            return await self._change(alias, found, previous[:-1], back=version)
 
     async def remove(self, alias: str) -> None:
         """Drop an alias; its model is let go if no other stands for it.
@@ -304,15 +379,18 @@ class Models:
         self,
         alias: str,
         bundle: str,
-        previous: tuple[str, ...],
-        loaded: Recommends | None,
+        previous: tuple[Version, ...],
         *,
-        back: bool = False,
+        loaded: Recommends | None = None,
+        back: Version | None = None,
     ) -> AliasInfo:
         before = self._aliases.get(alias)
         self._mark(alias, loading=True, refused=None)
         try:
             model = await self._model(bundle, loaded)
+            if back is not None and model.version != back.digest:  # it was replaced just now
+                self._retire(model)
+                raise AliasConflictError(_gone(alias, back))
         except BaseException as error:
             if before is None:
                 del self._aliases[alias]
@@ -323,8 +401,8 @@ class Models:
             self._metrics.swapped(alias, "refused")
             raise
         old = before.model if before is not None else None
-        if old is not None and not back:
-            previous = (*previous, old.name)[-10:]
+        if old is not None and old is not model and back is None:
+            previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
         self._aliases[alias] = Alias(model, previous)
         self._metrics.swapped(alias, "rolled_back" if back else "done")
         if old is not None:
@@ -380,15 +458,23 @@ class Models:
     async def _published(self, old: Model | None) -> None:
         """After a change: let go of what no alias stands for, and tell everybody."""
         if old is not None and old not in self.loaded:
-            self._retiring.add(old)
-            task = asyncio.create_task(self._retire(old), name=f"retire {old.name}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._retire(old)
         self._report()
-        models = {n: a.model for n, a in self._aliases.items()}
-        await self._changed({n: m.name for n, m in models.items() if m is not None})
+        await self._changed(
+            {
+                name: KeptAlias(*alias.model.bundle, alias.previous)
+                for name, alias in self._aliases.items()
+                if alias.model is not None
+            }
+        )
 
-    async def _retire(self, model: Model) -> None:
+    def _retire(self, model: Model) -> None:
+        self._retiring.add(model)
+        task = asyncio.create_task(self._let_go(model), name=f"retire {model.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _let_go(self, model: Model) -> None:
         if model.leases:
             await model.unused.wait()
         await model.batcher.close()
@@ -396,9 +482,11 @@ class Models:
         if Counter(other.name for other in self.loaded)[model.name] == 0:
             self._metrics.forget(model.name)
         logger.info("unloaded", extra={"fields": {"bundle": model.name}})
+        # Without circles it leaves the memory by itself: a collector that walked everything for
+        # it would hold up the event loop, on whatever thread it ran.
+        model.recommender.close()
         del model
-        async with self._changing:  # whoever changed the alias has let go of the model, too
-            self._engine.freeze()
+        await self._engine.read(self._engine.freeze)  # the new ones out of the collector's way
 
     def _report(self) -> None:
         self._metrics.models(
@@ -414,6 +502,14 @@ class Models:
         before = self._aliases.get(alias, Alias())
         self._aliases[alias] = replace(before, loading=loading, refused=refused)
 
+    def _find(self, version: Version) -> str | None:
+        """The name of a bundle of this very version: its own, or one that it has been given."""
+        for name in dict.fromkeys([version.bundle, *self.available]):
+            with contextlib.suppress(UnknownBundleError, RecsysError):
+                if read_manifest(self._path(name), "bundle").digest == version.digest:
+                    return name
+        return None
+
     def _path(self, bundle: str) -> Path:
         """The folder of a bundle; never one outside of the bundles' own."""
         if bundle == self._own.name:
@@ -422,3 +518,11 @@ class Models:
         if path.name != bundle or not path.is_dir():
             raise UnknownBundleError(f"There is no bundle {bundle!r}; /v1/models lists them.")
         return path
+
+
+def _gone(alias: str, version: Version) -> str:
+    return (
+        f"The alias {alias!r} stood for version {version.digest} of bundle {version.bundle!r} "
+        "before, and no bundle here is of that version any more; bring it back, or give the alias "
+        "a bundle of /v1/models."
+    )

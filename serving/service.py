@@ -21,7 +21,7 @@ from serving.batcher import DeadlineExceededError
 from serving.catalogue import Catalogue, find, item_of
 from serving.engine import Engine, RankRequest
 from serving.metrics import Metrics
-from serving.models import BundleRefusedError, Models
+from serving.models import BundleRefusedError, KeptAlias, Models
 from serving.schemas.common import CHAMPION, MAX_HISTORY
 from serving.schemas.filters import FilterReport
 from serving.schemas.items import RankResponse, ScoredItem, SimilarResponse
@@ -454,31 +454,31 @@ class Service:
         own = self.settings.bundle.absolute()
         state = await self.store.state_get(ALIASES) or {}
         kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        champion = kept.pop(CHAMPION, own.name)
+        aliases = {name: KeptAlias.of(value) for name, value in kept.items()}
+        champion = aliases.pop(CHAMPION, None)
         if self._given is not None:
             await self.models.put(CHAMPION, own.name, loaded=self._given)
-        elif champion == own.name:
-            await self.models.put(CHAMPION, own.name)
-        else:
+        elif champion is not None:
             await self._restore(CHAMPION, champion)
-            if not self.models.loaded:
-                await self.models.put(CHAMPION, own.name)
-        for alias, bundle in kept.items():
-            await self._restore(alias, bundle)
+        if not self.models.loaded:
+            await self.models.put(CHAMPION, own.name)
+        for alias, value in aliases.items():
+            await self._restore(alias, value)
 
-    async def _restore(self, alias: str, bundle: str) -> None:
+    async def _restore(self, alias: str, kept: KeptAlias) -> None:
         """An alias as it was; it does without one that cannot be loaded any more."""
         try:
-            await self.models.put(alias, bundle)
+            await self.models.restore(alias, kept)
         except Exception as error:
             logger.error("alias %s is not restored: %s", alias, error)
 
-    async def _keep_aliases(self, aliases: Mapping[str, str]) -> None:
+    async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
         if self.phase is not Phase.READY:
             return  # what is kept is being restored
+        kept = {name: alias.to_json() for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
         try:
-            await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": dict(aliases)})
+            await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})
         except StoreError as error:  # the change is made, and holds until a restart
             logger.error("aliases are not kept: %s", error)
 

@@ -299,6 +299,10 @@ class ItemTrie:
             self._devices[key] = DeviceTrie.of(self, key)
         return self._devices[key]
 
+    def release(self) -> None:
+        """Let go of the tensors: they name the trie, and only a collector would find the circle."""
+        self._devices.clear()
+
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {name: getattr(self, name) for name in _ARRAYS}
 

@@ -49,6 +49,7 @@ class AliasInfo(BaseModel):
                     "bundle": "demo",
                     "version": "3f2a9c0d1b7e4a55",
                     "previous": "demo-old",
+                    "previous_version": "9d04c2e1aa65b370",
                     "status": "ready",
                     "refused": None,
                 }
@@ -60,6 +61,7 @@ class AliasInfo(BaseModel):
     bundle: str | None = Field(description="The one that answers; null before the first is loaded.")
     version: str | None
     previous: str | None = Field(description="The bundle that a rollback goes back to.")
+    previous_version: str | None = Field(None, description="Its digest.")
     status: Literal["ready", "loading"]
     refused: str | None = Field(description="Why the bundle given last was refused, if it was.")
 

@@ -93,6 +93,9 @@ class FakeRecommender:
         self.gate.wait(10)
         self.warm = True
 
+    def close(self) -> None:
+        pass
+
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
         self.busy = True
         self.gate.wait(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 import weakref
@@ -92,6 +93,7 @@ async def test_an_alias_is_set_listed_asked_and_dropped(
             "bundle": "two",
             "version": version,
             "previous": None,
+            "previous_version": None,
             "status": "ready",
             "refused": None,
         }
@@ -178,15 +180,22 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_model_that_was_swapped_out_leaves_the_memory(
-    models: ServingSettings, running: Any, until: Any
+async def test_a_model_that_was_swapped_out_leaves_the_memory_by_itself(
+    models: ServingSettings, running: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(models) as (client, service):
         await client.get("/v1/items")
         await answered_by(client)
-        old = weakref.ref(service.models.get().recommender)
-        await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        await until(lambda: old() is None)
+        old = service.models.get().recommender
+        parts = [weakref.ref(part) for part in (old, old.model, old.trie)]
+        del old
+        monkeypatch.setattr("gc.collect", lambda: 0)  # it would walk all there is, and hold up all
+        gc.disable()
+        try:
+            await client.put("/v1/aliases/champion", json={"bundle": "two"})
+            await until(lambda: all(part() is None for part in parts))
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -262,6 +271,93 @@ async def test_nothing_before_is_nothing_to_roll_back_to(
         assert code(response) == (409, "alias_conflict")
         response = await client.post("/v1/aliases/nobody/rollback")
         assert code(response) == (404, "unknown_model")
+        await client.put("/v1/aliases/champion", json={"bundle": "one"})  # as it is already
+        response = await client.post("/v1/aliases/champion/rollback")
+        assert code(response) == (409, "alias_conflict")
+
+
+async def test_a_rollback_gives_the_version_that_served_before_or_says_that_it_is_gone(
+    models: ServingSettings, running: Any
+) -> None:
+    async with running(models) as (client, _):
+        first = (await client.get("/v1/aliases/champion")).json()["version"]
+        models.bundle.rename(models.bundle.parent / "kept")
+        make_bundle(models.bundle, 5)  # of the same name, and another model
+        put = (await client.put("/v1/aliases/champion", json={"bundle": "one"})).json()
+        assert put["version"] != first
+        assert (put["previous"], put["previous_version"]) == ("one", first)
+        back = (await client.post("/v1/aliases/champion/rollback")).json()
+        assert (back["bundle"], back["version"], back["previous"]) == ("kept", first, None)
+        await client.put("/v1/aliases/champion", json={"bundle": "one"})
+        shutil.rmtree(models.bundle.parent / "kept")
+        response = await client.post("/v1/aliases/champion/rollback")
+        assert code(response) == (409, "alias_conflict")
+        assert first in response.json()["detail"]
+        now = (await client.get("/v1/aliases/champion")).json()
+        assert (now["version"], now["previous_version"]) == (put["version"], first)
+        assert await answered_by(client) == "one"
+
+
+async def test_a_bundle_that_changes_while_it_is_rolled_back_to_is_not_taken_for_the_old_one(
+    models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    async with running(models) as (client, service):
+        await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        load = service._engine.load
+
+        async def late(path: Path, loaded: Any = None) -> Any:
+            shutil.rmtree(path)
+            make_bundle(path, 5)
+            return await load(path, loaded)
+
+        monkeypatch.setattr(service._engine, "load", late)
+        response = await client.post("/v1/aliases/champion/rollback")
+        assert code(response) == (409, "alias_conflict")
+        assert await answered_by(client) == "two"
+        await until(lambda: not service.models._retiring)
+
+
+async def test_what_an_alias_stood_for_before_survives_a_restart(
+    models: ServingSettings, running: Any
+) -> None:
+    async with running(models) as (client, _):
+        for bundle in ("two", "one", "two"):
+            await client.put("/v1/aliases/champion", json={"bundle": bundle})
+    for restored in ("one", "two", "one"):
+        async with running(models) as (client, _):
+            back = (await client.post("/v1/aliases/champion/rollback")).json()
+            assert back["bundle"] == restored
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "one"
+        response = await client.post("/v1/aliases/champion/rollback")
+        assert code(response) == (409, "alias_conflict")
+
+
+async def test_a_version_that_is_gone_at_a_restart_counts_as_one_before(
+    models: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(models) as (client, _):
+        two = (await client.put("/v1/aliases/champion", json={"bundle": "two"})).json()
+    shutil.rmtree(models.bundle.parent / "two")
+    make_bundle(models.bundle.parent / "two", 5)
+    async with running(models) as (client, _):
+        now = (await client.get("/v1/aliases/champion")).json()
+        assert now["bundle"] == "two"
+        assert now["version"] != two["version"]
+        assert now["previous_version"] == two["version"]
+    assert f"version {two['version']} of bundle two is gone" in caplog.text
+
+
+async def test_aliases_that_an_older_program_kept_by_name_are_read(
+    models: ServingSettings, running: Any
+) -> None:
+    async with running(models) as (_, service):
+        names = {"champion": "two", "next": "one"}
+        kept = {"bundle": str(models.bundle), "aliases": names}
+        await service.store.state_put("aliases", kept)
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "two"
+        assert await answered_by(client, model="next") == "one"
 
 
 async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(
