@@ -140,6 +140,7 @@ class Recommender:
         import torch
 
         from recsys.models.checkpoint import load_model
+        from recsys.models.packed import pack
 
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
@@ -149,9 +150,9 @@ class Recommender:
         if mode == "draft" and bundle.draft is None:
             raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
         of = getattr(torch, dtype)
-        model, draft = load_model(bundle.target, dtype=of, device=device).eval(), None
+        model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
         if bundle.draft is not None:  # whatever the mode, a request may ask for it
-            draft = load_model(bundle.draft, dtype=of, device=device).eval()
+            draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
         return cls(
             bundle,
             model,
@@ -507,9 +508,11 @@ class Recommender:
         hidden = Histories.of(excluded)
         masks = [_mask(epoch, request) for request in requests]
         boosts = [_boost(epoch, request) for request in requests]
-        found, _, beams = self._top(
-            epoch, Histories.of(known), hidden, masks, boosts, k, kind, seeds
-        )
+        histories = Histories.of(known)
+        found, _, beams = self._top(epoch, histories, hidden, masks, boosts, k, kind, seeds)
+        because = None
+        if self.retrieval is not None:
+            because = self.retrieval.because(histories, found.items)
         traces: list[Trace | None] = [None] * len(requests)
         if kind.trace:
             traces = [
@@ -518,7 +521,7 @@ class Recommender:
             ]
         return [
             RecommendResult(
-                named(epoch.catalog, found, i, request.k, self._because(known[i], found.items[i])),
+                named(epoch.catalog, found, i, request.k, None if because is None else because[i]),
                 unknown[i],
                 {"beams": kind.beams, **vars(beams.stats[i])},
                 certificate
@@ -598,11 +601,6 @@ class Recommender:
             boosts=boosts,
         )
         return union.best(blend, k), own.first(k), beams
-
-    def _because(
-        self, history: NDArray[np.int32], items: NDArray[np.int32]
-    ) -> NDArray[np.int64] | None:
-        return None if self.retrieval is None else self.retrieval.because(history, items)
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

@@ -252,28 +252,35 @@ class Retrieval:
         found[at, place], scores[at, place] = item, score
         return found, scores
 
-    def because(
-        self, history: NDArray[np.integer], items: NDArray[np.integer]
-    ) -> NDArray[np.int64]:
+    def because(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.int64]:
         """For each item the one of the history that speaks most for it, or -1 if none does.
 
         Args:
-            history: dense items, oldest first; those beyond the catalogue say nothing.
-            items: (m,) dense items.
+            histories: n sequences of dense items, oldest first; those beyond the catalogue say
+                nothing.
+            items: (n, c) dense items, -1 for none.
+
+        Returns:
+            (n, c) dense items.
         """
-        history, items = np.asarray(history, np.int64), np.asarray(items, np.int64)
-        answer = np.full(len(items), -1, np.int64)
-        ages = len(history) - 1 - np.arange(len(history))
-        heard = np.flatnonzero(history < len(self))
-        asked = np.flatnonzero((items >= 0) & (items < len(self)))
-        if not len(heard) or not len(asked):
-            return answer
-        weights = self.item_item.weights[history[heard]][:, items[asked]].toarray()
-        weights *= (self.item_item.decay ** ages[heard])[:, None]
-        best = weights.argmax(axis=0)
-        found = weights[best, np.arange(len(asked))] > 0
-        answer[asked] = np.where(found, history[heard][best], -1)
-        return answer
+        items = np.asarray(items, np.int64)
+        said, owner, size = histories.items, histories.rows, len(self)
+        if not len(said) or not items.shape[1]:
+            return np.full(items.shape, -1, np.int64)
+        place = np.arange(len(said)) - histories.offsets[owner]
+        recency = self.item_item.decay ** (histories.lengths[owner] - 1 - place)
+        asked = items[owner]
+        known = (said < size)[:, None] & (asked >= 0) & (asked < size)
+        rows = self.item_item.weights[np.where(said < size, said, 0)]
+        line = np.repeat(np.arange(len(said)), asked.shape[1])
+        speaks = rows[line, np.where(known, asked, 0).ravel()].reshape(asked.shape)
+        shape = (len(items), int(histories.lengths.max()), items.shape[1])
+        table = np.zeros(shape, np.float32)
+        table[owner, place] = np.where(known, speaks * recency[:, None], 0)
+        best = table.argmax(axis=1)
+        found = table.max(axis=1) > 0
+        first = np.where(found, histories.offsets[:-1, None] + best, 0)
+        return np.where(found, said[first], -1)
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""

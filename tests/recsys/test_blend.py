@@ -133,9 +133,8 @@ def test_every_item_says_what_proposed_it_and_what_speaks_for_it(rec):
     assert {r.source for r in found.recommendations} >= {"model"}
     for r in found.recommendations:
         assert (r.source == "model") == (r.item_id in beams)
-        reason = rec.retrieval.because(
-            [IDS.index(i) for i in history], [IDS.index(r.item_id)]
-        ).tolist()[0]
+        said = Histories.of([[IDS.index(i) for i in history]])
+        reason = rec.retrieval.because(said, np.array([[IDS.index(r.item_id)]])).item()
         assert r.because == (IDS[reason] if reason >= 0 else None)
     assert any(r.because in history for r in found.recommendations)
 

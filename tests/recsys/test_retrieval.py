@@ -84,8 +84,8 @@ def test_items_beyond_the_catalogue_have_no_events_and_say_nothing():
     assert np.isfinite(new).all()
     assert new[0] == new[1] == new[2]  # item 8 has no events either
     assert retrieval.candidates(asked, 3).items.max() < ITEMS
-    assert retrieval.because([ITEMS + 1], [1]).tolist() == [-1]
-    assert retrieval.because([0], [ITEMS, 1]).tolist() == [-1, 0]
+    assert because(retrieval, [ITEMS + 1], [1]) == [-1]
+    assert because(retrieval, [0], [ITEMS, 1]) == [-1, 0]
 
 
 def test_a_user_without_history_is_given_what_is_popular():
@@ -98,13 +98,21 @@ def test_a_user_without_history_is_given_what_is_popular():
     np.testing.assert_allclose(np.exp(log_probs), [4 / 15, 3 / 15], rtol=1e-6)
 
 
+def because(retrieval, history, items):
+    return retrieval.because(Histories.of([history]), np.array([items])).tolist()[0]
+
+
 def test_the_history_item_that_speaks_most_is_the_reason():
     weights = np.zeros((4, 4), np.float32)
     weights[0, 3], weights[1, 3] = 1.0, 0.7  # item 0 came one event before item 1
     retrieval = Retrieval(ItemItem(sparse.csr_array(weights), 0.6), np.ones(4))
-    assert retrieval.because([0, 1], [3, 2]).tolist() == [1, -1]  # 0.6 against 0.7
-    assert retrieval.because([1, 0], [3]).tolist() == [0]
-    assert retrieval.because([], [3]).tolist() == [-1]
+    assert because(retrieval, [0, 1], [3, 2]) == [1, -1]  # 0.6 against 0.7
+    assert because(retrieval, [1, 0], [3]) == [0]
+    assert because(retrieval, [], [3]) == [-1]
+    together = Histories.of([[0, 1], [], [1, 0], [2]])
+    asked = np.array([[3, 2], [3, 0], [3, -1], [3, 3]])
+    wanted = [[1, -1], [-1, -1], [0, -1], [-1, -1]]
+    assert retrieval.because(together, asked).tolist() == wanted
 
 
 def test_similar_items_are_those_that_follow_or_that_lie_near():
