@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -13,10 +14,11 @@ from data.files import decode
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _WHERE = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?(?:Row #(\d+): )?(.*)", re.S)
+BLOCK = 1 << 24  # bytes of a large file that are read at a time
 
 
 def first_line(path: Path) -> str:
@@ -59,21 +61,13 @@ def read_delimited(
         DataError: empty, no rows, wrong number of fields, wrong type, a missing value, or not in
             `encoding`.
     """
-    try:
+    with _located_errors(path, names or (), delimiter, encoding):
         table = pa.csv.read_csv(
             str(path),
             pa.csv.ReadOptions(column_names=names, encoding=encoding, use_threads=False),
             pa.csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=True),
             pa.csv.ConvertOptions(column_types=dict(types)),
         )
-    except pa.ArrowInvalid as error:
-        if "UTF8" in str(error):
-            decode(_content(path), path, encoding)  # names the line
-        raise DataError(
-            _located(path, str(error), names or first_line(path).split(delimiter))
-        ) from error
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
     if not table.num_rows:
         raise DataError(f"{path}: no rows in it")
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -85,6 +79,60 @@ def read_delimited(
             if row >= 0:
                 raise DataError(f"{path}: column {name!r} is empty in data row {row + 1}")
     return table
+
+
+def delimited_batches(
+    path: Path,
+    delimiter: str,
+    *,
+    types: Mapping[str, pa.DataType],
+    columns: Sequence[str],
+) -> Iterator[pa.Table]:
+    """The same of a file that does not fit in memory, some rows at a time.
+
+    Args:
+        path: the file, with a header.
+        delimiter: one character.
+        types: column -> type; others take the type that fits the first `BLOCK` bytes.
+        columns: the ones to read.
+
+    Raises:
+        DataError: as `read_delimited` does, when the rows are reached.
+    """
+    rows = 0
+    with _located_errors(path, (), delimiter, "utf-8"):
+        reader = pa.csv.open_csv(
+            str(path),
+            pa.csv.ReadOptions(use_threads=False, block_size=BLOCK),
+            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            pa.csv.ConvertOptions(column_types=dict(types), include_columns=list(columns)),
+        )
+    while True:
+        with _located_errors(path, (), delimiter, "utf-8"):
+            batch = next(iter(reader), None)
+        if batch is None:
+            break
+        rows += batch.num_rows
+        yield pa.Table.from_batches([batch])
+    if not rows:
+        raise DataError(f"{path}: no rows in it")
+
+
+@contextmanager
+def _located_errors(
+    path: Path, names: Sequence[str], delimiter: str, encoding: str
+) -> Iterator[None]:
+    """Arrow's errors as ones that name file, line and column."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            decode(_content(path), path, encoding)  # names the line
+        raise DataError(
+            _located(path, str(error), names or first_line(path).split(delimiter))
+        ) from error
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
 
 
 def _content(path: Path, size: int | None = None) -> bytes:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from data import filtering, synthetic
+from data import filtering, stream, synthetic, times
 from data.raw import Columns, ReaderConfig
-from data.readers import READERS
+from data.readers import READERS, STREAMING
 from data.stats import describe
 from data.synthetic import SyntheticConfig
 from recsys.artifacts import sha256, up_to_date, write_artifact
 from recsys.config import as_dict
 from recsys.dataset import Dataset
-from recsys.errors import ConfigError, DataError
+from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.interactions import Interactions
 from recsys.splits import global_temporal, leave_one_out
 
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 SYNTHETIC = "synthetic"
 Split = Literal["leave-one-out", "global-temporal", "own"]
+Engine = Literal["auto", "memory", "stream"]
+STREAM_BYTES = 1 << 29  # of interactions; in memory they may take ten times as much
+MIN_MEMORY_GB = 1.0
+EVENTS_ROLE = "interactions"  # what a reader calls its file of events, or begins its files' roles
+# How a data set is made, not what it is: no reason to make it again.
+MEANS = ("engine", "memory_gb")
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,11 @@ class DataConfig:
         items: file of item titles and texts; by default the reader looks beside `path`.
         index: file of semantic IDs to import; by default the reader looks beside `path`.
         columns: column names of a `table` source.
-        duplicates: `keep`, `drop-exact` (rows equal in all columns, time included) or `keep-first`
-            (one event for each user and item).
+        time_unit: what numbers in a column of time count: `s`, `ms`, `us`, `ns`, or `auto`, which
+            tells by their size.
+        duplicates: `keep`, `drop-exact` (rows equal in all columns, time included), `keep-first`
+            (one event for each user and item) or `drop-near` (also the same user and item, or the
+            same text of a user, within a day).
         min_rating: drop events rated lower.
         k_core: drop users and items with fewer events until all have as many; 0 keeps all.
         min_length: drop users with fewer events; 0 keeps all.
@@ -55,6 +64,9 @@ class DataConfig:
         ratio: shares of events that train and validate under `global-temporal`.
         dates: when validation and test begin (ISO dates in UTC, or unix seconds), instead of ratio.
         synthetic: size of the synthetic shop.
+        engine: `memory`; `stream` for data that do not fit there (DuckDB, on disk, in parts); or
+            `auto`, which streams files of `STREAM_BYTES` and more where the source can.
+        memory_gb: what `stream` may take, in GiB.
     """
 
     source: str = SYNTHETIC
@@ -63,6 +75,7 @@ class DataConfig:
     items: str | None = None
     index: str | None = None
     columns: Columns = field(default_factory=Columns)
+    time_unit: times.TimeUnit = "auto"
     duplicates: filtering.Duplicates = "drop-exact"
     min_rating: float | None = None
     k_core: int = 0
@@ -71,6 +84,8 @@ class DataConfig:
     ratio: tuple[float, float] = (0.8, 0.1)
     dates: tuple[Any, ...] | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+    engine: Engine = "auto"
+    memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
         known = [SYNTHETIC, *READERS]
@@ -88,6 +103,15 @@ class DataConfig:
             )
         if self.dates is not None and len(self.dates) != 2:
             raise ConfigError(f"data.dates: want two moments, found {list(self.dates)}")
+        if self.engine == "stream" and self.source not in STREAMING:
+            raise ConfigError(
+                f"data.engine: source {self.source!r} is read in memory only "
+                f"({', '.join(STREAMING)} can stream); leave data.engine out"
+            )
+        if not self.memory_gb >= MIN_MEMORY_GB:
+            raise ConfigError(
+                f"data.memory_gb: want {MIN_MEMORY_GB} or more, found {self.memory_gb}"
+            )
 
     def reader(self) -> ReaderConfig:
         """What the reader is told: the same paths, found on disk."""
@@ -97,7 +121,7 @@ class DataConfig:
         path = _find("path", self.path)
         if path is None:
             raise ConfigError(f"data.path: source {self.source!r} needs a path")
-        return ReaderConfig(path, **found, columns=self.columns)
+        return ReaderConfig(path, **found, columns=self.columns, time_unit=self.time_unit)
 
 
 def stage(context: Context) -> Path:
@@ -110,21 +134,59 @@ def stage(context: Context) -> Path:
     config = context.settings.section("data", DataConfig)
     seed = context.settings.seed if config.source == SYNTHETIC else 0
     settings = as_dict(config) | {"seed": seed}
+    for name in MEANS:
+        del settings[name]
     parents: dict[str, str] = {}
+    large = False
     if config.source != SYNTHETIC:
         inputs = READERS[config.source].files(config.reader())
         for role, file in inputs.items():
             if not file.is_file():
                 raise DataError(f"{file}: no such file ({config.source} reads its {role} there)")
             parents[role] = sha256(file)
+        size = sum(f.stat().st_size for role, f in inputs.items() if role.startswith(EVENTS_ROLE))
+        large = config.source in STREAMING and size >= STREAM_BYTES
     path = context.workspace.dataset
     if not context.force and up_to_date(path, "dataset", settings, parents):
         return path
+    info: dict[str, Any] = {}
+    if config.engine == "stream" or (config.engine == "auto" and large):
+        with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
+            info |= write_streamed(config, folder)
+        return path
     dataset, split, decisions = build(config, seed)
-    info = {"stats": describe(dataset), "split": split, "decisions": decisions}
+    info |= {"stats": describe(dataset), "split": split, "decisions": decisions}
     with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
         dataset.save(folder)
     return path
+
+
+def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:
+    """Write the data set of a large source into `folder`, part by part.
+
+    Returns:
+        what the manifest tells of it.
+    """
+    split: Split = config.split or "leave-one-out"
+    if split == "own":
+        raise ConfigError(f"data.split: source {config.source!r} comes with no split of its own")
+    rules = stream.Rules(
+        config.duplicates,
+        config.min_rating,
+        config.k_core,
+        config.min_length,
+        split == "global-temporal",
+        config.ratio,
+        _dates(config),
+    )
+    source = STREAMING[config.source].stream(config.reader())
+    try:
+        stats, decisions = stream.prepare(source, rules, folder, config.memory_gb)
+    except ValueError as error:
+        if isinstance(error, RecsysError):
+            raise
+        raise ConfigError(f"data.split: {error}") from error
+    return {"stats": stats, "split": split, "decisions": decisions}
 
 
 class Prepared(NamedTuple):
@@ -186,13 +248,16 @@ def _labels(
         return columns["split"].astype(np.uint8)  # in the order of `interactions` already
     if split == "leave-one-out":
         return leave_one_out(interactions)
-    dates = None
-    if config.dates is not None:
-        dates = (_seconds(config.dates[0]), _seconds(config.dates[1]))
     try:
-        return global_temporal(interactions, config.ratio, dates)
+        return global_temporal(interactions, config.ratio, _dates(config))
     except ValueError as error:
         raise ConfigError(f"data.split: {error}") from error
+
+
+def _dates(config: DataConfig) -> tuple[int, int] | None:
+    if config.dates is None:
+        return None
+    return _seconds(config.dates[0]), _seconds(config.dates[1])
 
 
 def _seconds(moment: object) -> int:

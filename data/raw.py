@@ -7,7 +7,7 @@ took on the way. No file format is known here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,12 @@ from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from data.times import TimeUnit
 
 EVENT_COLUMNS = {
     "user": pa.string(),
@@ -29,6 +31,7 @@ EVENT_COLUMNS = {
     "timestamp": pa.int64(),
     "rating": pa.float32(),
     "split": pa.uint8(),
+    "content": pa.int64(),
 }
 
 
@@ -63,6 +66,7 @@ class ReaderConfig:
         items: file of item titles and texts; None looks beside `path`.
         index: file of semantic IDs to import; None looks beside `path` where the format has one.
         columns: column names of a `table` source.
+        time_unit: what numbers in a column of time count.
     """
 
     path: Path
@@ -70,6 +74,46 @@ class ReaderConfig:
     items: Path | None = None
     index: Path | None = None
     columns: Columns = field(default_factory=Columns)
+    time_unit: TimeUnit = "auto"
+
+
+class Catalogue(NamedTuple):
+    """What is on sale.
+
+    Attributes:
+        items: as in `RawData`.
+        codes: as in `RawData`.
+        counts: decisions taken while the items were read.
+    """
+
+    items: pa.Table
+    codes: NDArray[np.int32] | None
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """A source too large to hold: its events in parts, and its catalogue when they have been read.
+
+    Attributes:
+        events: tables with the columns of `RawData.events`, the same ones in each, in source order.
+        catalogue: makes the items of a table whose column `item` has every item of the events once,
+            by first appearance.
+        counts: decisions taken on the way; whole when `events` is used up.
+    """
+
+    events: Iterator[pa.Table]
+    catalogue: Callable[[pa.Table], Catalogue]
+    counts: dict[str, int]
+
+    def gather(self) -> RawData:
+        """The whole source in memory."""
+        parts = list(self.events)
+        if not parts:
+            raise DataError("the source has no events")
+        events = pa.concat_tables(parts).combine_chunks()
+        items, codes, counts = self.catalogue(events)
+        return RawData(events, items, codes, self.counts | counts)
 
 
 @dataclass(frozen=True)
@@ -78,8 +122,9 @@ class RawData:
 
     Attributes:
         events: `user` and `item` (string), and where the source has them `timestamp` (int64, unix
-            seconds), `rating` (float32) and `split` (uint8, `recsys.splits` labels). Without
-            timestamps the rows of a user are in order of time.
+            seconds), `rating` (float32), `split` (uint8, `recsys.splits` labels) and `content`
+            (int64, a number for what a review says, 0 for nothing; it finds copied reviews and is
+            not kept). Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. Every item of
             `events` is here; items without an event may be.
         codes: (items, L) int32 imported semantic IDs, or None.
@@ -122,9 +167,17 @@ def events_table(
     timestamp: Any = None,
     rating: Any = None,
     split: Any = None,
+    content: Any = None,
 ) -> pa.Table:
     """Events from columns of any array-like kind; None columns are left out."""
-    columns = {"user": user, "item": item, "timestamp": timestamp, "rating": rating, "split": split}
+    columns = {
+        "user": user,
+        "item": item,
+        "timestamp": timestamp,
+        "rating": rating,
+        "split": split,
+        "content": content,
+    }
     return pa.table(
         {
             name: pa.array(values, EVENT_COLUMNS[name])

@@ -7,12 +7,85 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.compute as pc
 
+from recsys.dataset import ITEM_COLUMNS
 from recsys.splits import LABELS, TRAIN
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
-    from recsys.dataset import Dataset
+    from recsys.dataset import Dataset, Events
+
+
+class Tally:
+    """Counts over the events of a data set, which may come in parts of whole users.
+
+    Args:
+        items: size of the catalogue.
+    """
+
+    def __init__(self, items: int) -> None:
+        self._of_item = np.zeros((len(LABELS), items), np.int64)
+        self._users = np.zeros(len(LABELS), np.int64)
+        self._lengths: list[NDArray[np.int64]] = []
+        self._repeats = 0
+
+    def add(self, events: Events) -> None:
+        """Count the events of some users, none of which was counted before."""
+        items = self._of_item.shape[1]
+        starts = np.flatnonzero(np.diff(events.user, prepend=-1))
+        self._lengths.append(np.diff(starts, append=len(events.user)))
+        for label in LABELS.values():
+            inside = events.split == label
+            self._of_item[label] += np.bincount(events.item[inside], minlength=items)
+            self._users[label] += np.count_nonzero(np.diff(events.user[inside], prepend=-1))
+        first = events.user[0] if len(events.user) else 0
+        pairs = (events.user.astype(np.int64) - first) * items + events.item
+        self._repeats += len(pairs) - len(np.unique(pairs))
+
+    def describe(
+        self, *, users: int, items: pa.Table, codes: NDArray[np.int32] | None, has_time: bool
+    ) -> dict[str, Any]:
+        """Numbers about the data set, ready for JSON; see `describe`."""
+        lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
+        total = int(self._of_item.sum())
+        untrained = self._of_item[TRAIN] == 0
+        splits = {}
+        for name, label in LABELS.items():
+            events = int(self._of_item[label].sum())
+            cold = int(self._of_item[label][untrained].sum())
+            splits[name] = {
+                "interactions": events,
+                "users": int(self._users[label]),
+                "items": int(np.count_nonzero(self._of_item[label])),
+                "cold": cold / events if events else 0.0,
+            }
+        return {
+            "users": users,
+            "items": items.num_rows,
+            "items_with_events": int(np.count_nonzero(self._of_item.sum(axis=0))),
+            "interactions": total,
+            "density": total / (users * items.num_rows) if users and items.num_rows else 0.0,
+            "length": {
+                "mean": float(lengths.mean()) if len(lengths) else 0.0,
+                **{
+                    name: float(np.quantile(lengths, q)) if len(lengths) else 0.0
+                    for name, q in (("min", 0), ("p25", 0.25), ("median", 0.5), ("p75", 0.75))
+                },
+                "p95": float(np.quantile(lengths, 0.95)) if len(lengths) else 0.0,
+                "max": float(lengths.max(initial=0)),
+            },
+            "repeats": self._repeats,
+            "has_time": has_time,
+            "text_coverage": _text_coverage(items),
+            "attributes": {
+                name: str(items[name].type)
+                for name in items.column_names
+                if name not in ITEM_COLUMNS
+            },
+            "imported_codes": None if codes is None else list(codes.shape),
+            "splits": splits,
+        }
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
@@ -21,43 +94,14 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     `cold` shares are of events: those on items that no training event touches, which a model of
     ids alone cannot find.
     """
-    events, split = dataset.interactions, dataset.split
-    users, items = len(events.user_ids), len(events.item_ids)
-    lengths = np.bincount(events.user, minlength=users)
-    lengths = lengths[lengths > 0]
-    trained = np.bincount(events.item[split == TRAIN], minlength=items) > 0
-    pairs = events.user.astype(np.int64) * items + events.item
-    splits = {}
-    for name, label in LABELS.items():
-        inside = split == label
-        splits[name] = {
-            "interactions": int(inside.sum()),
-            "users": len(np.unique(events.user[inside])),
-            "items": len(np.unique(events.item[inside])),
-            "cold": float((~trained[events.item[inside]]).mean()) if inside.any() else 0.0,
-        }
-    return {
-        "users": users,
-        "items": items,
-        "items_with_events": len(np.unique(events.item)),
-        "interactions": len(events),
-        "density": len(events) / (users * items) if users and items else 0.0,
-        "length": {
-            "mean": float(lengths.mean()) if len(lengths) else 0.0,
-            **{
-                name: float(np.quantile(lengths, q)) if len(lengths) else 0.0
-                for name, q in (("min", 0), ("p25", 0.25), ("median", 0.5), ("p75", 0.75))
-            },
-            "p95": float(np.quantile(lengths, 0.95)) if len(lengths) else 0.0,
-            "max": float(lengths.max(initial=0)),
-        },
-        "repeats": len(events) - len(np.unique(pairs)),
-        "has_time": events.has_time,
-        "text_coverage": _text_coverage(dataset.items),
-        "attributes": {name: str(dataset.items[name].type) for name in dataset.attributes},
-        "imported_codes": None if dataset.codes is None else list(dataset.codes.shape),
-        "splits": splits,
-    }
+    tally = Tally(dataset.items.num_rows)
+    tally.add(dataset.events)
+    return tally.describe(
+        users=len(dataset.interactions.user_ids),
+        items=dataset.items,
+        codes=dataset.codes,
+        has_time=dataset.interactions.has_time,
+    )
 
 
 def _text_coverage(items: pa.Table) -> float:

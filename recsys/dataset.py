@@ -2,14 +2,17 @@
 
 On disk: `interactions.parquet` (user, item, timestamp, rating, split), `items.parquet` (item_id,
 title, text, then attribute columns), `users.parquet` (user_id), optional `codes.npy` (an imported
-index), all under a manifest. Reading and writing only; raw formats live in the `data` package.
+index), all under a manifest. Large data have a folder `interactions/` instead of the first file:
+`part-00000.parquet` and so on, each with the rows of some whole users, which follow those of the
+part before, so that the parts one after another are the one file. Reading and writing only; raw
+formats live in the `data` package.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +24,33 @@ from recsys.interactions import Histories, Interactions
 from recsys.splits import LABELS, TRAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from recsys.splits import SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
+INTERACTIONS = "interactions"  # the file's stem, or the folder of parts
 Targets = Literal["next", "all"]
+
+
+class Events(NamedTuple):
+    """The columns of `interactions.parquet`, for all users or for some whole ones.
+
+    Attributes:
+        user: (n,) int32 dense users, ascending.
+        item: (n,) int32 dense items.
+        timestamp: (n,) int64, ascending within a user.
+        rating: (n,) float32.
+        split: (n,) uint8, `recsys.splits` labels.
+    """
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    timestamp: NDArray[np.int64]
+    rating: NDArray[np.float32]
+    split: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -94,6 +118,12 @@ class Dataset:
         return self.interactions.item_ids
 
     @property
+    def events(self) -> Events:
+        """The columns of the interactions, with their split."""
+        made = self.interactions
+        return Events(made.user, made.item, made.timestamp, made.rating, self.split)
+
+    @property
     def attributes(self) -> list[str]:
         """Names of the attribute columns."""
         return [c for c in self.items.column_names if c not in ITEM_COLUMNS]
@@ -121,23 +151,8 @@ class Dataset:
 
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
-        events = self.interactions
-        pq.write_table(
-            pa.table(
-                {
-                    "user": events.user,
-                    "item": events.item,
-                    "timestamp": events.timestamp,
-                    "rating": events.rating,
-                    "split": self.split,
-                }
-            ).replace_schema_metadata({"has_time": str(int(events.has_time))}),
-            folder / "interactions.parquet",
-        )
-        pq.write_table(pa.table({"user_id": pa.array(events.user_ids)}), folder / "users.parquet")
-        pq.write_table(self.items, folder / "items.parquet")
-        if self.codes is not None:
-            np.save(folder / "codes.npy", self.codes.astype(np.int32), allow_pickle=False)
+        write_events(folder, self.events, has_time=self.interactions.has_time)
+        write_catalogue(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
 
     @classmethod
     def load(cls, path: Path | str) -> Dataset:
@@ -158,27 +173,98 @@ class Dataset:
 
     @classmethod
     def _read(cls, path: Path) -> Dataset:
-        events = pq.read_table(path / "interactions.parquet")
+        events, has_time = _read_events(path)
         items = pq.read_table(path / "items.parquet")
-        columns = {name: events[name].to_numpy() for name in events.column_names}
         codes = path / "codes.npy"
         interactions = Interactions(
-            columns["user"].astype(np.int32),
-            columns["item"].astype(np.int32),
-            columns["timestamp"].astype(np.int64),
-            columns["rating"].astype(np.float32),
+            events.user,
+            events.item,
+            events.timestamp,
+            events.rating,
             np.asarray(pq.read_table(path / "users.parquet")["user_id"].to_pylist(), np.str_),
             np.asarray(items["item_id"].to_pylist(), np.str_),
-            (events.schema.metadata or {}).get(b"has_time") == b"1",
+            has_time,
         )
         return cls(
             interactions,
-            columns["split"].astype(np.uint8),
+            events.split,
             items,
             np.load(codes, allow_pickle=False) if codes.exists() else None,
         )
 
     @staticmethod
+    def parts(path: Path | str) -> Iterator[Events]:
+        """The events of a data set, some whole users at a time and in order, never all at once.
+
+        A data set in one file is one part.
+
+        Raises:
+            ArtifactError: `path` holds no data set.
+        """
+        read_manifest(Path(path), "dataset")
+        return (_columns(pq.read_table(file)) for file in _event_files(Path(path)))
+
+    @staticmethod
     def manifest(path: Path | str) -> Manifest:
         """The manifest of the data set at `path`."""
         return read_manifest(Path(path), "dataset")
+
+
+def write_events(folder: Path, events: Events, *, has_time: bool, part: int | None = None) -> None:
+    """Write the interactions of a data set, or a part of them, into `folder`."""
+    file = folder / f"{INTERACTIONS}.parquet"
+    if part is not None:
+        file = folder / INTERACTIONS / f"part-{part:05d}.parquet"
+        file.parent.mkdir(exist_ok=True)
+    table = pa.table(events._asdict())
+    pq.write_table(table.replace_schema_metadata({"has_time": str(int(has_time))}), file)
+
+
+def write_catalogue(
+    folder: Path, user_ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None
+) -> None:
+    """Write what a data set says of users and items into `folder`."""
+    pq.write_table(pa.table({"user_id": user_ids}), folder / "users.parquet")
+    pq.write_table(items, folder / "items.parquet")
+    if codes is not None:
+        np.save(folder / "codes.npy", codes.astype(np.int32), allow_pickle=False)
+
+
+def _event_files(path: Path) -> list[Path]:
+    """The one file, or the parts in order."""
+    parts = sorted((path / INTERACTIONS).glob("part-*.parquet"))
+    return parts or [path / f"{INTERACTIONS}.parquet"]
+
+
+def _read_events(path: Path) -> tuple[Events, bool]:
+    """All events, and whether they have times; parts go straight to their places."""
+    files = _event_files(path)
+    rows = [pq.read_metadata(file).num_rows for file in files]
+    has_time = (pq.read_schema(files[0]).metadata or {}).get(b"has_time") == b"1"
+    if len(files) == 1:
+        return _columns(pq.read_table(files[0])), has_time
+    total = sum(rows)
+    events = Events(
+        np.empty(total, np.int32),
+        np.empty(total, np.int32),
+        np.empty(total, np.int64),
+        np.empty(total, np.float32),
+        np.empty(total, np.uint8),
+    )
+    start = 0
+    for file, count in zip(files, rows, strict=True):
+        for name, column in _columns(pq.read_table(file))._asdict().items():
+            getattr(events, name)[start : start + count] = column
+        start += count
+    return events, has_time
+
+
+def _columns(table: pa.Table) -> Events:
+    columns = {name: table[name].to_numpy() for name in Events._fields}
+    return Events(
+        columns["user"].astype(np.int32),
+        columns["item"].astype(np.int32),
+        columns["timestamp"].astype(np.int64),
+        columns["rating"].astype(np.float32),
+        columns["split"].astype(np.uint8),
+    )

@@ -24,13 +24,17 @@ def leave_one_out(interactions: Interactions) -> NDArray[np.uint8]:
     Returns:
         (n,) uint8 labels.
     """
-    lengths = np.bincount(interactions.user, minlength=len(interactions.user_ids))
-    end = np.cumsum(lengths)[interactions.user]
-    from_end = end - 1 - np.arange(len(interactions))
-    enough = lengths[interactions.user] >= 3
-    labels = np.zeros(len(interactions), np.uint8)
-    labels[(from_end == 1) & enough] = VALID
-    labels[(from_end == 0) & enough] = TEST
+    return label_ends(interactions.user)
+
+
+def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """`leave_one_out` of events whose `user` (n,) ascends: all of a data set, or of some users."""
+    starts = np.flatnonzero(np.diff(user, prepend=-1))
+    lengths = np.diff(starts, append=len(user))
+    ends = (starts + lengths)[lengths >= 3]
+    labels = np.zeros(len(user), np.uint8)
+    labels[ends - 2] = VALID
+    labels[ends - 1] = TEST
     return labels
 
 
@@ -56,16 +60,36 @@ def global_temporal(
         raise ValueError("a global-temporal split needs timestamps; this data set has only order")
     if not len(interactions):
         return np.zeros(0, np.uint8)
-    if dates is None:
-        train, valid = ratio
-        if not (0 < train < 1 and 0 <= valid < 1 and train + valid < 1):
-            raise ValueError(f"split ratio {ratio}: want train > 0, valid >= 0, train + valid < 1")
-        times = np.sort(interactions.timestamp)
-        last = len(times) - 1
-        dates = (
-            int(times[min(int(len(times) * train), last)]),
-            int(times[min(int(len(times) * (train + valid)), last)]),
-        )
+    return label_times(
+        interactions.timestamp, dates or dates_of_shares(interactions.timestamp, ratio)
+    )
+
+
+def dates_of_shares(timestamps: NDArray[np.int64], ratio: tuple[float, float]) -> tuple[int, int]:
+    """When validation and test begin, so that they and training get their shares of the events.
+
+    Args:
+        timestamps: (n,) unix seconds in any order, at least one.
+        ratio: shares of events that train and validate.
+
+    Raises:
+        ValueError: ratios out of range.
+    """
+    train, valid = ratio
+    if not (0 < train < 1 and 0 <= valid < 1 and train + valid < 1):
+        raise ValueError(f"split ratio {ratio}: want train > 0, valid >= 0, train + valid < 1")
+    last = len(timestamps) - 1
+    places = [min(int(len(timestamps) * share), last) for share in (train, train + valid)]
+    times = np.partition(timestamps, places)
+    return int(times[places[0]]), int(times[places[1]])
+
+
+def label_times(timestamps: NDArray[np.int64], dates: tuple[int, int]) -> NDArray[np.uint8]:
+    """Labels of events by the moments (unix seconds) at which validation and test begin.
+
+    Raises:
+        ValueError: validation would begin after test.
+    """
     if dates[0] > dates[1]:
         raise ValueError(f"split dates {dates}: validation must begin before test")
-    return np.searchsorted(np.asarray(dates), interactions.timestamp, side="right").astype(np.uint8)
+    return np.searchsorted(np.asarray(dates), timestamps, side="right").astype(np.uint8)

@@ -9,7 +9,7 @@ from data.readers import atspeed, lcrec, movielens, s3rec, table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from data.raw import RawData, ReaderConfig
+    from data.raw import EventStream, RawData, ReaderConfig
 
 
 class Reader(Protocol):
@@ -22,6 +22,13 @@ class Reader(Protocol):
         """Read them."""
 
 
+class StreamingReader(Reader, Protocol):
+    """What the module of a source offers that may be too large to hold in memory."""
+
+    def stream(self, config: ReaderConfig) -> EventStream:
+        """Read them part by part."""
+
+
 READERS: dict[str, Reader] = {
     "s3rec": s3rec,
     "atspeed": atspeed,
@@ -29,3 +36,4 @@ READERS: dict[str, Reader] = {
     "movielens": movielens,
     "table": table,
 }
+STREAMING: dict[str, StreamingReader] = {"table": table}

@@ -1,5 +1,7 @@
 """Any csv, tsv or parquet file with named columns: one of events, optionally one of items.
 
+Events may also be a folder of parquet files, read in the order of their names.
+
 Events need the columns `user` and `item`; `timestamp` and `rating` are read where they exist. Items
 need `item`; `title` and `text` are read where they exist, every further column is an attribute.
 `data.columns` renames them. The delimiter (`,` `;` `|` or tab) is the one that finds the columns.
@@ -7,6 +9,7 @@ need `item`; `title` and `text` are read where they exist, every further column 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,23 +17,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from data.delimited import first_line, read_delimited
-from data.raw import Columns, RawData, ReaderConfig, describe_all, events_table, items_table
+from data.delimited import delimited_batches, first_line, read_delimited
+from data.raw import (
+    Catalogue,
+    Columns,
+    EventStream,
+    RawData,
+    ReaderConfig,
+    describe_all,
+    events_table,
+    items_table,
+)
+from data.times import unix_seconds
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 DELIMITERS = (",", "\t", ";", "|")
-# No date before the year 5138 has so many seconds: such a column counts milliseconds.
-MILLISECONDS = 100_000_000_000
+BATCH = 1 << 20  # rows of a parquet file that are read at a time
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions`, and `items` where given."""
+    """`interactions` (each file of a folder of parquet files), and `items` where given.
+
+    Raises:
+        DataError: a folder without parquet files.
+    """
     found = {"interactions": config.path}
+    if config.path.is_dir():
+        inside = sorted(config.path.glob("*.parquet"))
+        if not inside:
+            raise DataError(f"{config.path}: a folder is read as *.parquet, and none is there")
+        found = {f"interactions/{file.name}": file for file in inside}
     if config.items is not None:
         found["items"] = config.items
     return found
@@ -43,29 +65,82 @@ def read(config: ReaderConfig) -> RawData:
         DataError: a missing column, a value of the wrong type, or a file that is no table.
     """
     paths, columns = files(config), config.columns
-    path = paths["interactions"]
-    table = _read(path, (columns.user, columns.item), {columns.rating: pa.float32()})
-    columns_read = {"user": table[columns.user], "item": table[columns.item]}
-    late = 0
-    if columns.timestamp in table.column_names:
-        columns_read["timestamp"], late = _seconds(table, columns.timestamp, path)
-    if columns.rating in table.column_names:
-        columns_read["rating"] = _cast(table, columns.rating, pa.float32(), path)
-    rows, counts = _with_ids(
-        pa.table(columns_read), ("user", "item"), "rows_without_user_or_item_dropped"
+    counts: Counter[str] = Counter()
+    needed, types = (columns.user, columns.item), {columns.rating: pa.float32()}
+    tables = [
+        _events(_read(path, needed, types), 0, config, path, counts)
+        for role, path in paths.items()
+        if role != "items"
+    ]
+    _agree(tables, config.path)
+    events = pa.concat_tables(tables)
+    catalogue = _catalogue(paths.get("items"), columns, events)
+    return RawData(events, catalogue.items, counts=dict(counts) | catalogue.counts)
+
+
+def stream(config: ReaderConfig) -> EventStream:
+    """The same, of events that do not fit in memory; in a csv the first megabytes set the types.
+
+    Raises:
+        DataError: as `read` does, when the events are read.
+    """
+    paths = files(config)
+    counts: Counter[str] = Counter()
+
+    def events() -> Iterator[pa.Table]:
+        for role, path in paths.items():
+            if role == "items":
+                continue
+            row = 0
+            for batch in _batches(path, config.columns):
+                table = _events(batch, row, config, path, counts)
+                row += batch.num_rows
+                yield table
+
+    return EventStream(
+        events(), lambda found: _catalogue(paths.get("items"), config.columns, found), counts
     )
-    counts["timestamps_in_milliseconds"] = late
-    events = events_table(**{name: rows[name] for name in rows.column_names})
-    described = None
-    if "items" in paths:
-        described = _read(paths["items"], (columns.item,), {})
-        described, dropped = _with_ids(described, (columns.item,), "item_rows_without_id_dropped")
+
+
+def _events(
+    table: pa.Table, first: int, config: ReaderConfig, path: Path, counts: Counter[str]
+) -> pa.Table:
+    """Canonical events of a table whose first row is row `first` of the file."""
+    columns = config.columns
+    read = {"user": table[columns.user], "item": table[columns.item]}
+    if columns.timestamp in table.column_names:
+        read["timestamp"] = unix_seconds(
+            table[columns.timestamp], columns.timestamp, path, first, config.time_unit, counts
+        )
+    if columns.rating in table.column_names:
+        read["rating"] = _cast(table, columns.rating, pa.float32(), path)
+    rows, dropped = _with_ids(pa.table(read), ("user", "item"), "rows_without_user_or_item_dropped")
+    counts.update(dropped)
+    return events_table(**{name: rows[name] for name in rows.column_names})
+
+
+def _agree(tables: list[pa.Table], path: Path) -> None:
+    """All files of a folder must have the same columns."""
+    for table in tables[1:]:
+        if table.column_names != tables[0].column_names:
+            raise DataError(
+                f"{path}: one file has {', '.join(table.column_names)}, the first "
+                f"{', '.join(tables[0].column_names)}; read them one by one"
+            )
+
+
+def _catalogue(path: Path | None, columns: Columns, events: pa.Table) -> Catalogue:
+    """The items of the items file, then those that only occur in events."""
+    described: pa.Table | None = None
+    counts: dict[str, int] = {}
+    if path is not None:
+        described = _read(path, (columns.item,), {})
+        described, counts = _with_ids(described, (columns.item,), "item_rows_without_id_dropped")
         first = _first_of_each(described[columns.item])
-        dropped["repeated_item_rows_dropped"] = described.num_rows - len(first)
+        counts["repeated_item_rows_dropped"] = described.num_rows - len(first)
         described = described.take(pa.array(first))
-        counts |= dropped
-    catalogue, counts["items_without_metadata"] = _items(described, columns, events)
-    return RawData(events, catalogue, counts=counts)
+    items, counts["items_without_metadata"] = _items(described, columns, events)
+    return Catalogue(items, None, counts)
 
 
 def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) -> pa.Table:
@@ -76,22 +151,53 @@ def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) ->
             table = pq.read_table(path)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path}: not a parquet file: {error}") from error
-        header: list[str] = table.column_names
+        _check_header(path, table.column_names, needed)
     else:
-        line = first_line(path)
-        delimiter = next((d for d in DELIMITERS if needed[0] in _names(line, d)), ",")
-        header = _names(line, delimiter)
+        table = read_delimited(path, _delimiter(path, needed)[0], types=types)
+    if not table.num_rows:
+        raise DataError(f"{path}: no rows in it")
+    return table
+
+
+def _batches(path: Path, columns: Columns) -> Iterator[pa.Table]:
+    """What `_read` reads of events, some rows at a time and only the columns that are used."""
+    needed = (columns.user, columns.item)
+    used = (*needed, columns.timestamp, columns.rating)
+    if path.suffix != ".parquet":
+        delimiter, header = _delimiter(path, needed)
+        types = dict.fromkeys(needed, pa.string()) | {columns.rating: pa.float32()}
+        yield from delimited_batches(
+            path, delimiter, types=types, columns=[name for name in header if name in used]
+        )
+        return
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            _check_header(path, names, needed)
+            if not file.metadata.num_rows:
+                raise DataError(f"{path}: no rows in it")
+            for batch in file.iter_batches(BATCH, columns=[n for n in names if n in used]):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a parquet file: {error}") from error
+
+
+def _delimiter(path: Path, needed: tuple[str, ...]) -> tuple[str, list[str]]:
+    """The delimiter that finds the first needed column, and the header that it gives."""
+    line = first_line(path)
+    delimiter = next((d for d in DELIMITERS if needed[0] in _names(line, d)), ",")
+    header = _names(line, delimiter)
+    _check_header(path, header, needed)
+    return delimiter, header
+
+
+def _check_header(path: Path, header: list[str], needed: tuple[str, ...]) -> None:
     for name in needed:
         if header.count(name) != 1:
             raise DataError(
                 f"{path}: want one column {name!r}, the header has {', '.join(header)[:120]!r}; "
                 "say what the columns are called, for example --set data.columns.user=userId"
             )
-    if path.suffix != ".parquet":
-        table = read_delimited(path, delimiter, types=types)
-    if not table.num_rows:
-        raise DataError(f"{path}: no rows in it")
-    return table
 
 
 def _names(line: str, delimiter: str) -> list[str]:
@@ -108,28 +214,6 @@ def _cast(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.Chunk
         return pc.cast(table[name], kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{path}: column {name!r} is not numeric: {error}") from error
-
-
-def _seconds(table: pa.Table, name: str, path: Path) -> tuple[pa.ChunkedArray, int]:
-    """A time column as unix seconds, and how many of its values counted milliseconds."""
-    column = table[name]
-    kind = column.type
-    if pa.types.is_floating(kind):
-        column = pc.if_else(pc.is_finite(column), column, None)
-    odd = pc.is_null(column)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):  # a column of one kind is typed
-        odd = pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), r"^\d+(\.\d*)?$"))
-    row = pc.index(odd, True).as_py()
-    if row >= 0:
-        raise DataError(
-            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {row + 1}; "
-            "write unix seconds or ISO dates throughout"
-        )
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64()), 0
-    seconds = pc.cast(_cast(table, name, pa.float64(), path), pa.int64(), safe=False)
-    late = pc.greater(seconds, MILLISECONDS)
-    return pc.if_else(late, pc.divide(seconds, 1000), seconds), pc.sum(late).as_py() or 0
 
 
 def _with_ids(

@@ -51,7 +51,7 @@ def test_exact_duplicates_are_equal_in_every_column() -> None:
     kept = filtering.drop_duplicates(data, "drop-exact")
     assert kept.events["timestamp"].to_pylist() == [1, 1, 2]
     assert kept.events["rating"].to_pylist() == [5, 4, 5]
-    assert kept.counts == {"duplicate_rows_dropped": 1}
+    assert kept.counts == {"duplicate_rows_dropped": 1, "near_duplicate_rows_kept": 2}
 
 
 def test_without_timestamps_a_repeat_is_another_visit() -> None:

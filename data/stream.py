@@ -1,0 +1,279 @@
+"""Preparing data that do not fit in memory: the rules of `build` in `prepare`, part by part.
+
+Rows come numbered and sorted from `data.shuffle`; the filters of `data.filtering` see whole users
+at a time. What lies in memory is a part of the rows, a few numbers for each user and item, the
+catalogue, and a byte a row for whether it stays. Knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data import filtering
+from data.raw import RawData, events_table
+from data.shuffle import shuffle
+from data.stats import Tally
+from recsys.dataset import Events, write_catalogue, write_events
+from recsys.errors import ConfigError
+from recsys.progress import track
+from recsys.splits import dates_of_shares, label_ends, label_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from data.raw import EventStream
+
+PART_ROWS = 1 << 22  # rows that a part of the output holds before filtering, but for long users
+BLOCK_ROWS = 1 << 22  # rows read at a time where users need not be whole
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stays and how it is split; see `DataConfig`.
+
+    Attributes:
+        duplicates: which repeated rows go.
+        min_rating: rows rated lower go; None keeps all.
+        k_core: 0 keeps all.
+        min_length: events of a user.
+        by_time: split by time over all users instead of leaving one out.
+        ratio: shares of a split by time.
+        dates: moments of a split by time (unix seconds), instead of shares.
+    """
+
+    duplicates: filtering.Duplicates = "drop-exact"
+    min_rating: float | None = None
+    k_core: int = 0
+    min_length: int = 0
+    by_time: bool = False
+    ratio: tuple[float, float] = (0.8, 0.1)
+    dates: tuple[int, int] | None = None
+
+
+@dataclass
+class _Rows:
+    """Columns of rows in files, one file a column; written once from front to back, then read.
+
+    Attributes:
+        folder: where the files lie.
+        kinds: type of each column.
+        count: rows so far.
+    """
+
+    folder: Path
+    kinds: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+
+    def append(self, columns: dict[str, NDArray[Any]]) -> None:
+        for name, values in columns.items():
+            self.kinds[name] = values.dtype
+            with (self.folder / name).open("ab") as stream:
+                values.tofile(stream)
+        self.count += len(columns["user"])
+
+    def read(self, name: str, place: slice) -> NDArray[Any]:
+        kind = self.kinds[name]
+        return np.fromfile(
+            self.folder / name,
+            kind,
+            count=place.stop - place.start,
+            offset=place.start * kind.itemsize,
+        )
+
+    def pairs(self) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
+        """Places, users and items, block by block."""
+        for start in range(0, self.count, BLOCK_ROWS):
+            place = slice(start, min(start + BLOCK_ROWS, self.count))
+            yield place, self.read("user", place), self.read("item", place)
+
+
+def prepare(
+    source: EventStream, rules: Rules, folder: Path, memory_gb: float
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Write the data set of a source into `folder` (an artifact being written), in parts.
+
+    Args:
+        source: its events are read once.
+        rules: what stays, and how it is split.
+        folder: gets `interactions/part-*.parquet`, `users.parquet`, `items.parquet` and, with an
+            index, `codes.npy`; what does not fit in memory lies here too meanwhile.
+        memory_gb: what the process may take, in GiB.
+
+    Returns:
+        statistics as `data.stats.describe` gives them, and a count of each decision.
+
+    Raises:
+        ConfigError: a rule that this source cannot meet, or DuckDB is not installed.
+        DataError: a malformed source, or nothing is left of it.
+    """
+    work = folder / "rows"
+    work.mkdir()
+    (folder / "shuffle").mkdir()
+    counts: Counter[str] = Counter()
+    with shuffle(source.events, folder / "shuffle", memory_gb) as shuffled:
+        rows, of_user = _cleaned(shuffled.batches, len(shuffled.users), rules, work, counts)
+    users, items = len(shuffled.users), len(shuffled.items)
+    has_time = "timestamp" in rows.kinds
+
+    alive = np.ones(rows.count, bool)
+    catalogue, codes, decided = source.catalogue(pa.table({"item": shuffled.items}))
+    # The same checks as in memory: items described once, and all of them.
+    RawData(events_table(shuffled.items, shuffled.items), catalogue, codes)
+    counts.update(source.counts | decided)
+    if rules.k_core:
+        alive = filtering.core(rows.pairs, rows.count, users, items, rules.k_core)
+        counts["rows_outside_core_dropped"] = _gone(alive, "rows_outside_core_dropped")
+        in_core = np.zeros(items, bool)
+        for place, _, item in rows.pairs():
+            in_core[item[alive[place]]] = True
+        ids = shuffled.items.filter(pa.array(in_core))
+        stays = pc.is_in(catalogue["item_id"], value_set=ids)
+        counts["items_outside_core_dropped"] = pc.sum(pc.invert(stays)).as_py() or 0
+        catalogue = catalogue.filter(stays)
+        codes = None if codes is None else codes[stays.to_numpy()]
+    left = _events_of_users(rows, alive, users)
+    if rules.min_length:
+        before = int(alive.sum())
+        for place, user, _ in rows.pairs():
+            alive[place] &= left[user] >= rules.min_length
+        counts["rows_of_short_users_dropped"] = before - int(alive.sum())
+        if not alive.any():
+            raise filtering.nothing_left("rows_of_short_users_dropped")
+        left[left < rules.min_length] = 0
+
+    dates = rules.dates
+    if rules.by_time and not has_time:
+        raise ConfigError(
+            "data.split: a global-temporal split needs timestamps; this data set has only order"
+        )
+    if rules.by_time and dates is None:
+        times = [rows.read("timestamp", place)[alive[place]] for place, *_ in rows.pairs()]
+        dates = dates_of_shares(np.concatenate(times), rules.ratio)
+    number_of_user = (np.cumsum(left > 0) - 1).astype(np.int32)
+    number_of_item = np.asarray(
+        pc.fill_null(
+            pc.index_in(shuffled.items, value_set=catalogue["item_id"].combine_chunks()), -1
+        ),
+        np.int32,
+    )
+    tally = Tally(catalogue.num_rows)
+    with track("writing parts", rows.count) as bar:
+        part = 0
+        for place in _whole_users(of_user):
+            bar.advance(place.stop - place.start)
+            keep = alive[place]
+            if not keep.any():
+                continue
+            user = number_of_user[rows.read("user", place)[keep]]
+            item = number_of_item[rows.read("item", place)[keep]]
+            if has_time:
+                timestamp = rows.read("timestamp", place)[keep]
+            else:
+                timestamp = np.arange(len(user)) - np.searchsorted(user, user)
+            if "rating" in rows.kinds:
+                rating = rows.read("rating", place)[keep]
+            else:
+                rating = np.full(len(user), np.nan, np.float32)
+            split = label_times(timestamp, dates) if dates and rules.by_time else label_ends(user)
+            events = Events(user, item, timestamp, rating, split)
+            write_events(folder, events, has_time=has_time, part=part)
+            tally.add(events)
+            part += 1
+    ids = shuffled.users.filter(pa.array(left > 0))
+    write_catalogue(folder, ids, catalogue, codes)
+    for file in work.iterdir():
+        file.unlink()
+    work.rmdir()
+    stats = tally.describe(users=len(ids), items=catalogue, codes=codes, has_time=has_time)
+    return stats, {name: count for name, count in counts.items() if count}
+
+
+def _cleaned(
+    batches: Iterator[dict[str, NDArray[Any]]],
+    users: int,
+    rules: Rules,
+    work: Path,
+    counts: Counter[str],
+) -> tuple[_Rows, NDArray[np.int64]]:
+    """Rows without duplicates and low ratings, in files, and how many each user has."""
+    rows, of_user = _Rows(work), np.zeros(users, np.int64)
+    for columns in _by_whole_users(batches):
+        if rules.min_rating is not None and "rating" not in columns:
+            raise filtering.no_ratings(rules.min_rating)
+        others = [columns["rating"].view(np.int32).astype(np.int64)] if "rating" in columns else []
+        keep, dropped = filtering.duplicates(
+            rules.duplicates,
+            columns["user"],
+            columns["item"],
+            columns.get("timestamp"),
+            others,
+            columns.pop("content", None),
+        )
+        counts.update(dropped)
+        if rules.min_rating is not None:
+            well = columns["rating"] >= rules.min_rating
+            counts["rows_below_min_rating_dropped"] += int((keep & ~well).sum())
+            keep &= well
+        rows.append({name: values[keep] for name, values in columns.items()})
+        first = int(columns["user"][0])
+        here = np.bincount(columns["user"][keep] - first)
+        of_user[first : first + len(here)] += here
+    if not rows.count:
+        raise filtering.nothing_left("rows_below_min_rating_dropped")
+    return rows, of_user
+
+
+def _by_whole_users(
+    batches: Iterator[dict[str, NDArray[Any]]],
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """The same rows, cut so that no user is in two batches."""
+    waiting: list[dict[str, NDArray[Any]]] = []  # one user's rows, and its number
+
+    def joined() -> dict[str, NDArray[Any]]:
+        return {name: np.concatenate([part[name] for part in waiting]) for name in waiting[0]}
+
+    for batch in batches:
+        user = batch["user"]
+        if not len(user):
+            continue
+        last = int(np.searchsorted(user, user[-1]))
+        if last:
+            waiting.append({name: values[:last] for name, values in batch.items()})
+        if waiting and (last or waiting[-1]["user"][-1] != user[-1]):
+            yield joined()
+            waiting.clear()
+        waiting.append({name: values[last:] for name, values in batch.items()})
+    if waiting:
+        yield joined()
+
+
+def _whole_users(of_user: NDArray[np.int64]) -> Iterator[slice]:
+    """Rows of about `PART_ROWS`, cut between users."""
+    ends = np.cumsum(of_user)
+    wanted = np.arange(PART_ROWS, ends[-1] + PART_ROWS, PART_ROWS).clip(max=ends[-1])
+    start = 0
+    for stop in np.unique(ends[np.searchsorted(ends, wanted)]).tolist():
+        yield slice(start, stop)
+        start = stop
+
+
+def _events_of_users(rows: _Rows, alive: NDArray[np.bool_], users: int) -> NDArray[np.int64]:
+    left = np.zeros(users, np.int64)
+    for place, user, _ in rows.pairs():
+        left += np.bincount(user[alive[place]], minlength=users)
+    return left
+
+
+def _gone(alive: NDArray[np.bool_], reason: str) -> int:
+    if not alive.any():
+        raise filtering.nothing_left(reason)
+    return int((~alive).sum())
