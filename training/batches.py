@@ -8,10 +8,11 @@ was stopped goes on with the very batch that it would have seen. NumPy only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsys.interactions import Histories
 from recsys.prompts import training_windows
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from recsys.interactions import Histories
     from recsys.prompts import PromptConfig, Windows
+    from training.soft_labels import SoftLabels
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,18 @@ class Batch:
     Attributes:
         tokens: (B, T) int64, padded on the right.
         loss: (B, T) bool, the tokens that are asked for; never the prefix, never padding.
+        soft: for each asked item, rows first, the (N, k, L) int64 tokens of the items of its soft
+            label and their (N, k) float32 shares; None without soft labels.
     """
 
     tokens: NDArray[np.int64]
     loss: NDArray[np.bool_]
+    soft: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
 
     @property
-    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def inputs(self) -> tuple[NDArray[Any], ...]:
         """Arguments of the loss module."""
-        return self.tokens, self.loss
+        return self.tokens, self.loss, *(self.soft or ())
 
     @property
     def size(self) -> int:
@@ -51,22 +55,26 @@ class TrainingBatches:
     """All batches of all epochs.
 
     Attributes:
-        windows: item sequences, and where each one's loss begins.
+        windows: sequences of events by number, and where each one's loss begins.
+        items: (events,) int32 the item of each event.
         item_tokens: (items, L) int64 token ids.
         prefix: tokens in front of every row.
         pad: fills rows up to the longest of their batch.
         max_tokens: most tokens of a batch, padding included (a longer row is a batch of its own).
         item_dropout: share of items left out of a window, as if they had never happened.
         seed: of dropout and order.
+        soft: what each event is asked for beside its item.
     """
 
     windows: Windows
+    items: NDArray[np.int32]
     item_tokens: NDArray[np.int64]
     prefix: tuple[int, ...]
     pad: int
     max_tokens: int
     item_dropout: float = 0.0
     seed: int = 0
+    soft: SoftLabels | None = None
 
     @classmethod
     def of(
@@ -79,8 +87,9 @@ class TrainingBatches:
         **settings: object,
     ) -> TrainingBatches:
         """Batches over training histories, windowed as serving will ask (`training_windows`)."""
-        windows = training_windows(histories, prompt, min_context=min_context)
-        return cls(windows, item_tokens, **settings)  # type: ignore[arg-type]
+        events = Histories(histories.offsets, np.arange(len(histories.items), dtype=np.int32))
+        windows = training_windows(events, prompt, min_context=min_context)
+        return cls(windows, histories.items, item_tokens, **settings)  # type: ignore[arg-type]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches of one epoch from number `start` on."""
@@ -123,13 +132,18 @@ class TrainingBatches:
         return [groups[i] for i in rng.permutation(len(groups))]
 
     def _batch(self, sequences: Histories, first: NDArray[np.int64]) -> Batch:
-        items = sequences.padded()
+        events = sequences.padded()
         levels, prefix = self.item_tokens.shape[1], len(self.prefix)
-        tokens = np.full((len(items), prefix + items.shape[1] * levels), self.pad, np.int64)
+        tokens = np.full((len(events), prefix + events.shape[1] * levels), self.pad, np.int64)
         tokens[:, :prefix] = self.prefix
-        real = np.repeat(items >= 0, levels, axis=1)
-        tokens[:, prefix:][real] = self.item_tokens[items[items >= 0]].reshape(-1)
+        real = events >= 0
+        tokens[:, prefix:][np.repeat(real, levels, axis=1)] = self.item_tokens[
+            self.items[events[real]]
+        ].reshape(-1)
         loss = np.zeros(tokens.shape, np.bool_)
-        asked = np.arange(items.shape[1]) >= first[:, None]
-        loss[:, prefix:] = real & np.repeat(asked, levels, axis=1)
-        return Batch(tokens, loss)
+        asked = real & (np.arange(events.shape[1]) >= first[:, None])
+        loss[:, prefix:] = np.repeat(asked, levels, axis=1)
+        if self.soft is None:
+            return Batch(tokens, loss)
+        items, shares = self.soft.items[events[asked]], self.soft.shares[events[asked]]
+        return Batch(tokens, loss, (self.item_tokens[items], shares))

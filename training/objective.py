@@ -26,6 +26,11 @@ class NextToken(nn.Module):
     what it will say. (Early-exit losses as in LayerSkip, Elhoushi et al., 2024, teach q the labels
     and leave p alone.)
 
+    With soft labels, a share of each token's target is what they say of that token: their items
+    that begin as the asked item does, up to it, by the next code. So the first code gets all of a
+    label, the later ones what of it lies below the asked item's prefix; a token below which there
+    is nothing keeps its hard target.
+
     Attributes:
         model: a Hugging Face causal LM, or a peft model of one.
     """
@@ -39,6 +44,7 @@ class NextToken(nn.Module):
         dtype: torch.dtype = torch.float32,
         exit_layer: int = 1,
         agreement: float = 0.0,
+        soft_labels: float = 0.0,
     ) -> None:
         """Wrap `model`.
 
@@ -49,6 +55,7 @@ class NextToken(nn.Module):
             dtype: bfloat16 runs matrix products in it (autocast); weights stay what they are.
             exit_layer: layers behind which q is read.
             agreement: a; 0 does without.
+            soft_labels: share of the target that is the soft label's, where a batch has them.
 
         Raises:
             ConfigError: agreement without a layer behind the exit.
@@ -63,16 +70,25 @@ class NextToken(nn.Module):
         # Not registered again: they are parts of `model`.
         self._parts = (causal.get_decoder(), causal.get_output_embeddings())
         self._label_smoothing = label_smoothing
+        self._soft_labels = soft_labels
         self._dropout = dropout
         self._dtype = dtype
 
-    def forward(self, tokens: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        loss: torch.Tensor,
+        soft_tokens: torch.Tensor | None = None,
+        soft_shares: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Loss of one batch.
 
         Args:
             tokens: (B, T) int64, padded on the right. Under a causal mask real tokens never see
                 the padding, so no mask is passed.
             loss: (B, T) bool, tokens that are asked for.
+            soft_tokens: (N, k, L) int64 tokens of the items of the N asked items' soft labels.
+            soft_shares: (N, k) their shares, which add up to 1 or to 0.
 
         Returns:
             A float32 scalar.
@@ -87,12 +103,46 @@ class NextToken(nn.Module):
             logits = head(states.last_hidden_state[asked])
             if agreeing:
                 early = head(decoder.norm(states.hidden_states[self._exit_layer][asked]))
-        rec = smoothed_cross_entropy(logits, tokens[:, 1:][asked], self._label_smoothing)
+        targets = tokens[:, 1:][asked]
+        if soft_tokens is None or soft_shares is None:
+            rec = smoothed_cross_entropy(logits, targets, self._label_smoothing)
+        else:
+            rec = soft_cross_entropy(
+                logits,
+                *mixed_targets(targets, soft_tokens, soft_shares, self._soft_labels),
+                self._label_smoothing,
+            )
         if not agreeing:
             return rec
         log_p, log_q = logits.float().log_softmax(-1), early.float().log_softmax(-1)
         total: torch.Tensor = rec + self._agreement * (log_p.exp() * (log_p - log_q)).sum(-1).mean()
         return total
+
+
+def mixed_targets(
+    targets: torch.Tensor, soft_tokens: torch.Tensor, soft_shares: torch.Tensor, share: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets of each asked token: its own first, then those of its item's soft label.
+
+    Args:
+        targets: (N * L,) int64 tokens of the asked items, level by level.
+        soft_tokens: (N, k, L) int64.
+        soft_shares: (N, k).
+        share: of the soft label, where it has anything below the asked item's prefix.
+
+    Returns:
+        (N * L, 1 + k) int64 tokens and their float32 shares, which add up to 1.
+    """
+    n, k, levels = soft_tokens.shape
+    own = targets.view(n, 1, levels)
+    # An item counts at a level if all its codes before are the asked item's.
+    same = (soft_tokens == own).cumprod(-1)
+    below = torch.cat([same.new_ones(n, k, 1), same[..., :-1]], dim=-1) * soft_shares[..., None]
+    total = below.sum(1, keepdim=True)
+    soft = below * (share / total.clamp(min=1e-9))
+    hard = torch.where(total > 0, 1 - share, 1.0)
+    shares = torch.cat([hard, soft], dim=1).transpose(1, 2).reshape(n * levels, 1 + k)
+    return torch.cat([own, soft_tokens], dim=1).transpose(1, 2).reshape(n * levels, 1 + k), shares
 
 
 def smoothed_cross_entropy(
@@ -108,26 +158,45 @@ def smoothed_cross_entropy(
         targets: (n,) int64.
         smoothing: s.
     """
-    loss: torch.Tensor = _SmoothedCrossEntropy.apply(logits, targets, smoothing)  # type: ignore[no-untyped-call]
+    return soft_cross_entropy(
+        logits, targets[:, None], torch.ones(len(targets), 1, device=logits.device), smoothing
+    )
+
+
+def soft_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, shares: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
+    """The same with several targets a row: `-(1 - s) sum_j share_j log p(target_j) - ...`.
+
+    Args:
+        logits: (n, V) of any float type; computed in float32.
+        targets: (n, j) int64; one that is there twice counts with both shares.
+        shares: (n, j) float32 that add up to 1.
+        smoothing: s.
+    """
+    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, shares, smoothing)  # type: ignore[no-untyped-call]
     return loss
 
 
-class _SmoothedCrossEntropy(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, logits: torch.Tensor, targets: torch.Tensor, smoothing: float
+        ctx: FunctionCtx,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        shares: torch.Tensor,
+        smoothing: float,
     ) -> torch.Tensor:
         log_p = logits.float().log_softmax(-1)
-        target = log_p.gather(1, targets[:, None]).squeeze(1)
-        ctx.save_for_backward(log_p, targets)
+        ctx.save_for_backward(log_p, targets, shares)
         ctx.smoothing, ctx.dtype = smoothing, logits.dtype  # type: ignore[attr-defined]
-        return -((1 - smoothing) * target + smoothing * log_p.mean(-1)).mean()
+        wanted = (shares * log_p.gather(1, targets)).sum(1)
+        return -((1 - smoothing) * wanted + smoothing * log_p.mean(-1)).mean()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        log_p, targets = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        log_p, targets, shares = ctx.saved_tensors
         rows, vocabulary = log_p.shape
         gradient = log_p.exp().sub_(ctx.smoothing / vocabulary)  # softmax minus smoothed target
-        ones = gradient.new_full((rows, 1), ctx.smoothing - 1)
-        gradient.scatter_add_(1, targets[:, None], ones)
-        return gradient.mul_(grad / rows).to(ctx.dtype), None, None
+        gradient.scatter_add_(1, targets, shares * (ctx.smoothing - 1))
+        return gradient.mul_(grad / rows).to(ctx.dtype), None, None, None

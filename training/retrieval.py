@@ -18,6 +18,7 @@ from recsys.artifacts import read_manifest, up_to_date, write_artifact
 from recsys.blending import Lists, Union, candidate_rows
 from recsys.config import as_dict
 from recsys.dataset import Dataset
+from recsys.listing import items_of_rows
 from recsys.progress import say, track
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
@@ -197,7 +198,6 @@ def _unions(
     prompt = PromptConfig(**read_manifest(target, "target").config["prompt"])
     encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, prompt)
     trie = ItemTrie.build(encoder.item_tokens)
-    first_item = trie.row_items[trie.row_item_start[:-1]]  # a shared leaf counts for its first item
     model = TreeModel.of(load_model(target / MODEL).eval())
     unions = []
     with track("blend", len(examples)) as bar:
@@ -214,11 +214,12 @@ def _unions(
                 candidates=candidate_rows(trie, candidates),
                 candidate_nodes=config.nodes,
             )
-            found = beams.rows.cpu().numpy()
-            items = np.where(found >= 0, first_item[found], -1).astype(np.int32)
+            found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
+            nothing = [None] * len(rows)
+            own = items_of_rows(trie, found, scores, histories, nothing, nothing, config.beams)
             if beams.candidate_scores is not None:  # they were asked for
                 union = Union.of(
-                    Lists.of_model(items, beams.scores.cpu().numpy()),
+                    Lists.of_model(*own),
                     candidates,
                     beams.candidate_scores.cpu().numpy(),
                     retrieval,

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from recsys.errors import ConfigError
 from training.batches import TrainingBatches
 from training.loop import LOG, LoopConfig, autocast_dtype, fit
 from training.objective import NextToken
+from training.soft_labels import SoftLabels
 from training.state import Checkpoints
 from training.validation import Validation
 
@@ -133,6 +134,7 @@ def train_supervised(
     watch: Callable[[], dict[str, float]] | None = None,
     exit_layer: int = 1,
     agreement: float = 0.0,
+    soft_labels: float = 0.0,
 ) -> Progress:
     """Train `model` in place on the training histories, validated on validation users.
 
@@ -148,8 +150,12 @@ def train_supervised(
         watch: more metrics for the log, asked for with each validation.
         exit_layer: see `NextToken`.
         agreement: see `NextToken`.
+        soft_labels: see `NextToken`; above 0 they are made of the training histories.
     """
     batches = windows(dataset, encoder, config, pad=pad, seed=seed)
+    if soft_labels:
+        soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids))
+        batches = replace(batches, soft=soft)
     module = NextToken(
         model,
         label_smoothing=config.label_smoothing,
@@ -157,6 +163,7 @@ def train_supervised(
         dtype=training_dtype(model, config),
         exit_layer=exit_layer,
         agreement=agreement,
+        soft_labels=soft_labels,
     )
     validation = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
 

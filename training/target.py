@@ -39,6 +39,9 @@ class TargetConfig(SupervisedConfig):
 
     Attributes:
         init_from_centroids: start new token embeddings from the quantiser's centroids.
+        agreement: see `training.objective.NextToken`, as for the next two.
+        exit_layer: see there.
+        soft_labels: share of the target that is what other users took (`training.soft_labels`).
         prompt: how much of a history the model sees, here and wherever the target is used.
         base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
         instruction: text in front of a history, for a pretrained model.
@@ -50,6 +53,7 @@ class TargetConfig(SupervisedConfig):
     init_from_centroids: bool = True
     agreement: float = 0.0
     exit_layer: int = 1
+    soft_labels: float = 0.0
     prompt: PromptConfig = field(default_factory=PromptConfig)
     base: Path | None = None
     instruction: str = "Items of one customer, oldest first:"
@@ -62,6 +66,8 @@ class TargetConfig(SupervisedConfig):
             raise ConfigError(f"agreement: want at least 0, got {self.agreement}")
         if self.exit_layer < 1:
             raise ConfigError(f"exit_layer: want at least 1, got {self.exit_layer}")
+        if not 0 <= self.soft_labels < 1:
+            raise ConfigError(f"soft_labels: want 0 <= soft_labels < 1, got {self.soft_labels}")
         if self.base is not None and self.refresh is not None:
             raise ConfigError("base and refresh: a target starts from one of them; leave one out")
 
@@ -112,7 +118,7 @@ def stage(context: Context) -> Path:
     progress = train_supervised(
         model, material.dataset, encoder, config, checkpoints,
         name="target", pad=vocabulary.pad, seed=seed,
-        exit_layer=config.exit_layer, agreement=config.agreement,
+        exit_layer=config.exit_layer, agreement=config.agreement, soft_labels=config.soft_labels,
     )  # fmt: skip
     info = describe(progress, config, model)
     if before:

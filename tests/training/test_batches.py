@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig, PromptEncoder
 from training.batches import TrainingBatches
+from training.soft_labels import SoftLabels
 
 L = 2
 TOKENS = np.arange(40).reshape(20, L) + 2  # item i is (2i + 2, 2i + 3)
@@ -142,3 +143,21 @@ def test_dropped_context_does_not_shift_the_loss():
 def test_histories_too_short_to_ask_anything_make_no_batch():
     assert list(batches([[3], []]).epoch(0)) == []
     assert batches([[3], []]).count() == 0
+
+
+def test_soft_labels_stand_beside_the_asked_items_in_their_order():
+    histories = [[5, 7, 9], [3, 4]]
+    labels = SoftLabels(
+        np.array([[0, 1], [2, -1], [3, 4], [0, 0], [6, 7]], np.int32),
+        np.array([[0.5, 0.5], [1, 0], [0.7, 0.3], [0, 0], [0.6, 0.4]], np.float32),
+    )
+    (batch,) = replace(batches(histories), soft=labels).epoch(0)
+    tokens, shares = batch.soft
+    asked = batch.tokens[batch.loss].reshape(-1, L)
+    wanted = {7: 1, 9: 2, 4: 4}  # item -> its event
+    for own, label, share in zip(asked, tokens, shares, strict=True):
+        event = wanted[(own[0] - 2) // L]
+        real = labels.items[event] >= 0
+        assert (label[real] == TOKENS[labels.items[event][real]]).all()
+        assert share.tolist() == labels.shares[event].tolist()
+    assert len(batch.inputs) == 4

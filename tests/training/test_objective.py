@@ -8,7 +8,12 @@ from torch.nn.functional import cross_entropy
 
 from recsys.errors import ConfigError
 from recsys.testing import tiny_model
-from training.objective import NextToken, smoothed_cross_entropy
+from training.objective import (
+    NextToken,
+    mixed_targets,
+    smoothed_cross_entropy,
+    soft_cross_entropy,
+)
 
 
 def test_hand_written_numbers():
@@ -126,3 +131,56 @@ def test_agreement_adds_the_divergence_from_what_the_first_layers_say():
 def test_agreement_needs_layers_behind_the_exit():
     with pytest.raises(ConfigError, match="exit_layer"):
         NextToken(tiny_model(layers=2), agreement=1.0, exit_layer=2)
+
+
+def dense(targets, shares, width):
+    return torch.zeros(len(targets), width).scatter_add_(1, targets, shares)
+
+
+def test_soft_targets_give_torchs_loss_and_gradient_also_where_one_is_there_twice():
+    torch.manual_seed(0)
+    ours = torch.randn(3, 9).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    targets = torch.tensor([[1, 1, 4], [0, 8, 2], [5, 6, 7]])
+    shares = torch.tensor([[0.5, 0.2, 0.3], [1.0, 0.0, 0.0], [0.1, 0.1, 0.8]])
+    a = soft_cross_entropy(ours, targets, shares, 0.1)
+    b = cross_entropy(theirs, dense(targets, shares, 9), label_smoothing=0.1)
+    a.backward()
+    b.backward()
+    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_soft_label_speaks_below_the_asked_items_prefix():
+    own = torch.tensor([1, 3, 5])  # one item of three codes
+    label = torch.tensor([[[1, 3, 6], [1, 4, 5], [2, 3, 5], [1, 3, 6]]])
+    shares = torch.tensor([[0.4, 0.2, 0.3, 0.1]])
+    found = dense(*mixed_targets(own, label, shares, 0.5), 7)
+    wanted = torch.zeros(3, 7)
+    wanted[0, 1], wanted[0, 2] = 0.5 + 0.35, 0.15  # all of it by the first code
+    wanted[1, 3], wanted[1, 4] = 0.5 + 0.5 * 5 / 7, 0.5 * 2 / 7  # .7 of it begins with 1
+    wanted[2, 5], wanted[2, 6] = 0.5, 0.5  # .5 begins with 1, 3, and all of that is 6
+    torch.testing.assert_close(found, wanted)
+
+
+def test_where_a_soft_label_has_nothing_the_target_is_hard():
+    own = torch.tensor([1, 3])
+    label, shares = torch.tensor([[[2, 3], [0, 0]]]), torch.tensor([[1.0, 0.0]])
+    found = dense(*mixed_targets(own, label, shares, 0.5), 4)
+    assert found.tolist() == [[0, 0.5, 0.5, 0], [0, 0, 0, 1]]
+    nothing = torch.zeros(1, 2)
+    assert dense(*mixed_targets(own, label, nothing, 0.5), 4).tolist() == [
+        [0, 1, 0, 0],
+        [0, 0, 0, 1],
+    ]
+
+
+def test_the_module_mixes_soft_labels_in():
+    model = tiny_model()
+    tokens, loss = batch()
+    label, shares = torch.tensor([[[11, 12]], [[9, 13]]]), torch.ones(2, 1)
+    logits = model(tokens).logits[:, :-1][loss[:, 1:]]
+    targets, parts = mixed_targets(tokens[loss], label, shares, 0.4)
+    expected = soft_cross_entropy(logits, targets, parts, 0.1)
+    module = NextToken(model, label_smoothing=0.1, soft_labels=0.4)
+    torch.testing.assert_close(module(tokens, loss, label, shares), expected)
