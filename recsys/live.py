@@ -144,6 +144,7 @@ class Epochs:
         trie = ItemTrie.build(encoder.item_tokens)
         columns = EpochAttributes(trie.row_items, added.columns, record)
         filters = FilterCache(trie, columns, filter_bytes)
+        filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters)
         self._waiting: list[_Call] = []
         self._led = False  # somebody is about to answer those that wait

@@ -7,6 +7,7 @@ compares small integers. A list column matches where any of its elements does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,13 +19,18 @@ import pyarrow.compute as pc
 from recsys.errors import FilterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
 Kind = Literal["text", "number", "truth value"]
 Scalar = str | int | float | bool
-_FEW = 4  # numbers that are compared one by one
+Test = Callable[[slice], "NDArray[np.bool_]"]
+"""Of some items in a row, `start` to `stop` of a slice, which pass; the array may not be written.
+
+Filters are evaluated in parts, so that what they make on the way stays in a processor's cache.
+"""
+_FEW = 4  # values that are compared one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,44 +60,62 @@ class Column:
         distinct, place = np.unique(self.values, return_inverse=True)
         return distinct, place
 
-    def one_of(self, wanted: Sequence[Scalar]) -> NDArray[np.bool_]:
-        """(n,) whether an item has one of the values, which are of the column's kind."""
+    def one_of(self, wanted: Sequence[Scalar]) -> Test:
+        """Whether items have one of the values, which are of the column's kind."""
+        values, known = self.values, self.known
         if self.kind != "number":
             places = [self.words[v] for v in wanted if v in self.words]
-            if len(places) == 1:
-                return self._any(self.values == places[0])
+            if len(places) <= _FEW:
+                return self._any(lambda part: _equal(values[part], places))
             table = np.zeros(len(self.words) + 1, np.bool_)
             table[places] = True  # the last entry is a missing element's: place -1
-            return self._any(table.take(self.values))
+            return self._any(lambda part: table.take(values[part]))
         if len(wanted) <= _FEW:
-            found = np.zeros(len(self.known), np.bool_)
-            for value in wanted:
-                found |= self.values == value
-            return self._any(found & self.known)
+            return self._any(lambda part: _equal(values[part], wanted) & known[part])
         distinct, place = self.numbering
         whole = distinct.dtype.kind == "i"
         fitting = [v for v in wanted if isinstance(v, int) or not whole]
-        return self._any(np.isin(distinct, np.array(fitting, distinct.dtype))[place] & self.known)
+        table = np.isin(distinct, np.array(fitting, distinct.dtype))
+        return self._any(lambda part: table.take(place[part]) & known[part])
 
-    def within(self, bounds: Iterable[tuple[str, int | float]]) -> NDArray[np.bool_]:
-        """(n,) whether an item has a number within all of the bounds: (`gt` ... `lte`, number)."""
-        found = self.known.copy()
-        for name, bound in bounds:
-            found &= _COMPARE[name](self.values, bound)
-        return self._any(found)
+    def within(self, bounds: Sequence[tuple[str, int | float]]) -> Test:
+        """Whether items have a number within all of the bounds: (`gt` ... `lte`, number)."""
 
-    def exists(self) -> NDArray[np.bool_]:
-        """(n,) whether an item has any value."""
-        return self._any(self.known)
+        def test(part: slice) -> NDArray[np.bool_]:
+            found = self.known[part].copy()
+            for name, bound in bounds:
+                found &= _COMPARE[name](self.values[part], bound)
+            return found
 
-    def _any(self, elements: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(n,) from (m,)."""
-        if self.starts is None:
+        return self._any(test)
+
+    def exists(self) -> Test:
+        """Whether items have any value."""
+        return self._any(lambda part: self.known[part])
+
+    def _any(self, elements: Test) -> Test:
+        """A test of items from one of elements: whether any of an item's passes."""
+        starts = self.starts
+        if starts is None:
             return elements
-        before = np.zeros(len(elements) + 1, np.int32)
-        np.cumsum(elements, dtype=np.int32, out=before[1:])
-        at = before.take(self.starts)
-        return np.asarray(at[1:] > at[:-1])
+
+        def test(part: slice) -> NDArray[np.bool_]:
+            here = starts[part.start : part.stop + 1]
+            first, last = here[[0, -1]].tolist()
+            before = np.zeros(last - first + 1, np.int32)
+            np.cumsum(elements(slice(first, last)), dtype=np.int32, out=before[1:])
+            at = before.take(here - first)
+            return np.asarray(at[1:] > at[:-1])
+
+        return test
+
+
+def _equal(values: NDArray[Any], wanted: Sequence[Scalar]) -> NDArray[np.bool_]:
+    """Whether each of the values is one of a few."""
+    found = np.zeros(len(values), np.bool_)
+    for value in wanted:
+        found |= values == value
+    return found
 
 
 _COMPARE = {"gt": np.greater, "gte": np.greater_equal, "lt": np.less, "lte": np.less_equal}

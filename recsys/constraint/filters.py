@@ -22,7 +22,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from recsys.constraint.attributes import Attributes, Column, Kind, Scalar
+    from recsys.constraint.attributes import Attributes, Column, Kind, Scalar, Test
     from recsys.constraint.trie import ItemTrie
 
 MOST_DEPTH = 16
@@ -46,7 +45,9 @@ MOST_BOOSTS = 100
 MOST_WEIGHT = 1000.0
 
 K = TypeVar("K", RowMask, Boost)
+_PART = 1 << 16  # items that are looked at together
 _USED = 32  # masks that may be in use and not kept, and still lie beside the others
+_READY = 1 << 26  # bytes of masks' memory to get before the first of them, at most
 _GROUPS = ("must", "should", "must_not")
 _TESTS = ("match", "any", "range", "exists")
 _BOUNDS = ("gt", "gte", "lt", "lte")
@@ -74,13 +75,15 @@ class _Clause:
             return {"key": self.key, "match": self.values[0]}
         return {"key": self.key, self.test: value}
 
-    def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
+    def bound(self, attributes: Attributes) -> Test:
+        """What the clause says of these columns; raises where it does not fit them."""
         try:
             column = attributes.column(self.key)
         except FilterError as error:
             raise FilterError(f"{self.at}.key: {error}") from None
         if self.test == "exists":
-            return column.exists() if self.values[0] else ~column.exists()
+            exists = column.exists()
+            return exists if self.values[0] else lambda part: ~exists(part)
         if self.test == "range":
             self._check(column, "number", "range compares numbers")
             return column.within(self.values)
@@ -119,18 +122,27 @@ class _Group:
                 found[name] = [parts[text].expression() for text in sorted(parts)]
         return found
 
-    def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
-        found = np.ones(len(attributes.order), np.bool_)
-        for part in self.must:
-            found &= part.evaluate(attributes)
-        for part in self.must_not:
-            found &= ~part.evaluate(attributes)
-        if self.should:
-            some = self.should[0].evaluate(attributes)
-            for part in self.should[1:]:
-                some = some | part.evaluate(attributes)
-            found &= some
-        return found
+    def bound(self, attributes: Attributes) -> Test:
+        """As `_Clause.bound`."""
+        must, must_not, should = (
+            [part.bound(attributes) for part in parts]
+            for parts in (self.must, self.must_not, self.should)
+        )
+
+        def test(part: slice) -> NDArray[np.bool_]:
+            found = np.ones(part.stop - part.start, np.bool_)
+            for each in must:
+                found &= each(part)
+            for each in must_not:
+                found &= ~each(part)
+            if should:
+                some = should[0](part)
+                for each in should[1:]:
+                    some = some | each(part)
+                found &= some
+            return found
+
+        return test
 
 
 @dataclass(frozen=True)
@@ -169,7 +181,12 @@ class ItemFilter:
         Raises:
             FilterError: an attribute that items do not have, or of another type.
         """
-        return self._root.evaluate(attributes)
+        test, count = self._root.bound(attributes), len(attributes.order)
+        found = np.empty(count, np.bool_)
+        for start in range(0, count, _PART):
+            part = slice(start, min(start + _PART, count))
+            found[part] = test(part)
+        return found
 
 
 @dataclass(frozen=True)
@@ -334,7 +351,8 @@ class FilterCache:
             max_bytes: memory for masks.
             left: (items,) bool in the attributes' order, the items that are still there; None for
                 all. No mask has another one, and no boost counts for one.
-            after: the cache that this one stands in for from now on, whose counters go on.
+            after: the cache that this one stands in for from now on, whose counters go on, and
+                whose memory is used where the trie is the same.
 
         Raises:
             ValueError: `max_bytes` is negative.
@@ -348,10 +366,13 @@ class FilterCache:
         self._hits = self._misses = self._evictions = self._bytes = 0
         self._seconds = 0.0
         self._left = left
+        self._memory: MaskRoom | None = None
         if after is not None:
             with after._lock:
                 self._hits, self._misses = after._hits, after._misses
                 self._evictions, self._seconds = after._evictions, after._seconds
+            if after.trie is trie:
+                self._memory = after._memory
 
     @property
     def stats(self) -> FilterStats:
@@ -381,12 +402,23 @@ class FilterCache:
     def _mask(self, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
         return RowMask.of(trie, items if self._left is None else items & self._left, self._room)
 
-    @cached_property
+    def prepare(self) -> None:
+        """Get memory for some masks now, so that the first filters do not wait for it."""
+        if self._memory is None:
+            self._memory = self._new_room(_READY)
+
+    @property
     def _room(self) -> MaskRoom:
         """Room for the masks that are kept, and for some that are still used."""
-        size = self.trie.padded_states + len(self.trie.dense_flags)
-        mask = self.trie.num_items + 4 * self.trie.num_rows + size
-        return MaskRoom(self.trie, self._max_bytes // mask + _USED)
+        if self._memory is None:
+            self._memory = self._new_room(0)  # one of several that threads make stays
+        return self._memory
+
+    def _new_room(self, ready: int) -> MaskRoom:
+        place = self.trie.padded_states + len(self.trie.dense_flags)
+        mask = self.trie.num_items + 4 * self.trie.num_rows + place
+        ready = min(_USED * place, ready)
+        return MaskRoom(self.trie, self._max_bytes // mask + _USED, ready)
 
     def _boost(self, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
         if self._left is not None:  # an item that is not there must not raise the bound of a prefix

@@ -23,23 +23,27 @@ if TYPE_CHECKING:
     from recsys.constraint.trie import ItemTrie
 
 
+_SPARSE = 200  # rows for each that is allowed, where those that are get looked up one by one
+
+
 class MaskRoom:
     """Memory for the flags of many masks in one array, so that one look-up serves different ones.
 
-    What masks do not use yet is address space only. The place of a mask that nothing holds any
-    more is given to the next.
+    What masks do not use yet is address space only, unless it is asked to be ready: it may take
+    longer to get memory from an operating system than to make a mask. The place of a mask that
+    nothing holds any more is given to the next.
 
     Attributes:
         flags: (n (S + C + F),) bool; the first are those of a mask that allows everything.
     """
 
-    def __init__(self, trie: ItemTrie, masks: int) -> None:
-        """Room for `masks` masks over `trie` at a time."""
+    def __init__(self, trie: ItemTrie, masks: int, ready: int = 0) -> None:
+        """Room for `masks` masks over `trie` at a time, the first `ready` bytes as memory."""
         everything = all_flags(trie)
         size = len(everything)
         self.flags = np.empty((masks + 1) * size, np.bool_)
         self.flags[:size] = everything
-        self._size = size
+        self.flags[size : size + ready] = False
         self._free = deque(range(size, (masks + 1) * size, size))  # its ends are thread-safe
 
     def take(self) -> int | None:
@@ -59,7 +63,7 @@ class RowMask:
     """The items that a filter allows, as a trie sees them.
 
     Attributes:
-        items: (items,) bool, by place in `ItemTrie.row_items`.
+        items: (items,) bool, by place in `ItemTrie.row_items`; `rows` itself where none is shared.
         alive: (S + C + F,) bool, the states that have one below; False behind the last state, so
             that C children may be read from any; then the same of dense depths, as
             `ItemTrie.dense_flags`.
@@ -76,32 +80,25 @@ class RowMask:
     @classmethod
     def of(cls, trie: ItemTrie, items: NDArray[np.bool_], room: MaskRoom | None = None) -> RowMask:
         """From (items,) bool, by place in `trie.row_items`; in `room` while there is some."""
-        rows = items
-        if trie.num_rows < trie.num_items:
-            rows = items.take(trie.row_item_start[:-1])
-            owner, places = trie.places_of(trie.shared_rows)
-            rows[trie.shared_rows[owner[items[places]]]] = True
-        before = _running(rows)
         start = None if room is None else room.take()
         size = trie.padded_states + len(trie.dense_flags)
         if room is None or start is None:
             alive = np.empty(size, np.bool_)
         else:
             alive = room.flags[start : start + size]
-        for depth in range(trie.num_levels):
-            first, last = trie.depth_start[depth : depth + 2]
-            counts = before.take(trie.starts_at(depth))
-            np.not_equal(counts[1:], counts[:-1], out=alive[first : last - 1])
-            alive[last - 1] = before[-1] != counts[-1]
         leaves = alive[trie.depth_start[-2] : trie.num_states]
-        leaves[:] = rows
+        if trie.num_rows < trie.num_items:
+            items.take(trie.row_item_start[:-1], out=leaves)
+            owner, places = trie.places_of(trie.shared_rows)
+            leaves[trie.shared_rows[owner[items[places]]]] = True
+        else:
+            leaves[:] = items
+            items = leaves
         alive[trie.num_states :] = False
-        flags = alive[trie.padded_states :]
-        for depth, dense in enumerate(trie.dense):
-            if dense is not None:
-                first, last, behind = trie.depth_start[depth : depth + 3]
-                there = slice(dense.start, dense.start + (last - first) * dense.width)
-                flags[there][trie.dense_flags[there]] = alive[last:behind]  # both in row order
+        if _SPARSE * np.count_nonzero(leaves) < len(leaves):
+            _set_sparse(trie, alive, leaves)
+        else:
+            _set_levels(trie, alive, leaves)
         if room is None or start is None:
             return cls(items, alive, leaves)
         mask = cls(items, alive, leaves, (room, start))
@@ -130,7 +127,42 @@ class RowMask:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, at most: `before` is made when it is asked for."""
-        return self.items.nbytes + 4 * (len(self.rows) + 1) + self.alive.nbytes
+        items = 0 if self.items is self.rows else self.items.nbytes
+        return items + 4 * (len(self.rows) + 1) + self.alive.nbytes
+
+
+def _set_sparse(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:
+    """Set what lies above the leaves of a mask, by the ancestors of each that is allowed."""
+    alive[: trie.depth_start[-2]] = False
+    flags = alive[trie.padded_states :]
+    rows: NDArray[np.integer] = np.flatnonzero(leaves).astype(np.int32)
+    below = rows  # places of the states that are alive, at the depth below
+    for depth in reversed(range(trie.num_levels)):
+        first, last = trie.depth_start[depth : depth + 2]
+        starts = trie.starts_at(depth)
+        place = np.searchsorted(starts, rows, side="right") - 1
+        if (dense := trie.dense[depth]) is not None:
+            symbol = trie.symbol[last + below]
+            flags[dense.start - dense.low + place * dense.width + symbol] = True
+        alive[first + place] = True
+        below = place[np.append(True, place[1:] != place[:-1])] if len(place) else place
+        rows = starts[below]
+
+
+def _set_levels(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:
+    """The same by running counts of the leaves that are allowed."""
+    before = _running(leaves)
+    for depth in range(trie.num_levels):
+        first, last = trie.depth_start[depth : depth + 2]
+        counts = before.take(trie.starts_at(depth))
+        np.not_equal(counts[1:], counts[:-1], out=alive[first : last - 1])
+        alive[last - 1] = before[-1] != counts[-1]
+    flags = alive[trie.padded_states :]
+    for depth, dense in enumerate(trie.dense):
+        if dense is not None:
+            first, last, behind = trie.depth_start[depth : depth + 3]
+            there = slice(dense.start, dense.start + (last - first) * dense.width)
+            flags[there][trie.dense_flags[there]] = alive[last:behind]  # both in row order
 
 
 def all_flags(trie: ItemTrie) -> NDArray[np.bool_]:

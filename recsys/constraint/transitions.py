@@ -75,7 +75,8 @@ class Excluded:
     def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
         """Take what is dead out of (B, W, C) candidates of (B, W) ascending states, in place.
 
-        Of equal states only the first loses it: the others must be beams that do not exist.
+        Of equal states only the first loses it: the others must be beams that do not exist. States
+        of another depth lose nothing, so they may not be moved to this one before.
         """
         parent = self.parent[depth]
         if not parent.shape[1]:
@@ -312,7 +313,7 @@ class DeviceTrie:
         """
         dense, symbols = self.source.dense[depth], None
         start, stop = self.source.depth_start[depth : depth + 2]
-        states = states.clamp(start, stop - 1)  # requests at another depth may be among them
+        beams, states = states, states.clamp(start, stop - 1)  # some are of other depths
         if dense is not None:
             width = dense.width
             first = (states - start).mul_(width).add_(dense.start)
@@ -329,7 +330,7 @@ class DeviceTrie:
                 alive &= allowed.runs(first, width)
             symbols = _runs(self.symbol, first, width).long()
         if excluded is not None:
-            excluded.hide(alive, states, depth)
+            excluded.hide(alive, beams, depth)
         return Candidates(alive, states, symbols, depth, self)
 
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
@@ -45,6 +46,8 @@ def _masks(trie, rng, shares, room):
     st.booleans(),
     st.booleans(),
 )
+# a beam that does not exist comes before the first state of its depth
+@example(62995222, (3, 3), 7, [0.0, 0.0, 0.0, None], 2, False, True, False)
 def test_dense_and_listed_steps_agree_exactly(
     seed, shape, items, shares, beams, own_tokens, ragged, roomy
 ):
@@ -117,3 +120,28 @@ def test_room_is_given_back_when_nothing_holds_the_mask():
     gc.collect()
     again = RowMask.of(trie, np.array([True, True, True]), room)
     assert again.room == (room, place)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 3), (3, 3), (2, 70), (4, 2)]),
+    st.integers(1, 90),
+    st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+)
+def test_a_mask_of_few_items_is_made_like_one_of_many(seed, shape, items, share):
+    levels, codes = shape
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(rng.integers(0, codes, (items, levels)) + np.arange(levels) * codes)
+    allowed = rng.random(items) < share
+    found = []
+    for most in (0, items + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("recsys.constraint.mask._SPARSE", most)
+            found.append(RowMask.of(trie, allowed))
+    few, many = found
+    assert few.alive.tolist() == many.alive.tolist()
+    held = np.add.reduceat(allowed, trie.row_item_start[:-1]) > 0
+    below = np.append(0, np.cumsum(held))
+    alive = below[trie.row_stop] > below[trie.row_start]
+    assert few.alive[: trie.num_states].tolist() == alive.tolist()
