@@ -180,13 +180,19 @@ def events_table(
     }
     return pa.table(
         {
-            name: pa.array(values, EVENT_COLUMNS[name])
-            if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu"
-            else pc.cast(pa.array(values), EVENT_COLUMNS[name])
+            name: _column(values, EVENT_COLUMNS[name])
             for name, values in columns.items()
             if values is not None
         }
     )
+
+
+def _column(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values if values.type == kind else pc.cast(values, kind)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        return pc.cast(pa.array(values), kind)
+    return pa.array(values, kind)
 
 
 def describe_all(described: Iterable[str], events: pa.Table) -> tuple[list[str], int]:

@@ -70,6 +70,7 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
             "autoload_known_extensions": False,
         },
     )
+    connection.execute("SET enable_progress_bar = false")
     try:
         connection.read_parquet(str(source)).create_view("events")
         ids = {name: _number(connection, name) for name in ("user", "item")}

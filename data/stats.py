@@ -41,7 +41,8 @@ class Tally:
             self._users[label] += np.count_nonzero(np.diff(events.user[inside], prepend=-1))
         first = events.user[0] if len(events.user) else 0
         pairs = (events.user.astype(np.int64) - first) * items + events.item
-        self._repeats += len(pairs) - len(np.unique(pairs))
+        pairs.sort()  # several times as fast here as np.unique
+        self._repeats += int(np.count_nonzero(pairs[1:] == pairs[:-1]))
 
     def describe(
         self, *, users: int, items: pa.Table, codes: NDArray[np.int32] | None, has_time: bool
