@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recsys.options import ConfigFile, Json, Name, Overrides
+
+
+class Engine(StrEnum):
+    """Where the models run."""
+
+    local = "local"
+    ray = "ray"
 
 
 def serve(
@@ -29,6 +37,12 @@ def serve(
         bool,
         typer.Option("--insecure-listen", help="Accept that others on the network can ask."),
     ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="In this process, or in replicas on Ray (extra 'ray').")
+    ] = Engine.local,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --engine ray: how many (default 2).")
+    ] = None,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -55,6 +69,21 @@ def serve(
     from recsys.artifacts import read_manifest
 
     read_manifest(settings.bundle, "bundle")  # a wrong path is told before torch is imported
+    if engine is Engine.ray:
+        from serving.cluster.settings import ClusterSettings
+
+        cluster = ClusterSettings.load(config, replicas=replicas)
+        from serving.cluster.ray import import_ray
+
+        import_ray("serve")
+        from serving.cluster.server import serve_on_ray
+
+        serve_on_ray(settings, cluster)
+        return
+    if replicas is not None:
+        from recsys.errors import ConfigError
+
+        raise ConfigError("--replicas needs --engine ray; the local engine is one process")
     from serving.server import serve as run
 
     run(settings)

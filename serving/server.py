@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich.markup import escape
@@ -32,25 +32,11 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
         ConfigError: the port is taken or the address is not this machine's.
         RecsysError: the bundle or the histories cannot be loaded.
     """
-    listener = _bind(settings.host, settings.port)
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where to ask it
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    listener, url = bind(settings.host, settings.port)
     logs.configure(sys.stdout)
     app = create_app(settings, recommender=recommender)
     service: Service = app.state.service
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            forwarded_allow_ips=settings.forwarded_allow_ips,
-            h11_max_incomplete_event_size=MAX_HEAD,
-            timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
-        )
-    )
+    server = http_server(app, settings)
 
     def on_phase(service: Service) -> None:
         if service.phase is Phase.READY:
@@ -77,7 +63,28 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
     say("Stopped.")
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
+    """What speaks HTTP for an ASGI application; it is run on a socket of `bind`."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
+        )
+    )
+
+
+def bind(host: str, port: int) -> tuple[socket.socket, str]:
+    """A listening socket, and the URL to ask it at from this machine.
+
+    Raises:
+        ConfigError: the port is taken or the address is not this machine's.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -94,4 +101,6 @@ def _bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {error.strerror or error}; "
             "choose another with --host or --port"
         ) from error
-    return listener
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where to ask it
+    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

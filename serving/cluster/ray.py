@@ -10,6 +10,8 @@ from recsys.errors import ConfigError
 
 OBJECT_STORE_BYTES = 256 << 20  # answers are small; models never lie there
 
+ATTEMPTS = 3
+
 
 def import_ray(part: str) -> Any:
     """The module `ray`, with its part `serve` or `data`.
@@ -41,4 +43,13 @@ def start_ray(ray: Any, **options: Any) -> None:
             "object_store_memory": OBJECT_STORE_BYTES,
             **options,
         }
-    ray.init(logging_level="warning", log_to_driver=False, **options)
+    for attempt in range(ATTEMPTS):
+        try:
+            ray.init(logging_level="warning", log_to_driver=False, **options)
+        except Exception as error:
+            # Ray gives its processes half a minute, which a busy machine may not have
+            if "timed out during startup" not in str(error) or attempt == ATTEMPTS - 1:
+                raise
+            ray.shutdown()
+        else:
+            return

@@ -1,0 +1,163 @@
+"""Deployment: the replicas and the door as Ray Serve knows them. The only module that speaks Serve.
+
+`app` is what a config file of `serve deploy` names as `import_path`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from recsys.errors import ConfigError
+from serving import logs
+from serving.cluster.door import Door, OverloadedError, ReplicaLostError
+from serving.cluster.ray import import_ray
+from serving.cluster.replica import Replica
+from serving.cluster.settings import ClusterSettings
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from serving.cluster.exchange import Call, Reply
+
+REPLICAS, DOOR, APPLICATION = "replicas", "door", "recsys"
+ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+BATCHES = 2  # that a replica has at once: one is computed, one waits
+HEALTH_S = 5.0
+SLOW_START_S = 600.0  # until a replica that loads is given up
+
+
+class Handle:
+    """What reaches the replicas of a deployment (`serving.cluster.door.Replicas`)."""
+
+    def __init__(self, handle: Any) -> None:
+        """Use Serve's handle of it."""
+        from ray import exceptions
+        from ray.serve.exceptions import BackPressureError
+
+        self._handle = handle
+        self._lost = (
+            exceptions.RayActorError,
+            exceptions.WorkerCrashedError,
+            exceptions.NodeDiedError,
+        )
+        self._overloaded = BackPressureError
+
+    async def ask(self, call: Call, session: str) -> Reply:
+        """See `Replicas.ask`."""
+        try:
+            reply: Reply = await self._handle.options(session_id=session).answer.remote(call)
+        except self._lost as error:
+            raise ReplicaLostError from error
+        except self._overloaded as error:
+            raise OverloadedError from error
+        return reply
+
+    async def ask_all(self, call: Call) -> list[Reply]:
+        """See `Replicas.ask_all`."""
+        asked = self._handle.broadcast("answer", call)
+        replies = await asked.results_async(return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, self._lost):
+                raise reply
+        return [reply for reply in replies if not isinstance(reply, Exception)]
+
+
+def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
+    """The replicas as an application of Serve.
+
+    Raises:
+        ConfigError: the store is a file, and the replicas would be on several machines.
+    """
+    ray = import_ray("serve")
+    machines = sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
+    if machines > 1 and "postgresql://" not in str(settings.store):
+        raise ConfigError(
+            f"store {settings.store}: a file is for replicas of one machine and the cluster has "
+            f"{machines}; set serve.store to postgresql://..."
+        )
+    values = settings.model_dump()
+    values["threads"] = settings.threads or max(1, int(cluster.cpus))
+    most = cluster.max_replicas or cluster.replicas
+    return (
+        ray.serve.deployment(Replica)
+        .options(
+            name=REPLICAS,
+            ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
+            autoscaling_config={
+                "min_replicas": cluster.replicas,
+                "initial_replicas": cluster.replicas,
+                "max_replicas": most,
+                "target_ongoing_requests": cluster.target_requests or settings.max_batch,
+            },
+            max_ongoing_requests=BATCHES * settings.max_batch,
+            max_queued_requests=settings.queue_limit,
+            request_router_config={"request_router_class": ROUTER},
+            user_config={"aliases": cluster.aliases},
+            health_check_period_s=HEALTH_S,
+            graceful_shutdown_timeout_s=settings.deadline_ms / 1000 + HEALTH_S,
+        )
+        .bind(values)
+    )
+
+
+def door(settings: ServingSettings, handle: Any) -> Door:
+    """A door before the replicas of a handle."""
+    return Door(
+        Handle(handle), deadline_ms=settings.deadline_ms, max_body_bytes=settings.max_body_bytes
+    )
+
+
+class ServedDoor:
+    """A door as Ray's own proxies ask it, on every machine of a cluster."""
+
+    def __init__(self, settings: dict[str, Any], handle: Any) -> None:
+        """Open it.
+
+        Args:
+            settings: fields of `ServingSettings`.
+            handle: Serve's, of the replicas.
+        """
+        logs.configure(sys.stdout)
+        self._door = door(ServingSettings(**settings), handle)
+
+    async def __call__(self, request: Any) -> Any:
+        """Answer a request of Starlette's form."""
+        from starlette.responses import Response
+
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self._door(dict(request.scope), request.receive, send)
+        if not sent:
+            return Response(status_code=499)
+        response = Response(sent[1]["body"], sent[0]["status"])
+        response.raw_headers = list(sent[0]["headers"])
+        return response
+
+
+def app(arguments: dict[str, Any]) -> Any:
+    """The application that a config file of `serve deploy` describes.
+
+    Args:
+        arguments: `serve` has the settings of the service, `cluster` those of the cluster.
+
+    Raises:
+        ConfigError: an unknown key, or a value out of range.
+    """
+    import_ray("serve")
+    unknown = set(arguments) - {"serve", "cluster"}
+    if unknown:
+        raise ConfigError(f"args: unknown key {unknown.pop()!r}; known: serve, cluster")
+    from ray import serve
+
+    logging.getLogger("serving").setLevel(logging.INFO)
+    settings = ServingSettings.load(None, (), **arguments.get("serve", {}))
+    cluster = ClusterSettings.of(arguments.get("cluster", {}))
+    behind = replicas(settings, cluster)
+    front = serve.deployment(ServedDoor).options(
+        name=DOOR, max_ongoing_requests=settings.queue_limit, ray_actor_options={"num_cpus": 0.5}
+    )
+    return front.bind(settings.model_dump(), behind)

@@ -1,0 +1,116 @@
+"""Replica: the service's application inside a process that somebody else started.
+
+It knows no Ray, which finds `reconfigure`, `check_health` and `__del__` by their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from recsys.artifacts import read_manifest
+from recsys.errors import RecsysError
+from serving import logs
+from serving.app import create_app
+from serving.cluster.exchange import answer
+from serving.models import (
+    AliasConflictError,
+    BundleRefusedError,
+    UnknownBundleError,
+    UnknownModelError,
+)
+from serving.service import Phase, Service
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from serving.cluster.exchange import Call, Reply
+
+logger = logging.getLogger("serving.cluster")
+
+
+class Replica:
+    """One process that answers."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Make the application; `reconfigure` starts it.
+
+        Args:
+            settings: fields of `ServingSettings`.
+        """
+        logs.configure(sys.stdout)
+        self.settings = ServingSettings(**settings)
+        self._app = create_app(self.settings)
+        self._service: Service = self._app.state.service
+        entrance: Any = self._app
+        self._entrance: ASGIApp = ProxyHeadersMiddleware(  # type: ignore[assignment]
+            entrance, trusted_hosts=self.settings.forwarded_allow_ips
+        )
+        self._life: Any = None
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:
+        """Bring the aliases to what `config` says, while requests are answered.
+
+        The first call starts the application and returns when it is ready. A bundle that cannot be
+        served changes nothing: the model that answers goes on, and the log says why.
+
+        Args:
+            config: `{"aliases": {"champion": "demo-2"}}`; aliases that it does not name stay.
+
+        Raises:
+            RecsysError: the application could not start.
+        """
+        if self._life is None:
+            self._life = self._app.router.lifespan_context(self._app)
+            await self._life.__aenter__()
+            while self._service.phase is Phase.STARTING:
+                await asyncio.sleep(0.02)
+            if self._service.failure is not None:
+                raise RecsysError(f"the replica could not start: {self._service.failure}")
+        for alias, bundle in config.get("aliases", {}).items():
+            if self._stands_for(alias, bundle):
+                continue
+            try:
+                await self._service.models.put(alias, bundle)
+            except (AliasConflictError, BundleRefusedError, UnknownBundleError) as error:
+                logger.error("alias %s does not become %s: %s", alias, bundle, error)
+
+    async def answer(self, call: Call) -> Reply:
+        """Answer one request."""
+        return await answer(self._entrance, call)
+
+    async def process(self) -> int:
+        """The id of the replica's process, for tests and for a look at it from the machine."""
+        return os.getpid()
+
+    def check_health(self) -> None:
+        """Pass while the application answers.
+
+        Raises:
+            RecsysError: it does not.
+        """
+        if self._service.phase is Phase.FAILED:
+            raise RecsysError(f"the replica failed: {self._service.failure}")
+
+    async def __del__(self) -> None:
+        """Answer what waits, then let go of everything."""
+        life, self._life = self._life, None
+        if life is not None:
+            await life.__aexit__(None, None, None)
+
+    def _stands_for(self, alias: str, bundle: str) -> bool:
+        """Whether an alias stands for a bundle as it lies on disk now."""
+        try:
+            model = self._service.models.get(alias)
+        except UnknownModelError:
+            return False
+        if model.name != bundle:
+            return False
+        path = model.recommender.bundle.path
+        return model.version == read_manifest(path, "bundle").digest

@@ -1,0 +1,77 @@
+"""Server: `recsys serve --engine ray`, a door in this process and replicas beside it, until Ctrl-C.
+
+Host, port, keys and logs are those of the local server; Ray's own proxies are not started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from recsys.errors import RecsysError
+from recsys.progress import say
+from serving import logs
+from serving.cluster.deployment import APPLICATION, door, replicas
+from serving.cluster.ray import import_ray, start_ray
+from serving.server import bind, http_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving.cluster.door import Door
+    from serving.cluster.settings import ClusterSettings
+    from serving.settings import ServingSettings
+
+
+@contextlib.contextmanager
+def deployed(settings: ServingSettings, cluster: ClusterSettings) -> Iterator[Door]:
+    """Replicas that answer behind a door, until the block is left.
+
+    They run on the cluster of `RAY_ADDRESS`, or on this machine. An application that runs there
+    under the same name is changed in place.
+
+    Raises:
+        ConfigError: Ray is not installed, or the store does not fit the cluster.
+        RecsysError: the replicas cannot start; the text is the first one's.
+    """
+    ray = import_ray("serve")
+    from ray import serve
+
+    ours = not ray.is_initialized()
+    if ours:
+        # cores are counted, not measured: the replicas shall fit, however few there are
+        cores = int(cluster.cpus * (cluster.max_replicas or cluster.replicas)) + 1
+        start_ray(ray, num_cpus=cores)
+    try:
+        serve.start(proxy_location="Disabled")
+        try:
+            handle = serve.run(replicas(settings, cluster), name=APPLICATION, route_prefix=None)
+        except RuntimeError as error:
+            raise RecsysError(f"the replicas cannot start: {error}") from error
+        yield door(settings, handle)
+    finally:
+        serve.delete(APPLICATION)
+        if ours:
+            serve.shutdown()
+            ray.shutdown()
+
+
+def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings) -> None:
+    """Serve until SIGINT or SIGTERM; requests under way are answered first.
+
+    Raises:
+        ConfigError: Ray is not installed, the port is taken, or the store does not fit.
+        RecsysError: the replicas cannot start.
+    """
+    import_ray("serve")
+    listener, url = bind(settings.host, settings.port)
+    logs.configure(sys.stdout)
+    say(escape(f"Loading {settings.bundle} in {cluster.replicas} replicas ..."))
+    with listener, deployed(settings, cluster) as app, contextlib.suppress(KeyboardInterrupt):
+        say(escape(f"{settings.bundle.name} answers at {url} from Ray."))
+        say("Ctrl-C stops it.")
+        http_server(app, settings).run(sockets=[listener])
+    say("Stopped.")
