@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -186,7 +186,8 @@ class Explainer:
             subsequence_rules("because", titles, ",", 0, most) if most else 'because: ""',
             f"reason: %json {json.dumps(reason)}",
         ]
-        return lark("\n".join(rules))
+        # of literals and one string: no terminals that may touch, as a stranger's grammar may have
+        return replace(lark("\n".join(rules)), field="explanation")
 
     def _longest(self, shown: list[str], item: str) -> int:
         """Tokens that any answer fits into: each writes a byte at least, and one ends."""

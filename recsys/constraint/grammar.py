@@ -1,10 +1,10 @@
 r"""Texts of a grammar: regular expressions, context-free grammars, JSON of a schema, shorthands.
 
 A `Grammar` says which texts; `GrammarCompiler` turns it into a `GrammarConstraint` for one
-tokenizer and keeps what it compiled. The parser is llguidance's: it accepts every tokenisation of
-every text, and knows when the next bytes are forced.
+tokenizer and keeps what it compiled. Parsers (`recsys.constraint.parser`) accept every tokenisation
+of every text, and know when the next bytes are forced.
 
-The parser can only stand in one place and step back. States are therefore numbers of the nodes of
+A parser can only stand in one place and step back. States are therefore numbers of the nodes of
 a tree, a token each, and the parser walks to the node that is asked about: back to the common
 ancestor, then forth. That costs a microsecond a token, where a copy of the parser would take a
 megabyte for a few thousand tokens. A mask, once found, is kept with its node.
@@ -21,11 +21,12 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import regex_to_lark
 
+from recsys.constraint.parser import ASCII, MOST_FORCED, backend_of
 from recsys.constraint.protocol import DEAD
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from recsys.constraint.parser import BackendName, Parser
     from recsys.constraint.token_trie import TextTokenizer
 
 MAX_DEPTH = 64
@@ -45,26 +47,26 @@ class Grammar:
 
     Attributes:
         field: the constructor's name, with which errors begin.
-        source: the grammar as llguidance reads it.
+        kind: what `text` is.
+        text: an expression, a grammar in Lark's syntax, or a JSON schema.
     """
 
     field: str
-    source: str
+    kind: Literal["regex", "lark", "json_schema"]
+    text: str
 
 
 def regex(pattern: str) -> Grammar:
-    """Texts that match a regular expression as a whole; Rust's syntax, without look-around."""
-    return Grammar("regex", LLMatcher.grammar_from_regex(pattern))
+    r"""Texts that match a regular expression as a whole.
+
+    Rust's syntax, without look-around; `\d`, `\w` and `\s` are ASCII's.
+    """
+    return Grammar("regex", "regex", pattern)
 
 
 def lark(grammar: str) -> Grammar:
-    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`.
-
-    Terminals that may follow each other without a border, as in `/a+/ /a+/+`, can keep llguidance
-    looking for forced bytes for very long. Make them one terminal, or begin the grammar with
-    `%llguidance {"no_forcing": true}`. Do not compile grammars of strangers.
-    """
-    return Grammar("lark", LLMatcher.grammar_from_lark(grammar))
+    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`."""
+    return Grammar("lark", "lark", grammar)
 
 
 def json_schema(schema: dict[str, Any] | str) -> Grammar:
@@ -85,8 +87,7 @@ def json_schema(schema: dict[str, Any] | str) -> Grammar:
     if not isinstance(schema, dict):
         raise ValueError(f"json_schema: must be an object, got {type(schema).__name__}")
     _check_depth(schema)
-    overrides: Any = {"whitespace_flexible": False}
-    return Grammar("json_schema", LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
+    return Grammar("json_schema", "json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def structured(kind: type) -> Grammar:
@@ -140,7 +141,7 @@ def choice(options: Sequence[str]) -> Grammar:
         raise ValueError("choice: no option")
     # one terminal, not a rule of many: the parser then has one item to follow, the lexer the rest
     texts = " | ".join(map(_literal, options))
-    return Grammar("choice", LLMatcher.grammar_from_lark(f"start: OPTION\nOPTION: {texts}"))
+    return Grammar("choice", "lark", f"start: OPTION\nOPTION: {texts}")
 
 
 def substring_of(text: str, unit: str = "characters") -> Grammar:
@@ -154,7 +155,7 @@ def substring_of(text: str, unit: str = "characters") -> Grammar:
     if unit not in keys:
         raise ValueError(f"substring_of: unit must be one of {sorted(keys)}, got {unit!r}")
     part = json.dumps({keys[unit]: text}, ensure_ascii=False)
-    return Grammar("substring_of", LLMatcher.grammar_from_lark(f"start: %regex {part}"))
+    return Grammar("substring_of", "lark", f"start: %regex {part}")
 
 
 def delimited_list(
@@ -164,11 +165,9 @@ def delimited_list(
     _check_counts("delimited_list", least, most)
     more = f"({_literal(delimiter)} ITEM){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
     whole = f"ITEM {more}" if least else f"(ITEM {more})?"
-    item = f"ITEM: /{regex_to_lark(pattern, '')}/"
+    item = f"ITEM: /{regex_to_lark(pattern, ASCII)}/"
     # one terminal again: where items may touch, a rule would leave open which of them goes on
-    return Grammar(
-        "delimited_list", LLMatcher.grammar_from_lark(f"start: LIST\nLIST: {whole}\n{item}")
-    )
+    return Grammar("delimited_list", "lark", f"start: LIST\nLIST: {whole}\n{item}")
 
 
 def delimited_subsequence(
@@ -190,7 +189,7 @@ def delimited_subsequence(
         raise ValueError(f"delimited_subsequence: least is {least} of {len(candidates)} candidates")
     most = min(most, len(candidates))
     rules = subsequence_rules("start", candidates, delimiter, least, most)
-    return Grammar("delimited_subsequence", LLMatcher.grammar_from_lark(rules))
+    return Grammar("delimited_subsequence", "lark", rules)
 
 
 def subsequence_rules(
@@ -239,9 +238,9 @@ class GrammarConstraint:
     Two states are equal if their tokens are. Not safe to share between threads.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: TextTokenizer, field: str) -> None:
-        """Take over `matcher`, which stands at the beginning of a text."""
-        self._matcher, self._field = matcher, field
+    def __init__(self, parser: Parser, tokenizer: TextTokenizer, field: str) -> None:
+        """Take over `parser`, which stands at the beginning of a text."""
+        self._parser, self._tokenizer, self._field = parser, tokenizer, field
         self.vocabulary_size = tokenizer.vocabulary_size
         self.end_tokens = tokenizer.end_tokens
         self._parent, self._token, self._depth = [DEAD], [DEAD], [0]
@@ -281,19 +280,22 @@ class GrammarConstraint:
         Other tokens for the same bytes are allowed too; taking these leaves the texts as they are.
         The end token is among them where nothing else may follow.
         """
-        runs = []
-        for state in np.asarray(states, np.int64).tolist():
-            run: list[int] = []
-            if state != DEAD and not self._has_ended(state):
-                self._go(state)
-                run = self._matcher.compute_ff_tokens()
-                for token in run:
-                    state = self._add(state, token)
-                following = np.flatnonzero(self.allowed([state])[0])
-                if set(following.tolist()) == set(self.end_tokens):
-                    run.append(self.end_tokens[0])
-            runs.append(run)
-        return runs
+        return [self._run(state) for state in np.asarray(states, np.int64).tolist()]
+
+    def _run(self, state: int) -> list[int]:
+        """Forced tokens of a state."""
+        if state == DEAD or self._has_ended(state):
+            return []
+        self._go(state)
+        text = self._parser.forced()
+        run = self._tokenizer.parser.tokenize_bytes(text)
+        for token in run:
+            state = self._add(state, token)
+        ends = np.flatnonzero(self.allowed([state])[0]).tolist() == sorted(self.end_tokens)
+        if ends:
+            return [*run, self.end_tokens[0]]
+        # what follows may be one token with the end of the run
+        return self._tokenizer.parser.tokenize_partial(text)[0]
 
     def _has_ended(self, state: int) -> bool:
         return self._token[state] in self.end_tokens
@@ -305,8 +307,9 @@ class GrammarConstraint:
                 mask = np.zeros(self._width, np.uint8)
             else:
                 self._go(state)
-                mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._width]
-                self._raise_error()
+                mask = self._parser.bits()
+                if not mask.any():
+                    raise ValueError(f"{self._field}: a text has begun that cannot end")
             self._mask[state] = mask
         return self._mask[state]
 
@@ -339,14 +342,9 @@ class GrammarConstraint:
                 there = self._parent[there]
         self._here = state
         if back:
-            self._matcher.rollback(back)
+            self._parser.back(back)
         if forth:
-            self._matcher.consume_tokens(forth[::-1])
-        self._raise_error()
-
-    def _raise_error(self) -> None:
-        if self._matcher.is_error():
-            raise ValueError(f"{self._field}: {_said(self._matcher.get_error())}")
+            self._parser.forth(forth[::-1])
 
 
 @dataclass
@@ -372,18 +370,25 @@ class GrammarCompiler:
         statistics: hits, misses and time.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, capacity: int = 256, backend: BackendName = "llguidance"
+    ) -> None:
         """Start empty.
 
         Args:
             tokenizer: whose tokens the constraints speak of.
             capacity: grammars to keep; the one unused for longest goes first.
+            backend: library that compiles; one of `recsys.constraint.parser.BACKENDS`.
+
+        Raises:
+            ValueError: a capacity below 1, or a backend that is unknown or not installed.
         """
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.tokenizer, self.statistics = tokenizer, CompilerStatistics()
         self._capacity, self._lock = capacity, threading.Lock()
-        self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._backend = backend_of(backend, tokenizer)
+        self._kept: OrderedDict[Grammar, Parser] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -409,37 +414,32 @@ class GrammarCompiler:
                 self._kept[grammar] = base
                 while len(self._kept) > self._capacity:
                     self._kept.popitem(last=False)
-        return GrammarConstraint(base.deep_copy(), self.tokenizer, grammar.field)
+        return GrammarConstraint(base.fork(), self.tokenizer, grammar.field)
 
     def warm_up(self, grammars: Sequence[Grammar]) -> None:
         """Compile grammars ahead of their first use."""
         for grammar in grammars:
             self.constraint(grammar)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self.tokenizer.parser, grammar.source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise ValueError(f"{grammar.field}: {_said(matcher.get_error())}")
-        trial = (
-            matcher.deep_copy()
-        )  # an error would stay with it; and it warms the lexer they share
-        trial.compute_bitmask()
-        if trial.is_error():
+    def _compile(self, grammar: Grammar) -> Parser:
+        parser = self._backend.compile(grammar)
+        trial = parser.fork()  # an error would stay with it; and it warms what they share
+        try:
+            some = bool(trial.bits().any())
+        except ValueError:
+            some = False
+        if not some:
             raise ValueError(f"{grammar.field}: matches no text")
-        if not trial.consume_tokens(trial.compute_ff_tokens()):
-            raise ValueError(f"{grammar.field}: begins with a text that is too long or never ends")
-        return matcher
+        if len(trial.forced()) >= MOST_FORCED:
+            raise ValueError(
+                f"{grammar.field}: begins with a text of {MOST_FORCED} bytes or more, or never ends"
+            )
+        return parser
 
 
 def _literal(text: str) -> str:
     """A text as a Lark string."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _said(message: str) -> str:
-    """An error of llguidance in one line, without its dump of the parser."""
-    return " ".join(message.split("<state>")[0].replace("<non-verbose/>", "").split())
 
 
 def _check_counts(field: str, least: int, most: int) -> None:

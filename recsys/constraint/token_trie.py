@@ -67,9 +67,21 @@ class TokenTrie:
     @cached_property
     def bytes_alone(self) -> NDArray[np.bool_]:
         """(256,) whether a byte can be written by a token of its own."""
-        alone = np.zeros(256, np.bool_)
-        alone[[data[0] for data in self.spelling if len(data) == 1]] = True
-        return alone
+        return self.of_byte >= 0
+
+    @cached_property
+    def of_byte(self) -> NDArray[np.int64]:
+        """(256,) a token that writes one byte and no more, or -1."""
+        found = np.full(256, -1, np.int64)
+        for token, data in enumerate(self.spelling):
+            if len(data) == 1:
+                found[data[0]] = token
+        return found
+
+    @cached_property
+    def first_byte(self) -> NDArray[np.int16]:
+        """(V,) the first byte that each token writes; -1 for one that writes nothing."""
+        return np.asarray([data[0] if data else -1 for data in self.spelling], np.int16)
 
 
 class TextTokenizer:

@@ -1,4 +1,4 @@
-"""The protocol of constraints: items, titles and grammars by the same rules."""
+"""The protocol of constraints: items, titles and grammars, by each library, by the same rules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from recsys.constraint import ItemTrie
 from recsys.constraint.grammar import GrammarCompiler, json_schema
 from recsys.constraint.items import ItemConstraint
+from recsys.constraint.parser import installed_backends
 from recsys.constraint.protocol import DEAD, ROOT, tree_states
 from recsys.constraint.titles import TitleTrie
 from recsys.constraint.token_trie import TextTokenizer
@@ -27,8 +28,8 @@ SCHEMA = {
     "required": ["item", "why"],
     "additionalProperties": False,
 }
-COMPILER = GrammarCompiler(TOKENIZER)
-KINDS = ("items", "titles", "grammar")
+COMPILERS = {name: GrammarCompiler(TOKENIZER, backend=name) for name in installed_backends()}
+KINDS = ("items", "titles", *COMPILERS)
 
 
 def make(kind):
@@ -37,7 +38,7 @@ def make(kind):
         return ItemConstraint(ItemTrie.build(CODES), 8, 7)
     if kind == "titles":
         return TitleTrie.build(TITLES, TOKENIZER.tokens)
-    return COMPILER.constraint(json_schema(SCHEMA))
+    return COMPILERS[kind].constraint(json_schema(SCHEMA))
 
 
 def random_tree(constraint, rng, size):
@@ -131,7 +132,7 @@ def test_forced_tokens_are_allowed_one_after_the_other(kind, seed):
         options = np.flatnonzero(constraint.allowed([state])[0])
         if not len(options):
             break
-        assert len(options) > 1 or kind == "grammar"
+        assert len(options) > 1 or kind in COMPILERS
         state = int(constraint.advance([state], [rng.choice(options)])[0])
 
 
