@@ -26,7 +26,7 @@ TREE = {
     "evaluate": (),
     "compare": (),
     "recommend": (),
-    "benchmark": ("serve", "atspeed", "constraint", "decode"),
+    "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
     "store": ("export", "import"),

@@ -1,0 +1,164 @@
+"""`recsys benchmark capacity`. Nothing heavy is imported at the top."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recsys.options import Json, Name, Seed
+
+SCHEMA = 1
+COSTS = "costs.json"
+
+
+def capacity(
+    bundle: Annotated[
+        Path | None, typer.Option(help="Bundle to plan for (default: that of --name).")
+    ] = None,
+    name: Name = None,
+    users: Annotated[int, typer.Option(min=1, help="People with a history.")] = 1_000_000,
+    items: Annotated[
+        int | None, typer.Option(min=1, help="Items (default: those of the bundle).")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Requests a second at the peak.")
+    ] = None,
+    daily_users: Annotated[
+        float | None, typer.Option(min=1, help="Instead of --rate: people who come on a day.")
+    ] = None,
+    daily_requests: Annotated[
+        float, typer.Option(min=0.001, help="Requests of each of them on that day.")
+    ] = 10.0,
+    peak: Annotated[
+        float, typer.Option(min=1, help="How many times a day's mean the busiest second has.")
+    ] = 3.0,
+    p50: Annotated[float | None, typer.Option(min=0.1, help="Target of p50, ms.")] = None,
+    p99: Annotated[float | None, typer.Option(min=0.1, help="Target of p99, ms.")] = 100.0,
+    hits: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of requests whose history a replica has kept."),
+    ] = 0.8,
+    burst: Annotated[
+        float, typer.Option(min=1, help="How many times the calm rate bursts have, 10 s each.")
+    ] = 1.0,
+    events: Annotated[int, typer.Option(min=0, help="Events of a user's history.")] = 20,
+    spare: Annotated[int, typer.Option(min=0, help="Replicas that may be lost.")] = 1,
+    per_machine: Annotated[int, typer.Option(min=1, help="Replicas of a machine.")] = 1,
+    k: Annotated[int, typer.Option(min=1, max=200, help="Items asked for.")] = 10,
+    extra_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of requests that need another pass.")
+    ] = 0.0,
+    extra_ms: Annotated[
+        float, typer.Option(min=0, help="What a batch takes longer with one of them.")
+    ] = 0.0,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Cost model to use; by default one is measured (about a minute)."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Instead: predict two replicas, run them, compare."),
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Setting of the servers, serve.key=value. Repeatable."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json and costs.json.")] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """How many replicas it takes, from measured costs and a simulated fleet; or whether that holds.
+
+    Measures one replica of the bundle under several loads, searches the rate that it bears within
+    the latencies wanted, and plays the fleet with one replica dying at the peak. --check predicts
+    what two replicas do at loads that were not measured, runs them, and compares p50 and p99.
+
+    Example: recsys benchmark capacity --bundle var/bundles/demo --daily-users 1e6 --p99 60
+    """
+    import asyncio
+
+    from recsys.artifacts import Workspace, read_manifest
+    from recsys.config import Settings
+    from recsys.errors import ConfigError
+    from recsys.progress import say
+    from serving.capacity import report
+    from serving.capacity.check import Trial
+    from serving.capacity.check import check as run_check
+    from serving.capacity.costs import Costs
+    from serving.capacity.measure import measure_one
+    from serving.capacity.memory import Memory
+    from serving.capacity.plan import Needs, plan
+    from serving.capacity.simulation import Fleet
+    from serving.settings import ServingSettings
+
+    bundle = bundle or Workspace.of(Settings.load(None, name=name).name).bundle
+    manifest = read_manifest(bundle, "bundle")
+    for setting in settings or ():
+        if not setting.startswith("serve."):
+            raise ConfigError(f"--set {setting}: this command reads serve.key=value only")
+    told = [setting.removeprefix("serve.") for setting in settings or ()]
+    serving = ServingSettings.load(None, settings or (), bundle=bundle)
+    document = {
+        "benchmark": "capacity",
+        "schema": SCHEMA,
+        "command": shlex.join(["recsys", *sys.argv[1:]]),
+        "quick": quick,
+        "bundle": {"name": bundle.absolute().name, "version": manifest.digest},
+        "settings": told,
+    }
+    if check:
+        trial = Trial.quick(k) if quick else Trial(k=k)
+        found = asyncio.run(run_check(bundle, trial, settings=told, seed=seed or 0))
+        model = found.pop("costs")
+        document |= {"check": found}
+    else:
+        if (rate is None) == (daily_users is None):
+            raise ConfigError("give one of --rate and --daily-users")
+        wanted = rate or Needs.rate_of(daily_users or 0.0, daily_requests, peak)
+        needs = Needs(
+            users, items or int(manifest.info["items"]), wanted, p50, p99,
+            new=1 - hits, burst=burst, events=events, spare=spare, per_machine=per_machine,
+        )  # fmt: skip
+        if costs is not None:
+            model = Costs.load(costs)
+        else:
+            seconds = 0.5 if quick else 8.0
+            model = asyncio.run(
+                measure_one(bundle, k=k, seconds=seconds, settings=told, seed=seed or 0)
+            )
+        fleet = Fleet(
+            max_batch=serving.max_batch,
+            max_wait_ms=serving.max_wait_ms,
+            queue_limit=serving.queue_limit,
+            deadline_ms=serving.deadline_ms,
+            extra_share=extra_share,
+            extra_ms=extra_ms,
+        )
+        memory = Memory.of_bundle(bundle, prefix_mb=serving.prefix_mb)
+        document |= {"plan": plan(model, needs, memory, fleet, seed=seed or 0)}
+    document |= {"costs": model.summary()}
+    from rich.console import Console
+
+    from recsys.benchmark.environment import environment  # torch is imported when all is measured
+
+    document |= {"environment": environment()}
+    if not as_json:
+        console = Console()
+        for table in report.tables(document):
+            console.print(table)
+        for sentence in report.sentences(document):
+            console.print(sentence, highlight=False, soft_wrap=True)
+    if out is not None:
+        model.save(out / COSTS)
+        text = json.dumps(document, indent=1)
+        (out / "result.json").write_text(text + "\n", encoding="utf-8")
+        say(f"written: {out}")
+    typer.echo(json.dumps(document))

@@ -1,0 +1,191 @@
+"""Costs: what answering takes on one replica, as it was measured, request by request.
+
+A cost model keeps measured batches, not their means: the simulation draws from them, so that the
+tail of its answers is the tail of what was seen. A batch costs its time on the worker; a request
+costs its share of everything else besides (network, HTTP, the event loop), which is what the client
+saw less the time in queue and batch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SCHEMA = 1
+DRAWS = 4096  # of each batch size, from which a simulation takes
+ENOUGH = 32  # measured requests of a size that stand for themselves
+
+
+@dataclass(frozen=True)
+class Level:
+    """Requests measured at one rate.
+
+    Attributes:
+        rate: requests a second of each replica.
+        size: (n,) requests in the batch of each request.
+        batch_ms: (n,) time of its batch, as if all its histories had been kept.
+        other_ms: (n,) all else that its client waited for, except the queue.
+    """
+
+    rate: float
+    size: NDArray[np.int64]
+    batch_ms: NDArray[np.float64]
+    other_ms: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What answering takes on one replica.
+
+    Attributes:
+        levels: what was measured, by ascending rate. How a replica's cores are shared, and how
+            deep they sleep between requests, changes with the rate, so costs are of a rate.
+        cold_ms: what a request adds to its batch whose history was not kept.
+        about: where it was measured: bundle, settings, machine.
+    """
+
+    levels: tuple[Level, ...]
+    cold_ms: float = 0.0
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.levels or not all(len(level.size) for level in self.levels):
+            raise ConfigError("costs: no measured requests")
+        rates = [level.rate for level in self.levels]
+        if rates != sorted(rates):
+            raise ConfigError(f"costs: rates {rates} are not ascending")
+
+    @classmethod
+    def constant(cls, batch_ms: float, *, request_ms: float = 0.0, other_ms: float = 0.0) -> Costs:
+        """A batch of n takes `batch_ms + n request_ms`, and a request `other_ms` besides."""
+        sizes = np.repeat([1, 2], ENOUGH)
+        batch = batch_ms + request_ms * sizes
+        return cls((Level(0.0, sizes, batch, np.full(len(sizes), other_ms)),))
+
+    @cached_property
+    def line(self) -> tuple[float, float]:
+        """(a, b): a batch of n takes a + b n ms on average, b >= 0; a least-squares fit."""
+        size = np.concatenate([level.size for level in self.levels])
+        batch = np.concatenate([level.batch_ms for level in self.levels])
+        if len(np.unique(size)) == 1:
+            return float(batch.mean()), 0.0
+        weight = size**-0.5  # each batch once, whatever its size
+        slope, offset = np.polyfit(size, batch, 1, w=weight)
+        if slope < 0:
+            return float(np.average(batch, weights=weight**2)), 0.0
+        return float(offset), float(slope)
+
+    def mean_ms(self, size: int) -> float:
+        """Mean time of a batch."""
+        offset, slope = self.line
+        return max(offset + slope * size, 1e-6)
+
+    def summary(self) -> dict[str, Any]:
+        """What a report says of it."""
+        return {
+            "line_ms": [round(part, 4) for part in self.line],
+            "cold_ms": round(self.cold_ms, 4),
+            "rates": [round(level.rate, 2) for level in self.levels],
+            "requests": sum(len(level.size) for level in self.levels),
+            "about": self.about,
+        }
+
+    def draws(
+        self, rate: float, max_batch: int, rng: np.random.Generator
+    ) -> list[tuple[list[float], list[float]]]:
+        """Batch times and other times in seconds to draw from, `DRAWS` for each size from 0 on.
+
+        Between two measured rates, each gives so many of the draws as it is near. A size that was
+        hardly seen borrows from the nearest ones, stretched as the line of means says.
+        """
+        rates = np.array([level.rate for level in self.levels])
+        above = int(np.searchsorted(rates, rate))
+        if above in (0, len(rates)):
+            mixed = [(self.levels[min(above, len(rates) - 1)], DRAWS)]
+        else:
+            near = (rate - rates[above - 1]) / (rates[above] - rates[above - 1])
+            upper = round(DRAWS * float(near))
+            mixed = [(self.levels[above - 1], DRAWS - upper), (self.levels[above], upper)]
+        found: list[tuple[list[float], list[float]]] = [([], [])]
+        for size in range(1, max_batch + 1):
+            parts = [self._take(level, size, count, rng) for level, count in mixed if count]
+            batch, other = np.concatenate(parts, axis=1) / 1e3
+            order = rng.permutation(DRAWS)
+            found.append((batch[order].tolist(), other[order].tolist()))
+        return found
+
+    def _take(
+        self, level: Level, size: int, count: int, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """(2, count) batch and other times of measured requests in batches like `size`."""
+        seen = np.unique(level.size)
+        seen = seen[np.argsort(np.abs(np.log(seen / size)), kind="stable")]
+        chosen = level.size == seen[0]
+        for other in seen[1:]:
+            if chosen.sum() >= ENOUGH:
+                break
+            chosen |= level.size == other
+        (rows,) = chosen.nonzero()
+        # Each measured value as often as any other, so far as that goes.
+        rows = rows[rng.permutation(np.arange(count) % len(rows))]
+        stretch = self.mean_ms(size) / np.array([self.mean_ms(int(n)) for n in level.size[rows]])
+        return np.stack([level.batch_ms[rows] * stretch, level.other_ms[rows]])
+
+    def save(self, file: Path) -> None:
+        """Write JSON."""
+        levels = [
+            {
+                "rate": level.rate,
+                "size": level.size.tolist(),
+                "batch_ms": level.batch_ms.round(4).tolist(),
+                "other_ms": level.other_ms.round(4).tolist(),
+            }
+            for level in self.levels
+        ]
+        document = {
+            "schema": SCHEMA,
+            "about": self.about,
+            "cold_ms": self.cold_ms,
+            "line_ms": self.line,
+            "levels": levels,
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> Costs:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: no such file, or another kind of file.
+        """
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+            if document["schema"] != SCHEMA:
+                raise ValueError(f"schema {document['schema']}, expected {SCHEMA}")
+            levels = tuple(
+                Level(
+                    float(level["rate"]),
+                    np.array(level["size"], np.int64),
+                    np.array(level["batch_ms"], np.float64),
+                    np.array(level["other_ms"], np.float64),
+                )
+                for level in document["levels"]
+            )
+            return cls(levels, float(document["cold_ms"]), document["about"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"{file} is no cost model ({error}); make one with "
+                "`recsys benchmark capacity --out FOLDER`"
+            ) from error
