@@ -52,6 +52,8 @@ class RetrievalConfig:
         smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
         vectors: keep the items' feature vectors, where the run's semantic IDs were learned from
             some.
+        near: items nearest by their vectors that each item speaks for as well.
+        near_share: share of an item's weight that they get (`ItemItem.with_near`).
         candidates: items proposed to the model.
         nodes: of the target's tree that they may take.
         beams: beam width of the search that is blended, while choosing.
@@ -69,6 +71,8 @@ class RetrievalConfig:
     half_life_days: float | None = None
     smoothing: float = 0.03
     vectors: bool = True
+    near: int = 50
+    near_share: float = 0.0
     candidates: int = 40
     nodes: int = 32
     beams: int = 20
@@ -78,7 +82,9 @@ class RetrievalConfig:
     nearness: tuple[float, ...] = (0.0, 1.0, 1.5, 2.0, 3.0)
 
     def __post_init__(self) -> None:
-        least = {"candidates": 0, "nodes": 0, "beams": 1, "users": 0}
+        if not 0 <= self.near_share <= 1:
+            raise ValueError(f"near_share must lie in [0, 1], got {self.near_share}")
+        least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
@@ -138,15 +144,17 @@ def fit(dataset: Dataset, config: RetrievalConfig, ids: Path) -> Retrieval:
         target_damping=config.target_damping,
         decay=config.decay,
     )
+    features, vectors = ids / "features.npy", None
+    if config.vectors and features.is_file():
+        vectors = VectorIndex.of(np.load(features, allow_pickle=False))
+        if config.near_share:
+            item_item = item_item.with_near(vectors.neighbours(config.near), config.near_share)
     counts = decayed_counts(
         events.item[trained],
         size,
         timestamps=events.timestamp[trained] if events.has_time else None,
         half_life_days=config.half_life_days,
     )
-    features, vectors = ids / "features.npy", None
-    if config.vectors and features.is_file():
-        vectors = VectorIndex.of(np.load(features, allow_pickle=False))
     fitted_on = digest(dataset.train_histories)
     return Retrieval(item_item, counts, config.smoothing, vectors, fitted_on=fitted_on)
 

@@ -201,3 +201,28 @@ def test_nearness_is_the_cosine_to_the_decayed_sum_of_the_history():
     assert not near[2].any()  # its only item has no vector
     np.testing.assert_allclose(near[3], [1, 0, np.sqrt(0.5), 0, 0], rtol=1e-6)
     assert not fitted(Histories.of([[0, 1]])).nearness(asked, np.array([[0]] * 4)).any()
+
+
+def test_neighbours_are_the_nearest_others_by_the_fourth_power_of_their_cosine():
+    vectors = np.array([[1, 0], [1, 1], [0, 2], [0, 0], [-1, 0]], np.float32)
+    near = VectorIndex.of(vectors).neighbours(2).toarray()
+    wanted = np.zeros((5, 5))
+    wanted[0, 1] = wanted[2, 1] = 1.0  # 0 and 2 are at right angles
+    wanted[1, 0] = wanted[1, 2] = 0.5
+    np.testing.assert_allclose(near, wanted, atol=1e-6)
+
+
+def test_an_item_speaks_for_its_like_with_a_share_of_its_weight():
+    weights = sparse.csr_array(np.array([[0, 4, 0], [1, 0, 0], [0, 0, 0]], np.float32))
+    near = sparse.csr_array(np.array([[0, 0, 1], [0.5, 0, 0.5], [1, 0, 0]]))
+    found = ItemItem(weights, 0.5).with_near(near, 0.25)
+    # The last item has no weight of its own: a fifth of the median of 4 and 1.
+    wanted = [[0, 3, 1], [0.75 + 0.125, 0, 0.125], [0.125, 0, 0]]
+    np.testing.assert_allclose(found.weights.toarray(), wanted, atol=1e-6)
+    assert found.decay == 0.5
+
+
+def test_without_any_evidence_only_the_like_is_spoken_for():
+    near = sparse.csr_array(np.array([[0.0, 1], [1, 0]]))
+    empty = ItemItem(sparse.csr_array((2, 2), dtype=np.float32), 0.5)
+    np.testing.assert_allclose(empty.with_near(near, 0.2).weights.toarray(), [[0, 0.2], [0.2, 0]])
