@@ -6,8 +6,10 @@ Models are loaded and warmed beside it, on a thread of their own, so that those 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HELPERS = 2
 TOUCHED = 50  # items of a history, as long as most
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class Recommends(Protocol):
@@ -131,9 +135,12 @@ class Engine:
         loop = asyncio.get_running_loop()
         # The thread ends with its work: OpenMP keeps helpers for each thread that ever computed,
         # and where they are more than cores, all of them fall asleep between any two operations.
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as loader:
+        loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+        try:
             recommender = await loop.run_in_executor(loader, self._load, bundle, loaded)
-        await loop.run_in_executor(self._worker, _touch, recommender)
+        finally:
+            loader.shutdown(wait=False)  # the loop does not wait with it
+        await loop.run_in_executor(self._worker, _touch, recommender, self._settings.max_batch)
         return recommender
 
     async def run(self, recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
@@ -168,6 +175,7 @@ class Engine:
     def _open(self, bundle: Path) -> Recommender:
         import torch
 
+        _keep_memory()
         settings = self._settings
         torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         return Recommender.load(
@@ -178,6 +186,19 @@ class Engine:
             prefix_bytes=settings.prefix_mb << 20,
             max_batch=settings.max_batch,
         )
+
+
+def _keep_memory() -> None:
+    """Let the C library keep memory that was freed, where it is glibc.
+
+    The tensors of a batch are some megabytes each. By default they are given back to the kernel and
+    asked for anew operation by operation, and the first touch of their pages then takes longer than
+    what is computed in them.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
@@ -192,8 +213,10 @@ def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
     return [done[i] for i in range(len(batch))]
 
 
-def _touch(recommender: Recommends) -> None:
-    """A few answers on the thread that will give all others: its own one-time costs."""
+def _touch(recommender: Recommends, most: int) -> None:
+    """Some answers on the thread that will give all others: its own one-time costs."""
     some = recommender.catalog.item_ids[:TOUCHED]
-    for size in (1, 1, 4, 1):
+    for size in (1, 4, most, 1):
         recommender.recommend_batch([RecommendRequest(some, 10)] * size)
+    for length in (1, 4, 8, 12, 16):
+        recommender.recommend_batch([RecommendRequest(some[:length], 10)])
