@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
 FALLBACK = "retrieval and popularity answered"
+FILLED_UP = "retrieval and popularity answered, and the model where they had no more"
 _NOTES: dict[NoteCode, str] = {
     "unknown_user": "There is no history of the user",
     "empty_history": "The history is empty",
@@ -77,11 +78,11 @@ def for_the_model(body: RecommendationsRequest) -> bool:
     return special or body.blend is False or "trace" in body.include or not body.fallback
 
 
-def note(code: NoteCode | None, *, fallback: bool) -> Note | None:
+def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:
     """What a caller should know of an answer."""
     if code is None:
         return None
-    how = FALLBACK if fallback else BARE_PROMPT
+    how = FILLED_UP if filled_up else FALLBACK if fallback else BARE_PROMPT
     return Note.model_construct(code=code, detail=f"{_NOTES[code]}; {how}.")
 
 
@@ -103,7 +104,7 @@ def items_of(
             values["because"] = one.because
         if "metadata" in include:
             values["metadata"] = metadata(catalog, catalog.find(one.item_id))
-        answer.append(RecommendedItem.model_construct(**values))
+        answer.append(RecommendedItem.made(values))
     return answer
 
 
@@ -119,6 +120,14 @@ def eligible(epoch: Epoch, request: RecommendRequest) -> int:
     _, places = trie.places_of(np.unique(trie.item_row[hidden]))
     inside = np.isin(trie.row_items[places], hidden) & mask.items[places]
     return mask.eligible - int(np.count_nonzero(inside))
+
+
+def missing(result: RecommendResult, request: RecommendRequest) -> bool:
+    """Whether a list is shorter than it could be; of an answer that names its catalogue."""
+    found = len(result.recommendations)
+    if found >= request.k or result.catalogue is None:
+        return False
+    return found < eligible(result.catalogue, request)
 
 
 def response(

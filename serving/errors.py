@@ -25,7 +25,7 @@ from serving.models import (
     UnknownBundleError,
     UnknownModelError,
 )
-from serving.schemas.common import InvalidField
+from serving.schemas.common import NO_CONTROLS, InvalidField
 from serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
 from serving.stores import StoreError
 
@@ -260,4 +260,6 @@ def _sentence(entry: Mapping[str, Any]) -> str:
         return "unknown field"
     if entry["type"] in ("model_attributes_type", "missing") and len(entry["loc"]) == 1:
         return "a JSON object is required"
+    if entry["type"] == "string_pattern_mismatch" and NO_CONTROLS in entry["msg"]:
+        return "an id has no control characters (U+0000 to U+001F, U+007F)"
     return str(entry["msg"]).removeprefix("Value error, ")

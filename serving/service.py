@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from recsys.bundle import EVAL
 from recsys.errors import RecsysError, RequestError
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from serving import answers
-from serving.batcher import DeadlineExceededError
+from serving.batcher import DeadlineExceededError, QueueFullError
 from serving.catalogue import Catalogue, find, item_of
 from serving.engine import Engine, RankRequest
 from serving.metrics import Metrics
 from serving.models import BundleRefusedError, KeptAlias, Models
+from serving.reads import Reads
 from serving.schemas.common import CHAMPION, MAX_HISTORY
 from serving.schemas.filters import FilterReport
 from serving.schemas.items import RankResponse, ScoredItem, SimilarResponse
@@ -118,7 +120,8 @@ class Service:
         self.models = Models(
             settings, self._engine, self.metrics, prepare=self._prepare, changed=self._keep_aliases
         )
-        self.catalogue = Catalogue(self.models, self.metrics)
+        self._reads = Reads(settings, self._engine)
+        self.catalogue = Catalogue(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._engine, self.metrics)
         self.metrics.watch(queue_depth=lambda: self.models.waiting, filter_stats=self._filter_stats)
 
@@ -142,12 +145,14 @@ class Service:
             return
         self._engine.freeze()
         self._shadow.start()
+        self.catalogue.start()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
         """Answer what waits, then let go of everything."""
         self._enter(Phase.STOPPING)
         await self._shadow.close()
+        await self.catalogue.close()
         await self.models.close()
         self._engine.close()
         if self._store is not None:
@@ -224,12 +229,18 @@ class Service:
             if unknown is not None and not answers.for_the_model(body):
                 result = await self._fallback(model, request, body.k, deadline)
             fallback = result is not None
-            if result is None:
+            if result is not None and answers.missing(result, request):
+                answer, result = await self._filled_up(model, request, result, deadline)
+            elif result is None:
                 answer = await model.batcher.submit(request, deadline=deadline)
                 assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
                 result = answer.result
             response = answers.response(
-                body, request, result, model, answers.note(unknown, fallback=fallback)
+                body,
+                request,
+                result,
+                model,
+                answers.note(unknown, fallback=fallback, filled_up=fallback and answer is not None),
             )
             if not fallback:
                 found = [one.item_id for one in result.recommendations]
@@ -309,6 +320,7 @@ class Service:
             UnknownModelError: of the alias.
             UnknownItemError: there is none of this id.
             UnsupportedError: the bundle has nothing to tell by.
+            QueueFullError, DeadlineExceededError: of `Reads`.
         """
         with self.models.lease(alias) as model:
             recommender = model.recommender
@@ -319,7 +331,7 @@ class Service:
                     "of that name."
                 )
             try:
-                found = await self._engine.read(recommender.similar, item_id, k)
+                found = await self._reads(recommender.similar, item_id, k)
             except RequestError:
                 find(recommender.catalog, item_id)  # it was taken away meanwhile
                 raise
@@ -338,11 +350,12 @@ class Service:
         Raises:
             UnknownModelError: of the alias.
             FilterError: it is not valid, or a boost is not.
+            QueueFullError, DeadlineExceededError: of `Reads`.
         """
         with self.models.lease(body.model) as model:
             boosts = [boost.model_dump() for boost in body.boosts]
             request = RecommendRequest([], filter=body.filter, boosts=boosts)
-            count = await self._engine.read(model.recommender.eligible, request)
+            count = await self._reads(model.recommender.eligible, request)
             items = model.recommender.epoch.num_items
             return FilterReport(
                 valid=True,
@@ -381,10 +394,7 @@ class Service:
         try:
             request = answers.to_request(body, history)
             if request.filter is not None or request.boosts or body.blend or body.mode == "relaxed":
-                async with asyncio.timeout_at(deadline):
-                    await self._engine.read(model.recommender.eligible, request)
-        except TimeoutError:
-            raise DeadlineExceededError from None
+                await self._reads(model.recommender.eligible, request, deadline=deadline)
         except RequestError as error:
             raise InvalidError(str(error)) from error
         except RecsysError:  # of a filter
@@ -401,11 +411,7 @@ class Service:
         if recommender.retrieval is None:
             return None
         epoch = recommender.epoch
-        try:
-            async with asyncio.timeout_at(deadline):
-                found = await self._engine.read(recommender.fallback, request)
-        except TimeoutError:
-            raise DeadlineExceededError from None
+        found = await self._reads(recommender.fallback, request, deadline=deadline)
         catalog, named = epoch.catalog, []
         for item_id, score, source in found[:k]:
             row = catalog.find(item_id)
@@ -419,6 +425,37 @@ class Service:
         self.metrics.fallback(named[0].source if named else "popular")
         return RecommendResult(
             named, lost, certificate="approximate", epoch=epoch.number, catalogue=epoch
+        )
+
+    async def _filled_up(
+        self, model: Model, request: RecommendRequest, found: RecommendResult, deadline: float
+    ) -> tuple[Answer[Done] | None, RecommendResult]:
+        """A fallback that is too short, and behind it what the model has beside.
+
+        Retrieval knows the bundle's items alone; those that came since, the model can tell.
+        """
+        named = [one.item_id for one in found.recommendations]
+        rest = replace(
+            request,
+            k=request.k - len(named),
+            exclude_items=[*request.exclude_items, *named],
+            blend=False,
+        )
+        try:
+            answer = await model.batcher.submit(rest, deadline=deadline)
+        except QueueFullError:
+            return None, found  # a short list is better than none
+        assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
+        more = answer.result
+        epoch = more.catalogue or model.recommender.epoch
+        # what was taken away meanwhile is in no answer
+        kept = [one for one in found.recommendations if epoch.catalog.find(one.item_id) >= 0]
+        return answer, replace(
+            found,
+            recommendations=kept + more.recommendations,
+            stats=more.stats,
+            epoch=epoch.number,
+            catalogue=epoch,
         )
 
     async def _history(self, user_id: str, deadline: float) -> list[str] | None:

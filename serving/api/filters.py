@@ -1,10 +1,10 @@
 """Filters: looked at before they are used."""
 
 # Annotations stay live here: FastAPI reads them.
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from recsys.errors import FilterError
-from serving.api.routing import BODY, JsonRoute, Ready
+from serving.api.routing import BODY, RECOMMEND, JsonRoute, Ready, while_connected
 from serving.errors import documented, invalid_part
 from serving.schemas.common import InvalidField
 from serving.schemas.filters import FilterCheck, FilterReport
@@ -12,11 +12,11 @@ from serving.schemas.filters import FilterCheck, FilterReport
 router = APIRouter(prefix="/v1/filters", route_class=JsonRoute)
 
 
-@router.post("/validate", responses=documented(*BODY, "unknown_model", "not_ready"))
-async def validate_filter(body: FilterCheck, service: Ready) -> FilterReport:
+@router.post("/validate", responses=documented(*BODY, *RECOMMEND))
+async def validate_filter(body: FilterCheck, request: Request, service: Ready) -> FilterReport:
     """How many items fit a filter, or what is wrong with it."""
     try:
-        return await service.check_filter(body)
+        return await while_connected(request, service.check_filter(body))
     except FilterError as error:
         whole = InvalidField(location="body", pointer="/filter", detail=str(error))
         return FilterReport(

@@ -38,11 +38,13 @@ CHANGE = ("invalid_item", "store_unavailable", "not_ready")
 @router.get(
     "/items",
     response_model=ItemPage,
-    responses=documented("unknown_model", "invalid_request", "not_ready"),
+    responses=documented("invalid_request", *RECOMMEND),
 )
-async def browse_items(query: Annotated[ItemQuery, Query()], service: Ready) -> Response:
+async def browse_items(
+    query: Annotated[ItemQuery, Query()], request: Request, service: Ready
+) -> Response:
     """The catalogue, page by page: by the first codes of the semantic ID, and by words."""
-    return json_response(await service.catalogue.browse(query))
+    return json_response(await while_connected(request, service.catalogue.browse(query)))
 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
@@ -55,15 +57,17 @@ async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
 @router.get(
     "/items/{item_id:id}/similar",
     response_model=SimilarResponse,
-    responses=documented(
-        "unknown_item", "unknown_model", "unsupported_by_model", "invalid_request", "not_ready"
-    ),
+    responses=documented("unknown_item", "unsupported_by_model", "invalid_request", *RECOMMEND),
 )
 async def similar_items(
-    item_id: PathId, query: Annotated[SimilarQuery, Query()], service: Ready
+    item_id: PathId, query: Annotated[SimilarQuery, Query()], request: Request, service: Ready
 ) -> Response:
-    """Items that go with one item, by what users did with both."""
-    return json_response(await service.similar(item_id, query.k, query.model))
+    """Items that go with one item, by what users did with both.
+
+    An id that itself ends with `/similar` is written with `%2F`.
+    """
+    answer = service.similar(item_id, query.k, query.model)
+    return json_response(await while_connected(request, answer))
 
 
 @router.get(

@@ -11,17 +11,19 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Scope
 
 from serving.bodies import MalformedError, parse
 from serving.errors import ProblemError
-from serving.schemas.common import MAX_ID
+from serving.schemas.common import MAX_ID, NO_CONTROLS
 from serving.service import Service
 
 T = TypeVar("T")
 
 
 class IdConvertor(PathConvertor):
-    """An outside id in a path: any characters, slashes and line ends among them."""
+    """An outside id in a path: any characters, slashes among them; the route checks which."""
 
     regex = r"[\s\S]*"
 
@@ -50,7 +52,25 @@ class StrictRequest(Request):
         return self._value
 
 
-class JsonRoute(APIRoute):
+class IdRoute(APIRoute):
+    """A route whose last word, behind an id, is none of the id's own.
+
+    `/v1/items/a/similar` asks for what is similar to `a`, and `/v1/items/a%2Fsimilar` for the item
+    `a/similar`: what was written as `%2F` belongs to the id.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As any route; but the word behind an id must have been written with its slash."""
+        match, child = super().matches(scope)
+        _, is_behind_an_id, word = self.path_format.rpartition("}/")
+        written = scope.get("raw_path")
+        if match is Match.NONE or not is_behind_an_id or written is None:
+            return match, child
+        is_apart = written.partition(b"?")[0].endswith(f"/{word}".encode())
+        return (match, child) if is_apart else (Match.NONE, {})
+
+
+class JsonRoute(IdRoute):
     """A route whose body, if it has one, is JSON and says so."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -84,7 +104,7 @@ async def _ready_service(request: Request) -> Service:
 
 AnyPhase = Annotated[Service, Depends(_service)]
 Ready = Annotated[Service, Depends(_ready_service)]
-PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID)]
+PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
 
 
 def json_response(answer: BaseModel, status: int = 200) -> Response:

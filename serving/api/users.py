@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Response
 
-from serving.api.routing import AnyPhase, PathId
+from serving.api.routing import AnyPhase, IdRoute, PathId
 from serving.batcher import DeadlineExceededError
 from serving.errors import documented
 from serving.schemas.events import (
@@ -22,7 +22,7 @@ from serving.service import Phase, Service, UnknownUserError
 T = TypeVar("T")
 STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")
 
-router = APIRouter(prefix="/v1/users")
+router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
 
 @router.get("", responses=documented(*STORE))

@@ -10,10 +10,12 @@ MAX_HISTORY = 2_000
 MAX_ID = 256
 CHAMPION = "champion"
 
-ItemId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
-UserId = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=r"^[^\x00]+$")
-]  # PostgreSQL has no NUL in texts
+# Outside ids are any text without control characters: PostgreSQL has no NUL in texts, and the
+# others are slips that no log or terminal shows.
+NO_CONTROLS = r"^[^\x00-\x1F\x7F]+$"
+Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
+ItemId = Id
+UserId = Id
 AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Items wanted.")]
 Alias = Annotated[AliasName, Field(description="Alias of the model to ask.")]

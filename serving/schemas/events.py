@@ -16,7 +16,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from serving.schemas.common import MAX_ID
+from serving.schemas.common import MAX_ID, Id
 from serving.stores.protocol import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
@@ -42,9 +42,6 @@ def _in_range(seconds: float) -> float:
     return seconds
 
 
-Id = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=r"^[^\x00]+$")
-]  # PostgreSQL has no NUL in texts
 Timestamp = Annotated[
     float,
     BeforeValidator(_from_text),

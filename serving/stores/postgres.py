@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
 from serving.stores.protocol import StoreError
-from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, RaceError, SqlStore
+from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, SEEDING, RaceError, SqlStore
 
 try:
     import psycopg
@@ -76,7 +76,7 @@ INSERT = (  # a column an array: ten times as fast as a row a statement
     f" SELECT * FROM unnest({', '.join(f'%s::{kind}' for kind in ARRAYS)})"
     " ON CONFLICT DO NOTHING"
 )
-LOCK = 0x7265637379  # of pg_advisory_xact_lock: one process migrates or seeds at a time
+LOCK = 0x7265637379  # and what follows, of pg_advisory_xact_lock
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
 
@@ -144,7 +144,7 @@ class PostgresStore(SqlStore):
     def _migrate(self, connection: Any) -> None:
         connection.execute(self.begin)
         with self._committed(connection):
-            self._lock(connection.cursor())
+            self._lock(connection.cursor(), SEEDING)
             connection.execute("CREATE TABLE IF NOT EXISTS recsys_schema (version INT NOT NULL)")
             (version,) = connection.execute(
                 "SELECT coalesce(max(version), 1) FROM recsys_schema"
@@ -163,8 +163,11 @@ class PostgresStore(SqlStore):
                 (json.dumps(uuid.uuid4().hex),),
             )
 
-    def _lock(self, cursor: Any) -> None:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+    def _lock(self, cursor: Any, what: int) -> None:
+        try:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK + what,))
+        except psycopg.errors.DeadlockDetected as error:
+            raise RaceError from error
 
     def _after_erasure(self, connection: Any) -> None:
         pass  # when to vacuum is the server's business

@@ -118,6 +118,27 @@ class Served:
     time_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Changes of a catalogue.
+
+    Attributes:
+        records: oldest first.
+        place: of the last of them, or where was looked from if there are none.
+    """
+
+    records: list[dict[str, Any]]
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """Where records were written: behind `before` and up to `last`, with none of others between."""
+
+    before: int
+    last: int
+
+
 class Observer(Protocol):
     """Who counts what a store does (`serving.metrics.Metrics` does)."""
 
@@ -175,15 +196,19 @@ class Store(HistoryStore, Protocol):
     async def served(self, recommendation_id: str) -> Served | None:
         """A remembered answer."""
 
-    async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> None:
+    async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
         """Write changes of a model's catalogue (JSON objects) durably: all or nothing.
 
         A record with an `item_id` takes the place of earlier ones about the item, so the journal
         grows with the items that were changed and not with the changes.
         """
 
-    async def journal(self, model: str) -> list[dict[str, Any]]:
-        """Changes of a model's catalogue, oldest first."""
+    async def journal(self, model: str, after: int = 0) -> Journal:
+        """Changes of a model's catalogue behind a place.
+
+        Places grow in the order of commits, over all processes that share the store: whoever looks
+        again behind the last place misses nothing.
+        """
 
     async def state_get(self, key: str) -> Any:
         """A value that the service keeps (aliases), or None."""

@@ -25,6 +25,8 @@ from serving.stores.protocol import (
     Appended,
     Event,
     EventConflictError,
+    Journal,
+    Journaled,
     Served,
     StoredEvent,
     StoreError,
@@ -45,6 +47,7 @@ CHUNK = 50_000
 SERVED_KEPT = 100_000
 SERVED_WAITING = 10_000
 RACES = 5
+SEEDING, JOURNAL = range(2)  # what one process does at a time
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 EVENT_COLUMNS = (
     "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
@@ -151,8 +154,8 @@ class SqlStore(ABC):
         """Whether nothing more can be done with the connection."""
 
     @abstractmethod
-    def _lock(self, cursor: Cursor) -> None:
-        """Keep other processes from seeding at the same time; within a transaction."""
+    def _lock(self, cursor: Cursor, what: int) -> None:
+        """Keep other processes from doing the same (`SEEDING`, ...), to the transaction's end."""
 
     @abstractmethod
     def _after_erasure(self, connection: Any) -> None:
@@ -204,11 +207,11 @@ class SqlStore(ABC):
             return Served(recommendation, user, model, tuple(json.loads(items)), time_ms)
         return None
 
-    async def journal(self, model: str) -> list[dict[str, Any]]:
+    async def journal(self, model: str, after: int = 0) -> Journal:
         """See `Store.journal`."""
-        query = "SELECT record FROM journal WHERE model = ? ORDER BY id"
-        rows = await self._reading("journal", lambda: self._query(query, (model,)))
-        return [json.loads(record) for (record,) in rows]
+        query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id"
+        rows = await self._reading("journal", lambda: self._query(query, (model, after)))
+        return Journal([json.loads(record) for _, record in rows], rows[-1][0] if rows else after)
 
     async def state_get(self, key: str) -> Any:
         """See `Store.state_get`."""
@@ -248,7 +251,7 @@ class SqlStore(ABC):
         """See `Store.remember`."""
         self._remembered.append(served)
 
-    async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> None:
+    async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
         """See `Store.journal_append`."""
         rows: dict[Any, tuple[str, str | None, str]] = {}
         for number, record in enumerate(records):
@@ -258,17 +261,24 @@ class SqlStore(ABC):
             rows[number if key is None else key] = (model, key, json.dumps(dict(record)))
         condition, keys = self._among("key", [key for _, key, _ in rows.values() if key])
 
-        def write(cursor: Cursor) -> None:
-            cursor.execute(
-                self._sql(f"DELETE FROM journal WHERE model = ? AND {condition}"),  # noqa: S608
-                (model, keys),
-            )
+        def write(cursor: Cursor) -> Journaled:
+            self._lock(cursor, JOURNAL)  # so that places are in the order of commits
+            before = self._last_place(cursor, model)
             cursor.executemany(
                 self._sql("INSERT INTO journal (model, key, record) VALUES (?, ?, ?)"),
                 list(rows.values()),
             )
+            # Afterwards, since SQLite would give the place of a last record that is gone again.
+            cursor.execute(
+                self._sql(
+                    f"DELETE FROM journal WHERE model = ? AND id <= ? AND {condition}"  # noqa: S608
+                ),
+                (model, before, keys),
+            )
+            return Journaled(before, self._last_place(cursor, model))
 
-        await self._writing("journal", Write(operation=write))
+        written: Journaled = await self._writing("journal", Write(operation=write))
+        return written
 
     async def state_put(self, key: str, value: Any) -> None:
         """See `Store.state_put`."""
@@ -311,7 +321,7 @@ class SqlStore(ABC):
             data = Dataset.load(dataset)
             cursor.execute(self.begin)
             with self._committed(connection):
-                self._lock(cursor)
+                self._lock(cursor, SEEDING)
                 if self._is_seeded(cursor, digest):  # by another process, meanwhile
                     return 0
                 self._import(cursor, data.interactions, digest)
@@ -573,6 +583,12 @@ class SqlStore(ABC):
             ),
             (self._served_kept,),
         )
+
+    def _last_place(self, cursor: Cursor, model: str) -> int:
+        cursor.execute(
+            self._sql("SELECT coalesce(max(id), 0) FROM journal WHERE model = ?"), (model,)
+        )
+        return int(cursor.fetchone()[0])
 
     def _is_seeded(self, cursor: Cursor, digest: str) -> bool:
         cursor.execute(self._sql("SELECT 1 FROM seeds WHERE digest = ?"), (digest,))

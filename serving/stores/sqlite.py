@@ -162,7 +162,7 @@ class SqliteStore(SqlStore):
         if connection.in_transaction:  # a full disk rolls back by itself
             connection.execute("ROLLBACK")
 
-    def _lock(self, cursor: Any) -> None:
+    def _lock(self, cursor: Any, what: int) -> None:
         pass  # `begin` has done so
 
     def _after_erasure(self, connection: Any) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from recsys.recommender import RecommendRequest
 from serving.auth import ROUTES
 from serving.errors import KINDS
 from serving.service import Phase
-from serving.stores import StoreError
+from serving.stores import Journal, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -163,6 +164,49 @@ async def test_a_bundle_without_retrieval_answers_new_users_from_the_bare_prompt
     answer = await client.post(URL, json={"user": "eve"})
     assert ids(answer) == recommender.expected([])
     assert answer.json()["note"]["code"] == "unknown_user"
+
+
+async def test_a_fallback_that_is_too_short_is_filled_up_by_the_model(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    known, recommender.fallback = recommender.fallback, lambda request: known(request)[:2]
+    request = {"user": "eve", "k": 5, "filter": EVEN, "exclude_items": ["item-2"]}
+    body = (await client.post(URL, json=request | {"include": ["metadata", "timing"]})).json()
+    hidden = ["item-2", "item-0", "item-4"]
+    named = recommender.expected([], 3, filter=EVEN, exclude_items=hidden)
+    assert [item["item_id"] for item in body["items"]] == ["item-0", "item-4", *named]
+    assert [item["source"] for item in body["items"]] == ["popular"] * 2 + ["model"] * 3
+    assert [item["rank"] for item in body["items"]] == [1, 2, 3, 4, 5]
+    assert all(item["metadata"]["categories"] == ["even"] for item in body["items"])
+    assert (body["certificate"], body["eligible_items"]) == ("approximate", 149)
+    assert (body["note"]["code"], body["timing"]["batch_size"]) == ("unknown_user", 1)
+    assert "the model" in body["note"]["detail"]
+
+
+async def test_a_fallback_that_has_all_there_is_asks_no_model(
+    client: httpx.AsyncClient, recommender: Any
+) -> None:
+    hidden = [f"item-{i}" for i in range(297)]
+    answer = await client.post(URL, json={"user": "eve", "k": 10, "exclude_items": hidden})
+    assert ids(answer) == ["item-297", "item-298", "item-299"]
+    assert recommender.batches == []
+
+
+async def test_a_fallback_stays_short_where_the_model_has_no_room(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    known, recommender.fallback = recommender.fallback, lambda request: known(request)[:2]
+    tight = settings.model_copy(update={"queue_limit": 1, "max_batch": 1})
+    async with running(tight, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        first = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
+        await until(lambda: recommender.busy)
+        second = asyncio.create_task(client.post(URL, json={"history": ["item-2"]}))
+        await until(lambda: service.models.waiting == 1)
+        answer = await client.post(URL, json={"user": "eve", "k": 5})
+        assert ids(answer) == ["item-0", "item-1"]
+        recommender.gate.set()
+        assert [r.status_code for r in await asyncio.gather(first, second)] == [200, 200]
 
 
 async def test_a_partly_unknown_history_lists_what_was_passed_over(
@@ -502,7 +546,7 @@ async def test_an_item_is_shown_with_its_codes_and_attributes(client: httpx.Asyn
     }
     assert (await client.get("/v1/items/item-0")).json()["metadata"]["price"] is None  # was NaN
     is_problem(await client.get("/v1/items/item-300"), "unknown_item")
-    is_problem(await client.get("/v1/items/%ed%a0%80%00"), "unknown_item")
+    is_problem(await client.get("/v1/items/%ed%a0%80"), "unknown_item")
 
 
 async def test_models_are_listed(client: httpx.AsyncClient, recommender: Any) -> None:
@@ -625,6 +669,60 @@ async def test_a_full_queue_is_429_and_a_late_answer_504(
         )
 
 
+READS: list[tuple[str, str, Any, str]] = [
+    ("GET", "/v1/items/item-1/similar", None, "similar"),
+    ("POST", "/v1/filters/validate", {"filter": EVEN}, "eligible"),
+]
+
+
+@pytest.mark.parametrize(("method", "url", "body", "blocked"), READS)
+async def test_reads_have_a_deadline_and_a_bound_too(
+    settings: ServingSettings,
+    recommender: Any,
+    running: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    method: str,
+    url: str,
+    body: Any,
+    blocked: str,
+) -> None:
+    tight = settings.model_copy(update={"queue_limit": 3, "deadline_ms": 200.0})
+    async with running(tight, recommender=recommender) as (client, service):
+        free = threading.Event()
+
+        def slow(*arguments: Any) -> Any:
+            free.wait(60)
+            return [] if blocked == "similar" else 1
+
+        with monkeypatch.context() as patched:
+            patched.setattr(recommender, blocked, slow)
+            asked = [client.request(method, url, json=body) for _ in range(8)]
+            answers = await asyncio.gather(*asked)
+            free.set()
+        codes = sorted(answer.json()["code"] for answer in answers)
+        assert codes == ["deadline_exceeded"] * 3 + ["queue_full"] * 5
+        for answer in answers:
+            is_problem(answer, answer.json()["code"])
+        assert service._reads._under_way == 0
+        assert (await client.request(method, url, json=body)).status_code == 200
+
+
+async def test_who_leaves_while_a_filter_is_checked_gives_the_place_back(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        free, left = threading.Event(), asyncio.Event()
+        recommender.eligible = lambda request: free.wait(60) and 1
+        url = "/v1/filters/validate"
+        gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
+        await until(lambda: service._reads._under_way == 1)
+        left.set()
+        await gone
+        assert service._reads._under_way == 0
+        free.set()
+
+
 async def test_stopping_answers_the_requests_under_way(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
@@ -644,7 +742,9 @@ async def test_stopping_answers_the_requests_under_way(
         await stopping
 
 
-async def post_and_leave(client: httpx.AsyncClient, body: bytes, left: asyncio.Event) -> None:
+async def post_and_leave(
+    client: httpx.AsyncClient, body: bytes, left: asyncio.Event, url: str = URL
+) -> None:
     """Send the beginning of a request, or all of it, and hang up when `left` is set."""
     messages = [{"type": "http.request", "body": body, "more_body": not body.endswith(b"}")}]
 
@@ -660,8 +760,8 @@ async def post_and_leave(client: httpx.AsyncClient, body: bytes, left: asyncio.E
     scope = {
         "type": "http",
         "method": "POST",
-        "path": URL,
-        "raw_path": URL.encode(),
+        "path": url,
+        "raw_path": url.encode(),
         "root_path": "",
         "scheme": "http",
         "query_string": b"",
@@ -738,8 +838,8 @@ async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
 class BrokenStore:
     """Cannot be read or written."""
 
-    async def journal(self, model: str) -> list[Any]:
-        return []
+    async def journal(self, model: str, after: int = 0) -> Journal:
+        return Journal([], after)
 
     async def state_get(self, key: str) -> Any:
         return None

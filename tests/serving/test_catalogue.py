@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -121,6 +123,36 @@ async def test_any_item_id_can_be_reached(client: httpx.AsyncClient, item_id: st
     assert (await client.delete(f"/v1/items/{item_id}")).status_code == 204
 
 
+async def test_an_id_may_end_like_a_path_of_the_service(client: httpx.AsyncClient) -> None:
+    for item_id in ("a", "a/similar", "a/similar/similar"):
+        body = {"item_id": item_id, **LAMP}
+        assert (await client.post("/v1/items", json={"items": [body]})).status_code == 200
+    for item_id in ("a", "a/similar", "a/similar/similar"):
+        path = f"/v1/items/{quote(item_id, safe='')}"
+        assert (await client.get(path)).json()["item_id"] == item_id
+        assert (await client.get(f"{path}/similar?k=1")).json()["item_id"] == item_id
+    assert (await client.get("/v1/items/a/similar?k=1")).json()["item_id"] == "a"
+    for item_id in ("a/similar/similar", "a/similar"):
+        path = f"/v1/items/{quote(item_id, safe='')}"
+        assert (await client.put(path, json=LAMP)).status_code == 200
+        assert (await client.delete(path)).status_code == 204
+        assert code(await client.get(path)) == (404, "unknown_item")
+    assert (await client.get("/v1/items/a")).status_code == 200
+
+
+async def test_a_user_may_be_called_like_a_path_of_the_service(client: httpx.AsyncClient) -> None:
+    names = ("u", "u/history", "u/recommendations")
+    events = [{"user": user, "item": "item-1"} for user in names]
+    assert (await client.post("/v1/events", json={"events": events})).status_code == 200
+    for user in names:
+        path = f"/v1/users/{quote(user, safe='')}"
+        assert (await client.get(f"{path}/history")).json()["user"] == user
+        assert (await client.get(f"{path}/recommendations")).json()["history_items"] == 1
+        assert (await client.get(path)).status_code == 405  # it is not the history of `u`
+    assert (await client.delete("/v1/users/u%2Fhistory")).status_code == 204
+    assert (await client.get("/v1/users/u/history")).status_code == 200
+
+
 async def test_a_batch_is_put_whole_or_not_at_all(client: httpx.AsyncClient) -> None:
     news = [{"item_id": "new-1", **LAMP}, {"item_id": "new-2", "like": "nothing"}]
     response = await client.post("/v1/items", json={"items": news})
@@ -166,14 +198,145 @@ async def test_changes_survive_a_restart(
 async def test_another_model_takes_what_it_can_of_the_journal(
     settings: ServingSettings, fake: Any, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(settings, recommender=fake()) as (client, _):
+    async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
-        await client.put("/v1/items/coded", json={"semantic_id": [0, 0, 0]})
+        await client.put("/v1/items/coded", json={"semantic_id": [3, 6, 2]})
+        (record, _) = (await service.store.journal("catalogue")).records
+        strange = record | {"item_id": "strange", "attributes": {"colour": "red"}}
+        later = record | {"item_id": "later"}
+        await service.store.journal_append("catalogue", [strange, later])
     async with running(settings, recommender=fake("other")) as (client, _):
-        # placed anew by what it is like; codes of the other model mean nothing here
-        assert (await client.get("/v1/items/lamp")).status_code == 200
-        assert (await client.get("/v1/items/coded")).status_code == 404
-    assert "does not take a changed item: " in caplog.text
+        # placed anew by what it is like; codes of the other model mean nothing here, but items
+        # that had the like do
+        found = {name: await client.get(f"/v1/items/{name}") for name in ("lamp", "coded", "later")}
+        assert [answer.status_code for answer in found.values()] == [200, 200, 200]
+        assert found["coded"].json()["semantic_id"][:2] == [3, 6]
+        assert (await client.get("/v1/items/strange")).status_code == 404
+    assert "does not take item 'strange'" in caplog.text
+
+
+async def test_another_model_has_items_that_are_like_ones_that_went_or_moved(
+    settings: ServingSettings, fake: Any, running: Any
+) -> None:
+    async def put(client: httpx.AsyncClient, name: str, **fields: Any) -> None:
+        assert (await client.put(f"/v1/items/{name}", json=fields)).status_code == 200
+
+    async with running(settings, recommender=fake()) as (client, _):
+        await put(client, "lamp", like="item-7")
+        await put(client, "lamp-2", like="lamp")
+        await client.delete("/v1/items/lamp")  # what lamp-2 is like
+        await put(client, "desk", like="item-9")
+        await client.delete("/v1/items/item-9")  # an item of the bundle
+        await put(client, "chair", like="desk")
+        await put(client, "desk", title="Moved", semantic_id=[3, 0, 0])  # has a later place now
+    async with running(settings, recommender=fake("other")) as (client, _):
+        found = {
+            name: (await client.get(f"/v1/items/{name}")).json().get("semantic_id")
+            for name in ("lamp", "item-9", "lamp-2", "desk", "chair")
+        }
+        assert found["lamp"] is None
+        assert found["item-9"] is None
+        assert found["lamp-2"][:2] == [0, 0]  # beside item-7
+        assert found["desk"][:2] == [3, 0]
+        assert found["chair"] is not None
+
+
+async def test_processes_over_one_store_make_each_others_changes(
+    settings: ServingSettings,
+    fake: Any,
+    running: Any,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.catalogue.LOOK_S", 0.02)
+    async with (
+        running(settings, recommender=fake()) as (one, _),
+        running(settings, recommender=fake()) as (two, service),
+    ):
+
+        async def title(client: httpx.AsyncClient, item: str) -> str | None:
+            answer = (await client.get(f"/v1/items/{item}")).json()
+            return None if "code" in answer else answer["title"]
+
+        async def agree(item: str, wanted: str | None) -> None:
+            async with asyncio.timeout(60):
+                while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
+                    await asyncio.sleep(0.01)
+
+        await one.put("/v1/items/lamp", json=LAMP)
+        await agree("lamp", "Lamp")
+        assert (await two.delete("/v1/items/lamp")).status_code == 204
+        await agree("lamp", None)
+        await two.delete("/v1/items/item-3")
+        await agree("item-3", None)
+        # what the other one put just now can be taken away at once
+        await one.put("/v1/items/lamp", json=LAMP)
+        assert (await two.delete("/v1/items/lamp")).status_code == 204
+        await agree("lamp", None)
+        # of changes to one item at once, the one that was kept last holds everywhere
+        titles = [f"Lamp {n}" for n in range(8)]
+        puts = [
+            client.put("/v1/items/lamp", json=LAMP | {"title": name})
+            for client, name in zip([one, two] * 4, titles, strict=True)
+        ]
+        await asyncio.gather(*puts)
+        (kept,) = [
+            record
+            for record in (await service.store.journal("catalogue")).records
+            if record["item_id"] == "lamp"
+        ]
+        await agree("lamp", kept["title"])
+
+
+async def test_changes_of_other_processes_come_when_the_store_is_back(
+    settings: ServingSettings,
+    fake: Any,
+    running: Any,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.catalogue.LOOK_S", 0.01)
+    async with (
+        running(settings, recommender=fake()) as (one, _),
+        running(settings, recommender=fake()) as (_, service),
+    ):
+        looks = 0
+
+        async def away(model: str, after: int = 0) -> Any:
+            nonlocal looks
+            looks += 1
+            raise StoreError("away")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(service.store, "journal", away)
+            await one.put("/v1/items/lamp", json=LAMP)
+            await until(lambda: looks > 2)
+        await until(lambda: service.catalog.find("lamp") >= 0)
+
+
+async def test_own_changes_are_not_made_twice(
+    settings: ServingSettings,
+    fake: Any,
+    running: Any,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.catalogue.LOOK_S", 0.01)
+    async with running(settings, recommender=fake()) as (client, service):
+        await client.put("/v1/items/lamp", json=LAMP)
+        await client.delete("/v1/items/item-3")
+        places: list[int] = []
+        journal = service.store.journal
+
+        async def watched(model: str, after: int = 0) -> Any:
+            places.append(after)
+            return await journal(model, after)
+
+        monkeypatch.setattr(service.store, "journal", watched)
+        await until(lambda: len(places) > 2)
+        assert min(places) > 0
+        assert service.catalog is service.models.get().recommender.catalog
+        assert service.models.get().recommender.epoch.number == 2
 
 
 async def test_a_change_that_is_not_kept_is_not_acknowledged(

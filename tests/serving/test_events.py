@@ -149,7 +149,7 @@ async def test_bad_lines_and_bodies_are_named_and_nothing_is_kept(
     [
         ("user", "", "at least 1"),
         ("user", "x" * 257, "at most 256"),
-        ("item", "a\0b", "match pattern"),
+        ("item", "a\0b", "control characters"),
         ("event_id", 7, "valid string"),
         ("type", "Buy now!", "match pattern"),
         ("timestamp", "2026-01-01T00:00:00", "no time zone"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -219,7 +220,30 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
     assert not any("ada" in route for route in routes)
 
 
+CONTROLS = ("a\0b", "a\nb", "\x1b[2J", "a\x7f", "a\n")
+
+
 @anyio
-async def test_a_user_id_with_nul_is_refused(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/recommendations", json={"user": "a\0b"})
-    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+@pytest.mark.parametrize("bad", CONTROLS)
+async def test_an_id_with_control_characters_is_refused_wherever_it_comes_in(
+    client: httpx.AsyncClient, bad: str
+) -> None:
+    path = quote(bad, safe="")
+    for method, url, body in (
+        ("POST", "/v1/recommendations", {"user": bad}),
+        ("POST", "/v1/recommendations", {"history": [bad]}),
+        ("POST", "/v1/recommendations", {"history": [], "exclude_items": [bad]}),
+        ("POST", "/v1/rank", {"history": [], "items": [bad]}),
+        ("POST", "/v1/events", {"events": [{"user": "ada", "item": bad}]}),
+        ("POST", "/v1/items", {"items": [{"item_id": bad, "like": "item-1"}]}),
+        ("PUT", f"/v1/items/{path}", {"like": "item-1"}),
+        ("GET", f"/v1/items/{path}", None),
+        ("DELETE", f"/v1/items/{path}", None),
+        ("GET", f"/v1/items/{path}/similar", None),
+        ("GET", f"/v1/users/{path}/history", None),
+        ("GET", f"/v1/users/{path}/recommendations", None),
+        ("DELETE", f"/v1/users/{path}", None),
+    ):
+        response = await client.request(method, url, json=body)
+        assert (response.status_code, response.json()["code"]) == (422, "invalid_request"), url
+        assert "control characters" in response.json()["detail"]

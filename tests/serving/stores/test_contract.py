@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from recsys.errors import ArtifactError
-from serving.stores import Appended, EventConflictError, Served, StoreError
+from serving.stores import Appended, EventConflictError, Journal, Served, StoreError
 from serving.stores import sql as sql_module
 
 if TYPE_CHECKING:
@@ -236,9 +236,10 @@ async def test_the_journal_is_by_model_and_in_order(location: str, opened: Open)
     await asyncio.gather(*(store.journal_append("b", [{"n": n}]) for n in range(5)))
     await store.journal_append("a", [{"op": "upsert"}])
     again = opened(location)
-    assert [record["op"] for record in await again.journal("a")] == ["upsert", "remove", "upsert"]
-    assert [record["n"] for record in await again.journal("b")] == [0, 1, 2, 3, 4]
-    assert await again.journal("c") == []
+    ops = [record["op"] for record in (await again.journal("a")).records]
+    assert ops == ["upsert", "remove", "upsert"]
+    assert [record["n"] for record in (await again.journal("b")).records] == [0, 1, 2, 3, 4]
+    assert await again.journal("c", 7) == Journal([], 7)
 
 
 async def test_the_journal_keeps_the_last_record_of_an_item(store: SqlStore) -> None:
@@ -248,12 +249,50 @@ async def test_the_journal_keeps_the_last_record_of_an_item(store: SqlStore) -> 
     await store.journal_append(
         "a", [{"item_id": "y", "price": 1}, {"item_id": "z"}, {"item_id": "y", "price": 2}]
     )
-    assert await store.journal("a") == [
+    assert (await store.journal("a")).records == [
         {"n": 0}, {"n": 1}, {"item_id": "x\0", "price": 2}, {"n": 2},
         {"item_id": "z"}, {"item_id": "y", "price": 2},
     ]  # fmt: skip
-    assert await store.journal("b") == [{"item_id": "x\0", "price": 9}]
+    assert (await store.journal("b")).records == [{"item_id": "x\0", "price": 9}]
     await store.journal_append("a", [])
+
+
+async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
+    location: str, opened: Open
+) -> None:
+    mine, other = opened(location), opened(location)
+    first = await mine.journal_append("a", [{"item_id": "x", "n": 0}])
+    assert first.before == 0
+    await other.journal_append("b", [{"item_id": "x"}])  # of another catalogue
+    # the only record is replaced: its place must be a new one all the same
+    second = await other.journal_append("a", [{"item_id": "x", "n": 1}])
+    assert (second.before, second.last > first.last) == (first.last, True)
+    found = await mine.journal("a", first.last)
+    assert (found.records, found.place) == ([{"item_id": "x", "n": 1}], second.last)
+    assert await mine.journal("a", found.place) == Journal([], found.place)
+
+    seen: dict[str, int] = {}
+    done = False
+
+    async def follow(store: SqlStore) -> int:
+        place, looks = found.place, 0
+        while not done or looks == 0:
+            looks = looks + 1 if done else 0
+            journal = await store.journal("a", place)
+            assert journal.place >= place
+            place = journal.place
+            seen.update((record["item_id"], record["n"]) for record in journal.records)
+        return place
+
+    async def write(store: SqlStore, name: str) -> None:
+        for n in range(10):
+            await store.journal_append("a", [{"item_id": name, "n": n}])
+
+    following = asyncio.create_task(follow(mine))
+    await asyncio.gather(*(write(s, f"{i}") for i, s in enumerate([mine, other, mine, other])))
+    done = True
+    await following
+    assert seen == dict.fromkeys("0123", 9)
 
 
 async def test_state_is_kept_and_replaced(location: str, opened: Open) -> None:

@@ -62,7 +62,7 @@ async def test_a_restart_between_calls_is_not_noticed(
     assert await store.history("ada", 9) == ["x"]
     await store.journal_append("m", [{"n": 1}])
     assert await store.append([event("2", item="y")]) == Appended(accepted=1)
-    assert await store.journal("m") == [{"n": 1}]
+    assert (await store.journal("m")).records == [{"n": 1}]
 
 
 async def test_a_connection_that_the_server_ends_is_replaced(
