@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -220,16 +220,21 @@ def constraint(
     beams: Annotated[str, typer.Option(help="K, a list.")] = "10,70",
     rounds: Annotated[int | None, typer.Option(min=1, help="Of each measurement (31).")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    parts: Annotated[
+        str, typer.Option(help="What is measured: items, text, or both.")
+    ] = "items,text",
     quick: Annotated[
         bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for result.json and a plot.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json and plots.")] = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """The item trie: build, memory, steps and filters, next to Hugging Face's prefix processor.
+    """Constraints: the item trie next to Hugging Face's prefix processor, and text by each library.
 
-    What others allow is compared first. Prints tables, and one JSON line last.
+    Of items: build, memory, steps and filters; what others allow is compared first. Of text:
+    compilation and steps of grammars and titles, forwards saved, and whether every text holds.
+    Prints tables, and one JSON line last.
 
     Example: recsys benchmark constraint --out var/reports/constraint
     """
@@ -237,11 +242,16 @@ def constraint(
     from rich.console import Console
 
     from recsys.benchmark import constraint_report as report
+    from recsys.benchmark import text_constraint
     from recsys.benchmark.constraint import Options, measure
     from recsys.benchmark.environment import environment
+    from recsys.errors import ConfigError
     from recsys.progress import say, track
 
     torch.set_num_threads(threads)
+    chosen = _words("--parts", parts)
+    if unknown := set(chosen) - {"items", "text"}:
+        raise ConfigError(f"--parts {sorted(unknown)[0]!r} is not items or text")
     sizes = _numbers("--items", items or ("2000,20000" if quick else "100000,1000000,10000000"))
     options = Options(
         items=sizes,
@@ -253,21 +263,37 @@ def constraint(
         seed=seed or 0,
     )
     before = environment()
-    with track("parts", total=options.cells) as bar:
-        document = {
-            "benchmark": "constraint",
-            "command": shlex.join(["recsys", *sys.argv[1:]]),
-            "quick": quick,
-            **measure(options, bar.advance),
-        }
+    document: dict[str, Any] = {
+        "benchmark": "constraint",
+        "kind": "constraint",
+        "command": shlex.join(["recsys", *sys.argv[1:]]),
+        "quick": quick,
+    }
+    tables, said, drawings = [], [], {}
+    if "items" in chosen:
+        with track("items", total=options.cells) as bar:
+            document |= measure(options, bar.advance)
+        tables, said = report.tables(document), report.headline(document)
+        drawings = report.plots(document)
+    if "text" in chosen:
+        sizes_of_text: dict[str, Any] = (
+            {"vocabulary": 600, "repeats": 2, "texts": 8, "beams": (3,), "titles_of": 400}
+            if quick
+            else {}
+        )
+        with track("text", total=text_constraint.PARTS) as bar:
+            text = text_constraint.measure(**sizes_of_text, seed=options.seed, advance=bar.advance)
+        document["text"] = text
+        tables, said = tables + text_constraint.tables(text), said + text_constraint.headline(text)
+        drawings |= text_constraint.plots(text)
     document |= {**environment(), "load_before": before["load"]}
     if not as_json:
         console = Console()
-        for table in report.tables(document):
+        for table in tables:
             console.print(table)
-        for sentence in report.headline(document):
+        for sentence in said:
             console.print(sentence, highlight=False)
     if out is not None:
-        report.write(document, out)
+        report.write(document, drawings, out)
         say(f"written: {out}")
     typer.echo(json.dumps(document))

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title)
+def table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+    """A table of cells that fit a terminal."""
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title)
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        found.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    return table
+        found.add_row(*row)
+    return found
 
 
 def _count(value: float) -> str:
@@ -50,7 +51,7 @@ def tables(document: Document) -> list[Table]:
         if (s["batch"], s["beams"]) == (batch, beams)
     }
     shown = [
-        _table(
+        table(
             f"A trie, and a step of {batch} x {beams} beams by depth",
             ("items", "L x V", "build s", "cpu s", "B/item", "open ms", "0", "1", "2", "3 ms"),
             [
@@ -69,7 +70,7 @@ def tables(document: Document) -> list[Table]:
                 for row in document["build"]
             ],
         ),
-        _table(
+        table(
             f"Filters: to make a mask, to find it again, steps of a search, {batch} x {beams}",
             ("items", "allowed", "first ms", "again ms", "steps", "one", "different", "+ excluded"),
             [
@@ -87,7 +88,7 @@ def tables(document: Document) -> list[Table]:
     ]
     if document["peers"]:
         shown.append(
-            _table(
+            table(
                 f"A step at {_count(document['peers'][0]['items'])} items, {batch} x {beams}",
                 ("depth", "way", "ms", "x trie", "build s", "B/item"),
                 [
@@ -210,10 +211,10 @@ def _style(i: int) -> dict[str, Any]:
     }
 
 
-def write(document: Document, folder: Path) -> None:
-    """Write `result.json` and a drawing, `constraint.svg`."""
+def write(document: Document, drawings: dict[str, str], folder: Path) -> None:
+    """Write `result.json` and drawings, an SVG file each."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1)
     (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-    for name, drawing in plots(document).items():
+    for name, drawing in drawings.items():
         (folder / f"{name}.svg").write_text(alone(drawing), encoding="utf-8")
