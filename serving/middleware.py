@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 
@@ -51,6 +51,8 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_REQUEST_ID = REQUEST_ID.encode()
+_SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 access = logging.getLogger("serving.access")
 failures = logging.getLogger("serving.failures")
@@ -98,19 +100,19 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         # The template where there is one: paths hold user ids, and are without number.
-        template = state["template"] = auth.template_of(scope["path"])
+        template = state["template"] = auth.template_of(scope["path"], scope["method"])
         status: int | None = None
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                marked = MutableHeaders(scope=message)
-                marked[REQUEST_ID] = request_id
-                for name, value in SECURITY_HEADERS.items():
-                    marked[name] = value
+                ours = [(_REQUEST_ID, request_id.encode()), *_SECURITY]
                 if scope["path"].startswith(("/v1/", "/metrics")):
-                    marked["cache-control"] = "no-store"
+                    ours.append((b"cache-control", b"no-store"))
+                named = {name for name, _ in ours}
+                theirs = [pair for pair in message.get("headers", ()) if pair[0] not in named]
+                message["headers"] = [*theirs, *ours]
             await send(message)
 
         self.metrics.began()

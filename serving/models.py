@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recsys.artifacts import MANIFEST, read_manifest
@@ -72,7 +73,7 @@ class Model:
     leases: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Digest of the bundle."""
         return self.recommender.manifest.digest
