@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,7 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
             max_ongoing_requests=BATCHES * settings.max_batch,
             max_queued_requests=settings.queue_limit,
             request_router_config={"request_router_class": ROUTER},
-            user_config={"aliases": cluster.aliases},
+            user_config={"aliases": {}},
             health_check_period_s=HEALTH_S,
             graceful_shutdown_timeout_s=settings.deadline_ms / 1000 + HEALTH_S,
         )
@@ -145,7 +144,7 @@ def app(arguments: dict[str, Any]) -> Any:
         arguments: `serve` has the settings of the service, `cluster` those of the cluster.
 
     Raises:
-        ConfigError: an unknown key, or a value out of range.
+        ConfigError: an unknown key, a value out of range, or neither `keys` nor `insecure_listen`.
     """
     import_ray("serve")
     unknown = set(arguments) - {"serve", "cluster"}
@@ -153,8 +152,9 @@ def app(arguments: dict[str, Any]) -> Any:
         raise ConfigError(f"args: unknown key {unknown.pop()!r}; known: serve, cluster")
     from ray import serve
 
-    logging.getLogger("serving").setLevel(logging.INFO)
-    settings = ServingSettings.load(None, (), **arguments.get("serve", {}))
+    # whoever reaches Ray's proxies reaches the service: without keys, that has to be accepted
+    given = {"host": "0.0.0.0", **arguments.get("serve", {})}  # noqa: S104
+    settings = ServingSettings.load(None, (), **given)
     cluster = ClusterSettings.of(arguments.get("cluster", {}))
     behind = replicas(settings, cluster)
     front = serve.deployment(ServedDoor).options(

@@ -200,7 +200,7 @@ def _together(replies: Sequence[Reply]) -> Reply:
     if worst.status != HTTPStatus.OK:
         return worst
     families: dict[bytes, list[bytes]] = {}
-    for number, reply in enumerate(replies):
+    for reply in sorted(replies, key=lambda reply: reply.replica):
         family = b""
         for line in reply.body.splitlines():
             if line.startswith(b"# HELP "):
@@ -208,7 +208,7 @@ def _together(replies: Sequence[Reply]) -> Reply:
                 first = family not in families
                 families.setdefault(family, [])
             if not line.startswith(b"#"):
-                families[family].append(_SAMPLE.sub(_labelled(number), line))
+                families[family].append(_SAMPLE.sub(_labelled(reply.replica), line))
             elif first:
                 families[family].append(line)
     headers = [(name, value) for name, value in worst.headers if name != b"content-length"]
@@ -216,9 +216,9 @@ def _together(replies: Sequence[Reply]) -> Reply:
     return Reply(worst.status, [*headers, (b"content-length", b"%d" % len(body))], body)
 
 
-def _labelled(replica: int) -> Any:
+def _labelled(replica: str) -> Any:
     def put(sample: re.Match[bytes]) -> bytes:
-        labels = b",".join(filter(None, (sample[2], b'replica="%d"' % replica)))
+        labels = b",".join(filter(None, (sample[2], f'replica="{replica}"'.encode())))
         return sample[1] + b"{" + labels + b"}" + sample[3]
 
     return put

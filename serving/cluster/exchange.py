@@ -6,6 +6,8 @@ This is all that travels between the door and a replica.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +72,17 @@ class Reply:
         status: of the answer.
         headers: lower-case names.
         body: all of it.
+        replica: host and process that answered.
     """
 
     status: int
     headers: Headers
     body: bytes
+    replica: str = ""
 
 
 async def answer(app: ASGIApp, call: Call) -> Reply:
-    """What an application answers."""
+    """What an application in this process answers."""
     scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -111,4 +115,5 @@ async def answer(app: ASGIApp, call: Call) -> Reply:
 
     await app(scope, receive, send)
     headers = [(bytes(name), bytes(value)) for name, value in started["headers"]]
-    return Reply(started["status"], headers, b"".join(pieces))
+    here = f"{socket.gethostname()}:{os.getpid()}"
+    return Reply(started["status"], headers, b"".join(pieces), here)

@@ -8,7 +8,7 @@ from typing import Any
 
 from recsys.errors import ConfigError
 
-OBJECT_STORE_BYTES = 256 << 20  # answers are small; models never lie there
+OBJECT_STORE_BYTES = 128 << 20  # answers are small; models never lie there
 
 ATTEMPTS = 3
 

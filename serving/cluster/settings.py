@@ -22,7 +22,6 @@ class ClusterSettings(BaseModel):
         gpus: share of a GPU that one takes: 0.5 puts two on each.
         target_requests: requests under way or waiting, for each replica, that autoscaling aims
             at; None for `serve.max_batch`.
-        aliases: bundle of each alias. Deploying a file with another one swaps it in place.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,7 +31,6 @@ class ClusterSettings(BaseModel):
     cpus: float = Field(1.0, ge=0)
     gpus: float = Field(0.0, ge=0)
     target_requests: float | None = Field(None, gt=0)
-    aliases: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

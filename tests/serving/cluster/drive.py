@@ -1,0 +1,266 @@
+"""Deploys two replicas on Ray, kills one and swaps the model while clients ask; says what it saw.
+
+The clients ask over HTTP, by Ray's own proxy, as they do in a cluster; then `recsys serve --engine
+ray`, which does without the proxy, is asked the same.
+
+A program of its own, so that what Ray leaves in a process is left in this one:
+`python drive.py BUNDLES SCRATCH`. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from recsys.recommender import Recommender
+from serving.batch.job import Job
+from serving.batch.run import score
+from serving.cluster.deployment import APPLICATION, REPLICAS, Handle
+from serving.cluster.exchange import Call
+from serving.cluster.ray import import_ray, start_ray
+from serving.cluster.server import deployed
+from serving.cluster.settings import ClusterSettings
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[3]
+K = 5
+CLIENTS = 4
+PATIENCE_S = 150
+RNG = np.random.default_rng(3)
+HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
+
+
+def listed(answer: Any) -> list[list[Any]]:
+    return [[item["item_id"], float(np.float32(item["score"]))] for item in answer["items"]]
+
+
+def expected(bundle: Path) -> list[list[list[Any]]]:
+    import torch
+
+    torch.set_num_threads(1)
+    found = Recommender.load(bundle).recommend(HISTORIES, K)
+    return [[[one.item_id, float(np.float32(one.score))] for one in answer] for answer in found]
+
+
+class Load:
+    """Clients that ask without a break while the block runs."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.seen: list[tuple[int, int, str, Any]] = []
+        self._stop = False
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._ask(n)) for n in range(CLIENTS)]
+        await self.answered(CLIENTS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    async def answered(self, more: int) -> None:
+        goal = len(self.seen) + more
+        await until(lambda: len(self.seen) >= goal)
+
+    async def _ask(self, first: int) -> None:
+        for number in itertools.count(first, CLIENTS):
+            if self._stop:
+                return
+            place = number % len(HISTORIES)
+            body = {"history": HISTORIES[place], "k": K}
+            response = await self.client.post("/v1/recommendations", json=body)
+            answer = response.json()
+            good = response.status_code == 200
+            model = answer["model"]["name"] if good else answer["code"]
+            self.seen.append(
+                (place, response.status_code, model, listed(answer) if good else answer)
+            )
+
+    def wrong(self, right: dict[str, Any]) -> list[Any]:
+        """Answers that failed, or are not those of the model that they name."""
+        return [
+            [place, status, model, answer]
+            for place, status, model, answer in self.seen
+            if status != 200 or answer != right[model][place]
+        ]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def processes(client: httpx.AsyncClient) -> set[int]:
+    response = await client.get("/metrics")
+    return {int(pid) for pid in re.findall(r'replica="[^":]*:(\d+)"', response.text)}
+
+
+class Cluster:
+    """The application of `deploy/ray/serve.yaml`, made small."""
+
+    def __init__(self, bundles: Path, scratch: Path) -> None:
+        self.config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
+        self.config["http_options"] = {"host": "127.0.0.1", "port": free_port()}
+        (application,) = self.config["applications"]
+        application["args"] = {
+            "serve": {
+                "bundle": str(bundles / "one"),
+                "store": str(scratch / "h.db"),
+                "deadline_ms": PATIENCE_S * 1000,
+                "allowed_hosts": "127.0.0.1",
+                "insecure_listen": True,
+            },
+            "cluster": {"replicas": 2, "cpus": 0.5},
+        }
+
+    @property
+    def url(self) -> str:
+        return "http://127.0.0.1:{port}".format(**self.config["http_options"])
+
+    def deploy(self, champion: str) -> None:
+        """As `serve deploy` does."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        (application,) = self.config["applications"]
+        (overridden,) = application["deployments"]
+        overridden["user_config"]["aliases"]["champion"] = champion
+        _get_global_client().deploy_apps(ServeDeploySchema(**self.config))
+
+    def wait(self) -> None:
+        from ray import serve
+
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = serve.status().applications.get(APPLICATION)
+            if found is not None and found.status == "RUNNING":
+                return
+            if time.monotonic() > deadline or (found and found.status == "DEPLOY_FAILED"):
+                raise SystemExit(f"not deployed: {found}")
+            time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def answers(client: httpx.AsyncClient) -> list[Any]:
+    asked = (client.post("/v1/recommendations", json={"history": h, "k": K}) for h in HISTORIES)
+    return [listed(response.json()) for response in await asyncio.gather(*asked)]
+
+
+async def drive(cluster: Cluster, right: dict[str, Any]) -> dict[str, Any]:
+    from ray import serve
+
+    saw: dict[str, Any] = {}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S) as client:
+        saw["processes"] = sorted(await processes(client))
+        saw["answers"] = await answers(client)
+
+        handle, homes = Handle(serve.get_deployment_handle(REPLICAS, APPLICATION)), []
+        call = Call("GET", "/health/live", b"/health/live", b"", [], None, None, "http", b"")
+        for user in [f"user-{n}" for n in range(12)] * 2:
+            homes.append((await handle.ask(call, user)).replica)
+        saw["homes"] = [homes[:12], homes[12:]]
+
+        refused = await client.put("/v1/items/B9999", json={"title": "New"})
+        put = await client.put("/v1/items/B9999", json={"title": "New", "like": "B0001"})
+        # whoever answers, the item is there
+        got = [await client.get("/v1/items/B9999", headers={"x-session-id": u}) for u in "abcdef"]
+        saw["items"] = [response.status_code for response in (refused, put, *got)]
+        await client.delete("/v1/items/B9999")
+
+        async with Load(client) as load:
+            victim = saw["processes"][0]
+            os.kill(victim, signal.SIGKILL)
+            await load.answered(3 * CLIENTS)
+            async with asyncio.timeout(PATIENCE_S):
+                while len(alive := await processes(client) - {victim}) < 2:
+                    await asyncio.sleep(0.1)
+            await load.answered(3 * CLIENTS)
+        saw["kill"] = {"answers": len(load.seen), "wrong": load.wrong(right)}
+        saw["processes_after_the_kill"] = sorted(alive)
+
+        async with Load(client) as load:
+            await asyncio.to_thread(cluster.deploy, "two")
+            await until(lambda: all(model == "two" for _, _, model, _ in load.seen[-40:]))
+            await load.answered(3 * CLIENTS)
+        models = [model for _, _, model, _ in load.seen]
+        saw["swap"] = {
+            "answers": len(models),
+            "wrong": load.wrong(right),
+            "models": [models[0], models[-1]],
+        }
+        saw["processes_after_the_swap"] = sorted(await processes(client))
+    return saw
+
+
+async def without_proxy(settings: ServingSettings) -> list[Any]:
+    with deployed(settings, ClusterSettings(replicas=1, cpus=0.5)) as door:
+        transport = httpx.ASGITransport(door)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=PATIENCE_S
+        ) as client:
+            return await answers(client)
+
+
+def batch(bundles: Path, scratch: Path) -> list[bool]:
+    """Whether both engines write the same bytes, by part."""
+    users = scratch / "users.parquet"
+    names = [f"user-{n}" for n in range(len(HISTORIES))]
+    pq.write_table(pa.table({"user_id": names, "history": HISTORIES}), users)
+    job = Job(bundles / "one", users, None, {"k": K}, part_rows=5)
+    score(job, scratch / "local")
+    score(job, scratch / "ray", engine="ray", workers=2)
+    parts = sorted((scratch / "local").glob("part-*.parquet"))
+    return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
+
+
+def main() -> None:
+    bundles, scratch = map(Path, sys.argv[1:])
+    right = {name: expected(bundles / name) for name in ("one", "two")}
+    cluster = Cluster(bundles, scratch)
+    ray = import_ray("serve")
+    from ray import serve
+
+    start_ray(ray, num_cpus=3)  # cores are counted, not measured
+    try:
+        serve.start(http_options=cluster.config["http_options"])
+        cluster.deploy("one")
+        cluster.wait()
+        saw = asyncio.run(drive(cluster, right))
+        serve.delete(APPLICATION)
+        settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")
+        saw["without_proxy"] = asyncio.run(without_proxy(settings))
+        serve.shutdown()
+        saw["batch"] = batch(bundles, scratch)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    print(json.dumps({**saw, "right": right}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
