@@ -45,7 +45,7 @@ def serve(
     ] = 200,
     checks: Annotated[
         int, typer.Option(min=0, help="Mixed requests compared, under load against alone.")
-    ] = 1000,
+    ] = 5000,
     check_clients: Annotated[int, typer.Option(min=1, help="Clients that ask them.")] = 64,
     events: Annotated[
         int, typer.Option(min=0, help="Users whose events are sent meanwhile; 0 sends none.")

@@ -6,6 +6,7 @@ A process of its own (`python -m serving.benchmark.direct`), so that the load ge
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,8 +20,7 @@ def main() -> None:
     from serving.settings import ServingSettings
 
     settings = ServingSettings.load(None, sys.argv[2:], bundle=Path(sys.argv[1]))
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
     recommender = Recommender.load(
         settings.bundle,
         device=settings.device,

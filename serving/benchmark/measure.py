@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.benchmark.client import Reply
-    from serving.benchmark.process import Server
+    from serving.benchmark.process import Server, Usage
 
 Row = dict[str, Any]
 WARM_S = 2.0
 BLOCK = 25
+REST_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Options:
     seconds: float = 10.0
     k: int = 10
     singles: int = 200
-    checks: int = 1000
+    checks: int = 5000
     check_clients: int = 64
     events: int = 20
     seed: int = 0
@@ -146,6 +148,7 @@ class Bench:
             else:
                 code = reply.json().get("code", str(reply.status))
                 refused[code] = refused.get(code, 0) + 1
+        before = await self._at_rest()
         seen: dict[int, Any] = {}
         places = {id(request): place for place, request in enumerate(requests)}
 
@@ -157,6 +160,7 @@ class Bench:
         writing = asyncio.create_task(_Writer(self).run(options.events))
         run = await load.closed(iter([requests[i] for i in order]), options.check_clients)
         writer = await writing
+        after = await self._at_rest(before)
         wrong = [place for place in alone if place in seen and seen[place] != alone[place]]
         return {
             "requests": len(requests),
@@ -169,7 +173,21 @@ class Bench:
             "rate": round(run.rate, 1),
             "p99_ms": _ms(run, 99),
             "events": writer,
+            "before": None if before is None else asdict(before),
+            "after": None if after is None else asdict(after),
         }
+
+    async def _at_rest(self, before: Usage | None = None) -> Usage | None:
+        """What the server holds without connections; waits until it is no more than `before`."""
+        self.client.close()
+        end = time.perf_counter() + REST_S
+        while True:
+            await asyncio.sleep(0.2)
+            usage = self.server.usage()
+            if usage is None or time.perf_counter() > end:
+                return usage
+            if before is not None and usage.open_files <= before.open_files:
+                return usage
 
     async def _row(self, head: Row, running: Any) -> Row:
         before = self.server.usage()
@@ -358,6 +376,11 @@ def verdicts(found: Row) -> Iterator[Row]:
     if found["equality"]:
         equality = found["equality"]
         yield verdict("answers that load changed", equality["different"], 0)
+        alone = equality["requests"] - sum(equality["refused_alone"].values())
+        yield verdict("mixed requests without an answer", alone - equality["compared"], 0)
         if events := equality["events"]:
             lost = events["wrong_histories"] + events["failed"]
             yield verdict("users with a lost or doubled event", lost, 0)
+        if equality["before"] and equality["after"]:
+            left = equality["after"]["open_files"] - equality["before"]["open_files"]
+            yield verdict("open files that the load left behind", left, 0)

@@ -68,6 +68,13 @@ def sentences(document: Document) -> Iterator[str]:
         )
         if equality["refused_alone"]:
             yield f"Refused already alone: {equality['refused_alone']}."
+        if (before := equality["before"]) and (after := equality["after"]):
+            megabytes = [usage["rss_bytes"] / 2**20 for usage in (before, after)]
+            yield (
+                f"Before and after them: {megabytes[0]:.0f} and {megabytes[1]:.0f} MB, "
+                f"{before['open_files']} and {after['open_files']} open files, "
+                f"{before['threads']} and {after['threads']} threads."
+            )
         if events := equality["events"]:
             yield (
                 f"{events['accepted']} events of {events['users']} users meanwhile, "

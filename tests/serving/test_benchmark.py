@@ -295,7 +295,15 @@ def test_verdicts_are_against_the_bounds() -> None:
         "single": single,
         "closed": [row(1, 50.0), row(8, 120.0), row(32, 200.0)],
         "open": [row(0, 10.0), row(0, 140.0, 10.0, 41.0)],
-        "equality": {"different": 0, "events": {"wrong_histories": 0, "failed": 0}},
+        "equality": {
+            "requests": 40,
+            "compared": 38,
+            "refused_alone": {"invalid_filter": 2},
+            "different": 0,
+            "events": {"wrong_histories": 0, "failed": 0},
+            "before": {"open_files": 20},
+            "after": {"open_files": 21},
+        },
     }
     told = {verdict["name"]: (verdict["figure"], verdict["met"]) for verdict in verdicts(found)}
     assert list(told.values()) == [
@@ -306,6 +314,8 @@ def test_verdicts_are_against_the_bounds() -> None:
         (0, True),
         (0, True),
         (0, True),
+        (0, True),
+        (1, False),
     ]
     for table in report.tables({**found, "verdicts": list(verdicts(found))}):
         assert table.row_count >= 2
