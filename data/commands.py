@@ -34,7 +34,8 @@ def prepare(
         str | None,
         typer.Option(
             "--source",
-            help="synthetic (default), s3rec, atspeed, lcrec, movielens or table.",
+            help="synthetic (default), s3rec, atspeed, lcrec, minionerec, movielens, amazon, "
+            "recbole or table.",
         ),
     ] = None,
     path: Annotated[

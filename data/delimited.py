@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from data.files import decode
+from data.files import check_gzip, decode
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def first_line(path: Path) -> str:
     try:
         raw = _content(path, 1 << 16).split(b"\n", 1)[0].rstrip(b"\r")
     except OSError as error:
+        if path.is_file():
+            check_gzip(path)
         raise DataError(f"{path}: cannot be read: {error}") from error
     if not raw.strip():
         raise DataError(f"{path}: the file is empty, or its first line is")
@@ -87,6 +89,7 @@ def delimited_batches(
     *,
     types: Mapping[str, pa.DataType],
     columns: Sequence[str],
+    quote: str | Literal[False] = '"',
 ) -> Iterator[pa.Table]:
     """The same of a file that does not fit in memory, some rows at a time.
 
@@ -95,6 +98,7 @@ def delimited_batches(
         delimiter: one character.
         types: column -> type; others take the type that fits the first `BLOCK` bytes.
         columns: the ones to read.
+        quote: what encloses a value that holds the delimiter; False where nothing does.
 
     Raises:
         DataError: as `read_delimited` does, when the rows are reached.
@@ -104,7 +108,7 @@ def delimited_batches(
         reader = pa.csv.open_csv(
             str(path),
             pa.csv.ReadOptions(use_threads=False, block_size=BLOCK),
-            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            pa.csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=True),
             pa.csv.ConvertOptions(column_types=dict(types), include_columns=list(columns)),
         )
     while True:
@@ -132,6 +136,8 @@ def _located_errors(
             _located(path, str(error), names or first_line(path).split(delimiter))
         ) from error
     except (OSError, UnicodeError) as error:
+        if path.is_file():
+            check_gzip(path)  # says where it is cut off
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 

@@ -1,19 +1,27 @@
-"""Outside files, read with care: whole, as UTF-8, and with errors that name file and line."""
+"""Outside files, read with care: as UTF-8, and with errors that name file and line.
+
+Gzip is told by the first bytes, not by the name.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
+GZIP = b"\x1f\x8b"
+MAX_LINE = 1 << 26  # bytes; a record is never so long
 MAX_DIGITS = 18  # what surely fits 64 bits
 _INTEGERS = re.compile(rf"(?:[ \t\r\n]|[0-9]{{1,{MAX_DIGITS}}}(?![0-9]))*")
 
@@ -49,6 +57,21 @@ def decode(raw: bytes, path: Path, encoding: str = "utf-8") -> str:
         ) from error
 
 
+def decode_line(raw: bytes, path: Path, line: int) -> str:
+    """One line as text.
+
+    Raises:
+        DataError: not UTF-8.
+    """
+    try:
+        return raw.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}:{line}: byte {raw[error.start]:#04x} is not UTF-8; "
+            "convert the file, for example with iconv"
+        ) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
@@ -72,6 +95,65 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, with their numbers, of a file that may be large and gzipped.
+
+    Raises:
+        DataError: missing, empty, cut off, damaged, a line without end, or not UTF-8.
+    """
+    line, size = 0, 0
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == GZIP
+            raw.seek(0)
+            stream = gzip.GzipFile(fileobj=raw) if zipped else raw
+            try:
+                while content := stream.readline(MAX_LINE):
+                    line += 1
+                    size += len(content)
+                    if len(content) == MAX_LINE:
+                        raise DataError(f"{path}:{line}: longer than {MAX_LINE >> 20} MiB")
+                    if text := decode_line(content, path, line).strip():
+                        yield line, text
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise damaged_gzip(path, raw.tell(), size, line, error) from error
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    if not size:
+        raise DataError(f"{path}: the file is empty")
+
+
+def check_gzip(path: Path) -> None:
+    """Read a gzipped file to its end; other files pass.
+
+    Raises:
+        DataError: it is cut off or damaged; the text says where and what to do.
+    """
+    size = lines = 0
+    with path.open("rb") as raw:
+        if raw.read(2) != GZIP:
+            return
+        raw.seek(0)
+        try:
+            with gzip.GzipFile(fileobj=raw) as stream:
+                while content := stream.read(1 << 20):
+                    size += len(content)
+                    lines += content.count(b"\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise damaged_gzip(path, raw.tell(), size, lines, error) from error
+
+
+def damaged_gzip(path: Path, place: int, size: int, lines: int, error: Exception) -> DataError:
+    """What to say of a gzipped file that ends too early or is damaged."""
+    what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
+    return DataError(
+        f"{path}: the gzip file {what} at byte {place:,} of {path.stat().st_size:,}; before that "
+        f"{size:,} bytes ({lines:,} lines) could be read. Download it again (recsys data download "
+        "goes on where it stopped), or keep what is whole: "
+        f"gzip -dc {path.name} | head -n {lines} > part"
+    )
 
 
 def number(key: str, path: Path) -> int:

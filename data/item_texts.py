@@ -45,14 +45,13 @@ def read_item_texts(path: Path) -> dict[int, ItemText]:
     for key, entry in read_json(path).items():
         if not isinstance(entry, dict):
             raise DataError(f"{path}: item {key!r}: expected a title and description in a mapping")
-        values = {
-            name: _plain(entry.get(name), path, key) for name in ("title", "description", "brand")
-        }
+        where = f"{path}: item {key!r}"
+        values = {name: plain(entry.get(name), where) for name in ("title", "description", "brand")}
         found[number(key, path)] = ItemText(
             values["title"],
             values["description"],
             values["brand"] or None,
-            names(_plain(entry.get("categories"), path, key)),
+            names(plain(entry.get("categories"), where)),
         )
     return found
 
@@ -62,17 +61,21 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _plain(value: Any, path: Path, key: str) -> str:
-    """A text without markup; Amazon's lists arrive as lists or as a list written out."""
+def plain(value: Any, where: str) -> str:
+    """A text without markup; Amazon's lists arrive as lists or as a list written out.
+
+    Raises:
+        DataError: no text; its message begins with `where`.
+    """
     if isinstance(value, str) and value.startswith("["):
         try:
             value = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             value = value.strip("[]'\" ")
     if isinstance(value, list):
         value = ", ".join(str(part) for part in value if str(part).strip())
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{path}: item {key!r}: expected text, found {value!r}")
+        raise DataError(f"{where}: expected text, found {str(value)[:60]!r}")
     return _BLANKS.sub(" ", _MARKUP.sub(" ", html.unescape(value))).strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from data.readers import atspeed, lcrec, movielens, s3rec, table
+from data.readers import amazon, atspeed, lcrec, minionerec, movielens, recbole, s3rec, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,10 @@ READERS: dict[str, Reader] = {
     "s3rec": s3rec,
     "atspeed": atspeed,
     "lcrec": lcrec,
+    "minionerec": minionerec,
     "movielens": movielens,
+    "amazon": amazon,
+    "recbole": recbole,
     "table": table,
 }
-STREAMING: dict[str, StreamingReader] = {"table": table}
+STREAMING: dict[str, StreamingReader] = {"amazon": amazon, "recbole": recbole, "table": table}

@@ -1,7 +1,8 @@
 """AtSpeed: `sequential_{train,valid,test}.txt` and an index of semantic IDs, split by global time.
 
 Each text file has a line a user (`user item item ...`); its item ids are those of the index plus
-one. Item ids here are the index's. The pickled `*_dict.npy` twins are never opened.
+one. Item ids here are the index's. Where the texts are absent their twins `*_dict.npy` are read, by
+`data.pickled`, which executes no pickle.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from data.files import is_cut, read_integer_lines
 from data.item_texts import read_item_texts
+from data.pickled import read_pickled_dict
 from data.raw import RawData, ReaderConfig, events_table, items_table
 from data.semantic_index import read_index
 from recsys.errors import ConfigError, DataError
@@ -21,10 +23,15 @@ from recsys.splits import LABELS
 if TYPE_CHECKING:
     from pathlib import Path
 
+TWINS = {"train": "training", "valid": "validation", "test": "testing"}
+
 
 def files(config: ReaderConfig) -> dict[str, Path]:
     """`train`, `valid`, `test`, `index`, and `items` where given."""
     found = {split: config.path / f"sequential_{split}.txt" for split in LABELS}
+    twins = {split: config.path / f"{name}_dict.npy" for split, name in TWINS.items()}
+    if not found["train"].is_file() and twins["train"].is_file():
+        found = twins
     found["index"] = config.index or _only_json(config.path)
     if config.items is not None:
         found["items"] = config.items
@@ -41,7 +48,7 @@ def read(config: ReaderConfig) -> RawData:
     paths = files(config)
     index = read_index(paths["index"])
     numbers = sorted(index)
-    lines = {split: read_integer_lines(paths[split]) for split in LABELS}
+    lines = {split: _lines(paths[split]) for split in LABELS}
     users = [line[0] for line in lines["train"]]
     for split in LABELS:
         if [line[0] for line in lines[split]] != users:
@@ -81,11 +88,23 @@ def read(config: ReaderConfig) -> RawData:
         ),
         codes,
         {
-            "last_line_without_end": sum(is_cut(paths[split]) for split in LABELS),
+            "last_line_without_end": sum(
+                paths[split].suffix == ".txt" and is_cut(paths[split]) for split in LABELS
+            ),
             "items_without_metadata": len(set(numbers) - set(described)),
             "items_sharing_codes": int((sizes[leaf.reshape(-1)] > 1).sum()),
         },
     )
+
+
+def _lines(path: Path) -> list[list[int]]:
+    """User and items of each line, or of each entry of a dict; both as a text counts them."""
+    if path.suffix == ".txt":
+        return read_integer_lines(path)
+    entries = read_pickled_dict(path).items()
+    if any(number < 0 for user, items in entries for number in (user, *items)):
+        raise DataError(f"{path}: a user or an item is a negative number")
+    return [[user + 1, *(item + 1 for item in items)] for user, items in entries]
 
 
 def _only_json(folder: Path) -> Path:

@@ -34,6 +34,21 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
         "u.data": "1\t1\t5\t100\n2\t2\t4\t90\n",
         "u.item": f"1|A (1995)|x||y|{FLAGS}\n2|B (1996)|x||y|{FLAGS}\n",
     }),
+    "minionerec": (".", {
+        "train/X.csv": 'user_id,history_item_id,item_id\nu,"[0, 1]",2\nv,[1],0\n',
+        "test/X.csv": 'user_id,history_item_id,item_id\nu,"[0, 1, 2]",1\n',
+        "index/X.item.json": '{"0": {"title": "A"}, "1": {"title": "B"}, "2": {"title": "C"}}',
+    }),
+    "amazon": ("X_5.json", {
+        "X_5.json": '{"reviewerID": "u", "asin": "a", "overall": 5.0, "unixReviewTime": 9,'
+        ' "reviewText": "Good"}\n{"reviewerID": "v", "asin": "b", "unixReviewTime": 7}\n',
+        "meta_X.json": "{'asin': 'a', 'title': 'A', 'categories': [['x', 'y']], 'price': 1.5}\n",
+    }),
+    "recbole": ("X.inter", {
+        "X.inter": "user_id:token\titem_id:token\ttimestamp:float\nu\ta\t1\nv\tb\t2.5\n",
+        "X.item": "item_id:token\ttitle:token_seq\tyear:float\tv:float_seq\na\tA B\t1\t1 2\n",
+        "X.user": "user_id:token\tage:float\nu\t3\n",
+    }),
     "table": ("e.csv", {
         "e.csv": "user,item,timestamp,rating\nu,a,1,5\nv,\"b,c\",2,4\n",
         "i.csv": "item,title,price,tags\na,A,1.5,x|y\n\"b,c\",B,2,z\n",
@@ -56,6 +71,7 @@ def test_damaged_files_are_read_or_refused_with_words(source: str, data: st.Data
         content = content[: data.draw(st.integers(0, len(content)))]
     with tempfile.TemporaryDirectory() as folder:
         for name, text in contents.items():
+            Path(folder, name).parent.mkdir(exist_ok=True)
             Path(folder, name).write_bytes(content if name == broken else text.encode())
         items = str(Path(folder, "i.csv")) if source == "table" else None
         config = DataConfig(source=source, path=str(Path(folder, main)), items=items)

@@ -383,7 +383,6 @@ def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
     ]  # fmt: skip
     assert data.counts == {
         "rows_without_user_or_item_dropped": 0,
-        "timestamps_in_milliseconds": 0,
         "item_rows_without_id_dropped": 1,
         "repeated_item_rows_dropped": 1,
         "items_without_metadata": 1,

@@ -45,6 +45,8 @@ COUNTS = {
     "letter-beauty": ("lcrec", "", 22_363, 12_101, 198_502, 6, 5, 204, 0),
     "letter-instruments": ("lcrec", "", 24_772, 9_922, 206_153, 6, 5, 218, 0),
     "movielens-100k": ("movielens", "", 943, 1_682, 100_000, 65, 20, 737, 0),
+    "recbole-ml-100k": ("recbole", "", 943, 1_682, 100_000, 65, 20, 737, 0),
+    "minionerec-office": ("minionerec", "", 3_231, 3_459, 22_447, 6, 5, 30, 1_259),
     "movielens-latest-small-2016": ("movielens", "", 671, 9_125, 100_004, 71, 20, 2391, 0),
 }
 
@@ -215,3 +217,41 @@ def test_office_products_have_clean_texts_and_brands(
     assert made.dataset.codes is not None
     assert made.dataset.codes[0].tolist() == [60, 159, 203]
     assert sum("&amp;" in row["text"] or row["text"].startswith("['") for row in items) == 0
+
+
+def test_amazon_editions_are_read_from_their_own_files(make: Callable[..., Prepared]) -> None:
+    cards = make("amazon", "amazon2018-raw-giftcards/Gift_Cards_5.json", duplicates="keep")
+    stats = describe(cards.dataset)
+    assert [stats["users"], stats["items_with_events"], stats["interactions"]] == [458, 148, 2_972]
+    assert [stats["items"], stats["repeats"]] == [1_547, 7]
+    assert "items_without_metadata" not in cards.decisions
+    packed = make("amazon", "amazon2018-raw-giftcards/Gift_Cards_5.json.gz", duplicates="keep")
+    assert packed.dataset.items.equals(cards.dataset.items)
+    np.testing.assert_array_equal(packed.dataset.interactions.item, cards.dataset.interactions.item)
+    sample = make(
+        "amazon",
+        "amazon2014-raw-instruments-sample/Musical_Instruments_5.json",
+        items="amazon-format-examples-quoted/meta_2014_one_record.txt",
+    )
+    assert len(sample.dataset.interactions) == 50
+    assert sample.dataset.items["brand"][0].as_py() == "Magic Seasoning Blends"
+    quoted = "amazon-format-examples-quoted"
+    one = make(
+        "amazon",
+        f"{quoted}/review_2023_one_record.jsonl",
+        items=f"{quoted}/meta_2023_one_record_images_omitted.jsonl",
+    )
+    assert one.decisions["timestamps_in_milliseconds"] == 1
+    assert one.dataset.interactions.timestamp.tolist() == [1_588_687_728]
+
+
+def test_near_duplicates_of_fashion_are_counted_and_go_if_asked(
+    make: Callable[..., Prepared],
+) -> None:
+    path = "amazon2018-raw-fashion/AMAZON_FASHION_5.json.gz"
+    kept, dropped = make("amazon", path), make("amazon", path, duplicates="drop-near")
+    assert kept.decisions["duplicate_rows_dropped"] == 108
+    assert kept.decisions["near_duplicate_rows_kept"] == 3
+    assert kept.decisions["reviews_copied_to_other_items_kept"] == 2_628
+    assert len(kept.dataset.interactions) == 3_176 - 108
+    assert len(dropped.dataset.interactions) == 3_176 - 108 - 3 - 2_628

@@ -1,0 +1,231 @@
+"""Amazon reviews and metadata, editions of 2014, 2018 and 2023: a record a line, plain or gzipped.
+
+The edition is told by the names of the fields. Metadata of 2014 are Python literals, not JSON; they
+are read as literals (`ast.literal_eval`) and never run. The path is the file of reviews; metadata
+are found beside it (`meta_X.json` of `X.json` or `X_5.json`, gzipped or not), or named as `items`.
+In 2023 the item is the `parent_asin`, under which the variants of a product are sold.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from data.files import read_lines
+from data.item_texts import plain
+from data.raw import (
+    Catalogue,
+    EventStream,
+    RawData,
+    ReaderConfig,
+    describe_all,
+    events_table,
+    items_table,
+)
+from data.times import unix_seconds
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BATCH = 1 << 16  # reviews at a time
+# Fields by edition: user, item, rating, time, and two of what is said.
+REVIEWS = {
+    "reviewerID": ("reviewerID", "asin", "overall", "unixReviewTime", "summary", "reviewText"),
+    "user_id": ("user_id", "parent_asin", "rating", "timestamp", "title", "text"),
+}
+SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+# Pages that were saved badly have a script where the title should be.
+_SCRIPT = re.compile(r"getTime\(|<script|function\s*\(")
+_PRICE = re.compile(r"\$?\s*([0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
+
+
+def files(config: ReaderConfig) -> dict[str, Path]:
+    """`interactions`, and `items` where given or found."""
+    found = {"interactions": config.path}
+    items = config.items or _beside(config.path)
+    if items is not None:
+        found["items"] = items
+    return found
+
+
+def read(config: ReaderConfig) -> RawData:
+    """Read reviews and metadata.
+
+    Raises:
+        DataError: a line that is no record, a field of the wrong kind, or a file cut off.
+    """
+    return stream(config).gather()
+
+
+def stream(config: ReaderConfig) -> EventStream:
+    """The same, for reviews that do not fit in memory; metadata do.
+
+    Raises:
+        DataError: as `read` does, when the reviews are read.
+    """
+    paths = files(config)
+    counts: Counter[str] = Counter()
+    return EventStream(
+        _reviews(paths["interactions"], config, counts),
+        lambda events: _catalogue(paths.get("items"), events),
+        counts,
+    )
+
+
+def _beside(path: Path) -> Path | None:
+    suffix = next((s for s in reversed(SUFFIXES) if path.name.endswith(s)), "")
+    stem = path.name.removesuffix(suffix)
+    places = [
+        path.with_name(f"meta_{name}{end}")
+        for name in (stem, re.sub(r"_\d+$", "", stem))
+        for end in (suffix, *SUFFIXES)
+    ]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
+    rows: list[tuple[str, str, Any, Any, int]] = []
+    fields = None
+    first = 0
+    for line, text in read_lines(path):
+        record = _json(text, f"{path}:{line}")
+        if fields is None:
+            fields = next((REVIEWS[name] for name in REVIEWS if name in record), None)
+        if fields is None:
+            raise DataError(
+                f"{path}:{line}: no review of a known edition: it has neither "
+                f"{' nor '.join(REVIEWS)}, but {', '.join(record)[:80]!r}"
+            )
+        user, item, rating, time = (record.get(name) for name in fields[:4])
+        item = item or record.get("asin")
+        if not user or not item:
+            counts["rows_without_user_or_item_dropped"] += 1
+            continue
+        if type(time) not in (int, float) or not math.isfinite(time):
+            raise DataError(f"{path}:{line}: {fields[3]!r} is {time!r}, not a time")
+        if rating is not None and type(rating) not in (int, float):
+            raise DataError(f"{path}:{line}: {fields[2]!r} is {rating!r}, not a number")
+        rows.append((str(user), str(item), int(time), rating, _content(record, fields[4:])))
+        if len(rows) == BATCH:
+            yield _table(rows, path, first, config, counts)
+            first += len(rows)
+            rows = []
+    if rows:
+        yield _table(rows, path, first, config, counts)
+
+
+def _table(
+    rows: list[tuple[str, str, Any, Any, int]],
+    path: Path,
+    first: int,
+    config: ReaderConfig,
+    counts: Counter[str],
+) -> pa.Table:
+    user, item, time, rating, content = zip(*rows, strict=True)
+    try:
+        times = pa.chunked_array([pa.array(time, pa.int64())])
+    except (OverflowError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: a time is out of range: {error}") from error
+    seconds = unix_seconds(times, "time", path, first, config.time_unit, counts)
+    return events_table(user, item, timestamp=seconds, rating=rating, content=content)
+
+
+def _content(record: dict[str, Any], names: tuple[str, ...]) -> int:
+    """A number for what a review says, 0 for nothing; case and blanks do not count."""
+    words = " ".join(" ".join(str(record.get(name) or "") for name in names).lower().split())
+    if not words:
+        return 0
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest()) + 1
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    try:
+        return _record(json.loads(text), where)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{where}: not valid JSON: {str(error)[:120]}") from error
+
+
+def _literal(text: str, where: str) -> dict[str, Any]:
+    try:
+        return _record(ast.literal_eval(text), where)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{where}: neither JSON nor a Python literal: {str(error)[:120]}"
+        ) from error
+
+
+def _record(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise DataError(f"{where}: expected a record, found {str(value)[:40]!r}")
+    return value
+
+
+def _catalogue(path: Path | None, events: pa.Table) -> Catalogue:
+    """The described items, then those that only reviews name."""
+    counts: Counter[str] = Counter()
+    titles: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    brands: dict[str, str | None] = {}
+    categories: dict[str, list[str]] = {}
+    prices: dict[str, float | None] = {}
+    read = _json
+    for line, text in read_lines(path) if path else ():
+        if line == 1 and text.startswith("{'"):
+            read = _literal
+        where = f"{path}:{line}"
+        record = read(text, where)
+        item = record.get("parent_asin") or record.get("asin")
+        if not isinstance(item, str):
+            counts["item_rows_without_id_dropped"] += 1
+            continue
+        if item in titles:
+            counts["repeated_item_rows_dropped"] += 1
+            continue
+        title = plain(record.get("title"), where)
+        if _SCRIPT.search(title):
+            counts["titles_that_are_scripts_dropped"] += 1
+            title = ""
+        titles[item] = title
+        said = (plain(record.get(name), where) for name in ("description", "features", "feature"))
+        texts[item] = " ".join(part for part in said if part)
+        brands[item] = plain(record.get("brand") or record.get("store"), where) or None
+        categories[item] = _categories(record)
+        prices[item] = _price(record.get("price"))
+    ids, missing = describe_all(titles, events)
+    columns = {
+        "brand": pa.array([brands.get(i) for i in ids], pa.string()),
+        "categories": pa.array([categories.get(i, []) for i in ids], pa.list_(pa.string())),
+        "price": pa.array([prices.get(i) for i in ids], pa.float64()),
+    }
+    counts["items_without_metadata"] = missing
+    return Catalogue(items_table(ids, titles, texts, columns if path else {}), None, dict(counts))
+
+
+def _categories(record: dict[str, Any]) -> list[str]:
+    """Names of categories, each once; 2014 lists several paths of them."""
+    listed = record.get("categories") or record.get("category") or []
+    names = [n for part in listed for n in (part if isinstance(part, list) else [part])]
+    names = [" ".join(name.split()) for name in names if isinstance(name, str)]
+    # In 2018 the last names are sometimes whole pieces of a page.
+    return list(dict.fromkeys(name for name in names if name and "<" not in name))
+
+
+def _price(value: Any) -> float | None:
+    """A price in dollars, where one can be read."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) else None
+    match = _PRICE.match(value) if isinstance(value, str) else None
+    return float(match[1].replace(",", "")) if match else None

@@ -1,0 +1,133 @@
+"""MiniOneRec: `{train,valid,test}/X.csv` of next-item examples, `index/X.{item,index}.json`.
+
+A row has a user, the items before (at most the last ten) and the next item, split by global time.
+The sequences are put together again: a row's history is laid over the end of what is known of the
+user, what it adds is added, then its target. Where rows are missing (a train file that was not
+published) the oldest items are lost, and items known from histories alone train. The path is the
+folder; csv files may be gzipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from data.files import MAX_DIGITS, read_lines
+from data.item_texts import read_item_texts
+from data.raw import RawData, ReaderConfig, events_table, items_table
+from data.semantic_index import aligned, read_index
+from recsys.errors import DataError
+from recsys.splits import LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIELDS = ("user_id", "history_item_id", "item_id")
+_LIST = re.compile(rf"\[(?:\s*\d{{1,{MAX_DIGITS}}}\s*(?:,|(?=\])))*\s*\]")
+
+
+def files(config: ReaderConfig) -> dict[str, Path]:
+    """`train`, `valid`, `test` where found, and `items` and `index` where given or found.
+
+    Raises:
+        DataError: no csv of examples, or several for one split.
+    """
+    found = {}
+    for split in LABELS:
+        inside = sorted(
+            [*config.path.glob(f"{split}/*.csv"), *config.path.glob(f"{split}/*.csv.gz")]
+        )
+        if len(inside) > 1:
+            raise DataError(
+                f"{config.path}/{split}: holds {len(inside)} csv files; leave one there"
+            )
+        if inside:
+            found[split] = inside[0]
+    if not found:
+        raise DataError(f"{config.path}: holds none of train, valid and test with a csv file")
+    for role, given, kind in (("items", config.items, "item"), ("index", config.index, "index")):
+        beside = sorted(config.path.glob(f"index/*.{kind}.json"))
+        if given or len(beside) == 1:
+            found[role] = given or beside[0]
+    return found
+
+
+def read(config: ReaderConfig) -> RawData:
+    """Read a MiniOneRec data set with its own split; the codes of an index are imported.
+
+    Raises:
+        DataError: a malformed file, or an index that does not fit.
+    """
+    paths = files(config)
+    users: dict[str, tuple[list[int], list[int]]] = {}
+    rows = gaps = 0
+    for split, label in LABELS.items():
+        for user, history, target in _examples(paths[split]) if split in paths else ():
+            rows += 1
+            items, labels = users.setdefault(user, ([], []))
+            known = _overlap(items, history)
+            gaps += bool(items) and known == 0
+            fresh = history[known:]
+            # What only a history tells happened before this row: no later than the row before it.
+            items += [*fresh, target]
+            labels += [labels[-1] if labels else LABELS["train"]] * len(fresh) + [label]
+    described = read_item_texts(paths["items"]) if "items" in paths else {}
+    index = read_index(paths["index"]) if "index" in paths else {}
+    seen = {item for items, _ in users.values() for item in items}
+    numbers = np.asarray(sorted(seen | set(described or index)), np.int64)
+    lengths = [len(items) for items, _ in users.values()]
+    brands = [described[n].brand if n in described else None for n in numbers.tolist()]
+    return RawData(
+        events_table(
+            np.repeat(np.asarray(list(users), np.str_), lengths),
+            np.asarray([item for items, _ in users.values() for item in items], np.int64),
+            split=np.asarray([label for _, labels in users.values() for label in labels]),
+        ),
+        items_table(
+            [str(n) for n in numbers.tolist()],
+            {str(n): item.title for n, item in described.items()},
+            {str(n): item.description for n, item in described.items()},
+            {"brand": pa.array(brands, pa.string())} if any(brands) else {},
+        ),
+        aligned(index, numbers, paths["index"]) if index else None,
+        {
+            "examples_read": rows,
+            "splits_without_a_file": sum(split not in paths for split in LABELS),
+            "histories_that_leave_a_gap": gaps,
+            "items_without_metadata": len(set(numbers.tolist()) - set(described)),
+        },
+    )
+
+
+def _overlap(items: list[int], history: list[int]) -> int:
+    """How many of the first of `history` are the last of `items`, at most."""
+    for size in range(min(len(items), len(history)), 0, -1):
+        if items[-size:] == history[:size]:
+            return size
+    return 0
+
+
+def _examples(path: Path) -> Iterator[tuple[str, list[int], int]]:
+    """User, items before and next item of each row."""
+    text = "\n".join(line for _, line in read_lines(path))
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    missing = [name for name in FIELDS if name not in (rows.fieldnames or ())]
+    if missing:
+        raise DataError(f"{path}: no column {missing[0]!r} among {rows.fieldnames}")
+    try:
+        for row in rows:
+            user, history, target = (row[name] or "" for name in FIELDS)
+            if not user or not _LIST.fullmatch(history) or not _LIST.fullmatch(f"[{target}]"):
+                raise DataError(
+                    f"{path}:{rows.line_num}: expected a user, a list of item numbers and an item "
+                    f"number, found {user!r}, {history[:40]!r} and {target[:20]!r}"
+                )
+            yield user, [int(n) for n in re.findall(r"\d+", history)], int(target)
+    except csv.Error as error:
+        raise DataError(f"{path}:{rows.line_num}: {error}") from error

@@ -1,0 +1,193 @@
+"""RecBole's atomic files: `X.inter`, and beside it `X.item` and `X.user`, with typed headers.
+
+A header names fields and their types (`user_id:token`, `genres:token_seq`, `timestamp:float`); the
+columns are separated by tabs, the values of a sequence by blanks. The path is the `.inter` file or
+a folder with one. Which fields are user, item, time and rating is said by `data.columns`, whose
+names are tried with `_id` behind them too. Users' attributes have no place in the canonical form;
+the file of users is checked and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data.delimited import delimited_batches, first_line, read_delimited
+from data.raw import (
+    Catalogue,
+    EventStream,
+    RawData,
+    ReaderConfig,
+    describe_all,
+    events_table,
+    items_table,
+)
+from data.times import unix_seconds
+from recsys.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KINDS = {
+    "token": pa.string(),
+    "token_seq": pa.string(),
+    "float": pa.float64(),
+    "float_seq": pa.string(),
+}
+TITLES = ("title", "name")  # a field that ends so is the title where none is called as asked
+
+
+def files(config: ReaderConfig) -> dict[str, Path]:
+    """`interactions`, and `items` and `users` where found.
+
+    Raises:
+        DataError: a folder with no or with several `.inter` files.
+    """
+    path = config.path
+    if path.is_dir():
+        inside = sorted(path.glob("*.inter"))
+        if len(inside) != 1:
+            raise DataError(f"{path}: holds {len(inside)} files *.inter; name one as data.path")
+        path = inside[0]
+    found = {"interactions": path}
+    for role, given, suffix in (("items", config.items, ".item"), ("users", None, ".user")):
+        beside = path.with_suffix(suffix)
+        if given or beside.is_file():
+            found[role] = given or beside
+    return found
+
+
+def read(config: ReaderConfig) -> RawData:
+    """Read atomic files.
+
+    Raises:
+        DataError: a header without types, a missing field, or a value of the wrong type.
+    """
+    return stream(config).gather()
+
+
+def stream(config: ReaderConfig) -> EventStream:
+    """The same, of interactions that do not fit in memory.
+
+    Raises:
+        DataError: as `read` does, when they are read.
+    """
+    paths = files(config)
+    counts: Counter[str] = Counter()
+    return EventStream(
+        _events(paths["interactions"], config, counts),
+        lambda events: _catalogue(paths, config, events),
+        counts,
+    )
+
+
+def _header(path: Path) -> dict[str, str]:
+    """Field -> type."""
+    fields = {}
+    for column in first_line(path).split("\t"):
+        name, _, kind = column.partition(":")
+        if kind not in KINDS or name in fields:
+            raise DataError(
+                f"{path}:1: {column!r} is not a field and its type, such as 'user_id:token' "
+                f"({', '.join(KINDS)}), once each"
+            )
+        fields[name] = kind
+    return fields
+
+
+def _field(fields: dict[str, str], name: str) -> str | None:
+    return next((found for found in (name, f"{name}_id") if found in fields), None)
+
+
+def _needed(fields: dict[str, str], name: str, path: Path) -> str:
+    found = _field(fields, name)
+    if found is None:
+        raise DataError(
+            f"{path}: no field {name!r} or '{name}_id' among {', '.join(fields)}; "
+            "say what it is called with --set data.columns.user=..., .item=..."
+        )
+    return found
+
+
+def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
+    fields, columns = _header(path), config.columns
+    user, item = _needed(fields, columns.user, path), _needed(fields, columns.item, path)
+    time, rating = _field(fields, columns.timestamp), _field(fields, columns.rating)
+    used = [name for name in (user, item, time, rating) if name]
+    types = {f"{name}:{fields[name]}": KINDS[fields[name]] for name in used}
+    row = 0
+    for table in delimited_batches(path, "\t", types=types, columns=list(types), quote=False):
+        table = table.rename_columns(used)
+        whole = pc.and_(pc.not_equal(table[user], ""), pc.not_equal(table[item], ""))
+        times = None
+        if time:
+            times = unix_seconds(table[time], time, path, row, config.time_unit, counts)
+            times = times.filter(whole)
+        row += table.num_rows
+        counts["rows_without_user_or_item_dropped"] += table.num_rows - pc.sum(whole).as_py()
+        table = table.filter(whole)
+        ratings = pc.cast(table[rating], pa.float32()) if rating else None
+        yield events_table(table[user], table[item], timestamp=times, rating=ratings)
+
+
+def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> Catalogue:
+    counts: Counter[str] = Counter()
+    if "users" in paths:
+        fields = _header(paths["users"])
+        _needed(fields, config.columns.user, paths["users"])
+        counts["user_rows_not_kept"] = _table(paths["users"], fields).num_rows
+    if "items" not in paths:
+        ids, counts["items_without_metadata"] = describe_all([], events)
+        return Catalogue(items_table(ids, {}, {}, {}), None, dict(counts))
+    path = paths["items"]
+    fields = _header(path)
+    item = _needed(fields, config.columns.item, path)
+    table = _table(path, fields)
+    rows = {name: i for i, name in reversed(list(enumerate(table[item].to_pylist()))) if name}
+    rows = dict(sorted(rows.items(), key=lambda entry: entry[1]))
+    counts["repeated_item_rows_dropped"] = table.num_rows - len(rows)
+    title = _field(fields, config.columns.title) or next(
+        (n for n, kind in fields.items() if n.endswith(TITLES) and kind.startswith("token")), None
+    )
+    text = _field(fields, config.columns.text)
+    words = {
+        name: dict(zip(rows, pc.take(table[name], list(rows.values())).to_pylist(), strict=True))
+        for name in (title, text)
+        if name
+    }
+    ids, counts["items_without_metadata"] = describe_all(rows, events)
+    order = pa.array([rows.get(name) for name in ids], pa.int64())
+    attributes = {
+        name: _attribute(table[name], kind, f"{path}: field {name!r}").take(order)
+        for name, kind in fields.items()
+        if name not in (item, title, text)
+    }
+    titles, texts = words.get(title or "", {}), words.get(text or "", {})
+    texts = {name: said or "" for name, said in texts.items()}
+    return Catalogue(items_table(ids, titles, texts, attributes), None, dict(counts))
+
+
+def _table(path: Path, fields: dict[str, str]) -> pa.Table:
+    types = {f"{name}:{kind}": KINDS[kind] for name, kind in fields.items()}
+    table = read_delimited(path, "\t", types=types, quote=False)
+    return table.rename_columns(list(fields))
+
+
+def _attribute(column: pa.ChunkedArray, kind: str, where: str) -> pa.Array:
+    values = column.combine_chunks()
+    if kind == "float":
+        return values
+    if kind == "token":
+        return pc.if_else(pc.equal(values, ""), None, values)
+    lists = [[part for part in (text or "").split(" ") if part] for text in values.to_pylist()]
+    if kind == "token_seq":
+        return pa.array(lists, pa.list_(pa.string()))
+    try:
+        numbers = [[float(part) for part in parts] for parts in lists]
+    except ValueError as error:
+        raise DataError(f"{where}: {error}; its type says float_seq") from error
+    return pa.array(numbers, pa.list_(pa.float32()))

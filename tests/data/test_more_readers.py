@@ -1,0 +1,290 @@
+"""Amazon, RecBole and MiniOneRec on small files written here, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from data.prepare import DataConfig, build
+from data.readers import READERS
+from recsys.errors import DataError
+from recsys.splits import TEST, TRAIN, VALID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from data.raw import RawData
+
+
+def read(source: str, path: str, **section: Any) -> RawData:
+    return READERS[source].read(DataConfig(source=source, path=path, **section).reader())
+
+
+def lines(records: Iterable[Any]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def review(user: str, item: str, time: int, text: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "reviewerID": user, "asin": item, "overall": 5.0, "unixReviewTime": time,
+        "reviewText": text, **more,
+    }  # fmt: skip
+
+
+# --- amazon
+
+
+def test_reviews_of_2018_are_read_plain_and_gzipped(raw: Path) -> None:
+    meta = {
+        "asin": "b", "title": "Bag", "brand": "X", "category": ["Bags", "<div>", "Bags"],
+        "description": ["Holds", "things"], "feature": ["Red"], "price": "$1,012.50",
+    }  # fmt: skip
+    content = lines([review("u", "a", 9), review("", "a", 9), review("v", "b", 7)])
+    (raw / "X_5.json").write_bytes(content)
+    (raw / "X_5.json.gz").write_bytes(gzip.compress(content))
+    (raw / "meta_X.json").write_bytes(lines([meta, meta | {"title": "again"}, {"title": "?"}]))
+    made = read("amazon", "X_5.json")
+    assert made.events.select(["user", "item", "timestamp", "rating"]).to_pylist() == [
+        {"user": "u", "item": "a", "timestamp": 9, "rating": 5.0},
+        {"user": "v", "item": "b", "timestamp": 7, "rating": 5.0},
+    ]
+    assert made.items.to_pylist() == [
+        {
+            "item_id": "b", "title": "Bag", "text": "Holds, things Red", "brand": "X",
+            "categories": ["Bags"], "price": 1012.5,
+        },
+        {
+            "item_id": "a", "title": "a", "text": "", "brand": None, "categories": [],
+            "price": None,
+        },
+    ]  # fmt: skip
+    assert made.counts == {
+        "rows_without_user_or_item_dropped": 1,
+        "item_rows_without_id_dropped": 1,
+        "repeated_item_rows_dropped": 1,
+        "items_without_metadata": 1,
+    }
+    assert read("amazon", "X_5.json.gz").events.equals(made.events)
+
+
+def test_metadata_of_2014_are_literals_that_nobody_runs(raw: Path) -> None:
+    (raw / "X_5.json").write_bytes(lines([review("u", "a", 9)]))
+    meta = raw / "meta_X.json"
+    meta.write_text("{'asin': 'a', 'title': \"Chef's\", 'categories': [['A', 'B'], ['A', 'C']]}\n")
+    row = read("amazon", "X_5.json").items.to_pylist()[0]
+    assert (row["title"], row["categories"]) == ("Chef's", ["A", "B", "C"])
+    meta.write_text("{'asin': __import__('os').mkdir('/tmp/never')}\n")
+    with pytest.raises(DataError, match=r"meta_X\.json:1: neither JSON nor a Python literal"):
+        read("amazon", "X_5.json")
+    meta.write_text("{'asin': 'a', 'title': " + "[" * 5000 + "\n")
+    with pytest.raises(DataError, match="neither JSON nor a Python literal"):
+        read("amazon", "X_5.json")
+
+
+def test_reviews_of_2023_count_milliseconds_and_belong_to_the_parent(raw: Path) -> None:
+    record = {
+        "user_id": "u",
+        "parent_asin": "p",
+        "asin": "a",
+        "rating": 4,
+        "timestamp": 1588687728923,
+    }
+    (raw / "X.jsonl").write_bytes(lines([record]))
+    (raw / "meta_X.jsonl").write_bytes(
+        lines([{"parent_asin": "p", "title": "P <i>x</i>", "store": "S", "price": None}])
+    )
+    made = read("amazon", "X.jsonl")
+    assert made.events["timestamp"].to_pylist() == [1588687728]
+    assert made.counts["timestamps_in_milliseconds"] == 1
+    assert made.items.to_pylist()[0]["title"] == "P x"
+    assert made.items.to_pylist()[0]["brand"] == "S"
+    with pytest.raises(DataError, match=r"data row 1 lies after the year 5138.*data\.time_unit"):
+        read("amazon", "X.jsonl", time_unit="s")
+
+
+def test_a_title_that_is_a_script_is_none(raw: Path) -> None:
+    (raw / "X.json").write_bytes(lines([review("u", "a", 9)]))
+    (raw / "meta_X.json").write_bytes(
+        lines([{"asin": "a", "title": "var aPageStart = (new Date()).getTime();"}])
+    )
+    made = read("amazon", "X.json")
+    assert made.items["title"].to_pylist() == ["a"]
+    assert made.counts["titles_that_are_scripts_dropped"] == 1
+
+
+def test_copied_and_repeated_reviews_are_counted_and_go_if_asked(raw: Path) -> None:
+    day = 86_400
+    (raw / "X.json").write_bytes(
+        lines([
+            review("u", "a", 0, "Great!"), review("u", "b", 0, "great! "), review("u", "c", 0),
+            review("u", "a", day, "other"), review("u", "a", 3 * day, "third"),
+            review("v", "b", 0, "Great!"),
+        ])
+    )  # fmt: skip
+    made = build(DataConfig(source="amazon", path="X.json"))
+    assert made.decisions == {
+        "items_without_metadata": 3,
+        "near_duplicate_rows_kept": 1,
+        "reviews_copied_to_other_items_kept": 1,
+    }
+    assert len(made.dataset.interactions) == 6
+    made = build(DataConfig(source="amazon", path="X.json", duplicates="drop-near"))
+    events = made.dataset.interactions
+    assert made.decisions["near_duplicate_rows_dropped"] == 1
+    assert made.decisions["reviews_copied_to_other_items_dropped"] == 1
+    assert events.item_ids[events.item].tolist() == ["a", "c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n', r"X\.json:1: no review of a known edition"),
+        (lines([review("u", "a", 1)]) + b"{", r"X\.json:2: not valid JSON"),
+        (b"[1]\n", r"X\.json:1: expected a record"),
+        (lines([review("u", "a", 1) | {"unixReviewTime": "soon"}]), "'soon', not a time"),
+        (lines([review("u", "a", 1) | {"overall": "good"}]), "'good', not a number"),
+        (lines([review("u", "a", 1)]) + b"\xff\n", r"X\.json:2: byte 0xff is not UTF-8"),
+        (b"", "the file is empty"),
+    ],
+)
+def test_a_malformed_review_is_named_by_its_line(raw: Path, content: bytes, message: str) -> None:
+    (raw / "X.json").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read("amazon", "X.json")
+
+
+def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> None:
+    whole = gzip.compress(lines(review("u", f"i{i}", i, f"text {i * i}") for i in range(2000)))
+    (raw / "X.json.gz").write_bytes(whole[: len(whole) // 2])
+    message = rf"is cut off at byte [\d,]+ of {len(whole) // 2:,}; .* lines\) .*Download it again"
+    with pytest.raises(DataError, match=message):
+        read("amazon", "X.json.gz")
+    table = b"user,item\n" + b"".join(b"u%d,i%d\n" % (i, i * i) for i in range(5000))
+    whole = gzip.compress(table)
+    (raw / "e.csv.gz").write_bytes(whole[:-2000])
+    with pytest.raises(DataError, match=r"e\.csv\.gz: the gzip file is cut off at byte"):
+        read("table", "e.csv.gz")
+    broken = bytearray(whole)
+    broken[len(whole) // 2] ^= 0xFF
+    (raw / "e.csv.gz").write_bytes(bytes(broken))
+    with pytest.raises(DataError, match=r"the gzip file is (damaged|cut off)"):
+        read("table", "e.csv.gz")
+
+
+# --- recbole
+
+
+def test_atomic_files_are_read_by_their_headers(raw: Path) -> None:
+    (raw / "X.inter").write_text(
+        'user_id:token\titem_id:token\trating:float\ttimestamp:float\nu\t"a\t3\t9\n\tb\t1\t2\nv\tb\t1\t8\n'
+    )
+    (raw / "X.item").write_text(
+        "item_id:token\tmovie_title:token_seq\tyear:token\tgenres:token_seq\tv:float_seq\n"
+        "b\tB side\t1999\tx y\t.5 1\nb\tagain\t1\tz\t1\nc\t\t\t\t\n"
+    )
+    (raw / "X.user").write_text("user_id:token\tage:token\nu\t24\n")
+    made = read("recbole", ".")
+    assert made.events.to_pylist() == [
+        {"user": "u", "item": '"a', "timestamp": 9, "rating": 3.0},
+        {"user": "v", "item": "b", "timestamp": 8, "rating": 1.0},
+    ]
+    assert made.items.to_pylist() == [
+        {"item_id": "b", "title": "B side", "text": "", "year": "1999", "genres": ["x", "y"],
+         "v": [0.5, 1.0]},
+        {"item_id": "c", "title": "c", "text": "", "year": None, "genres": [], "v": []},
+        {"item_id": '"a', "title": '"a', "text": "", "year": None, "genres": None, "v": None},
+    ]  # fmt: skip
+    assert made.counts == {
+        "rows_without_user_or_item_dropped": 1,
+        "user_rows_not_kept": 1,
+        "repeated_item_rows_dropped": 1,
+        "items_without_metadata": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("X.inter", "user_id\titem_id:token\nu\ta\n", "'user_id' is not a field and its type"),
+        ("X.inter", "who:token\titem_id:token\nu\ta\n", "no field 'user' or 'user_id' among who"),
+        ("X.inter", "user_id:token\titem_id:token\n", "no rows"),
+        ("X.inter", "user_id:token\titem_id:token\nu\n", "Expected 2 columns"),
+        ("X.item", "item_id:token\tv:float_seq\na\tx\n", "'v': could not convert string to float"),
+    ],
+)
+def test_malformed_atomic_files_are_refused(raw: Path, name: str, text: str, message: str) -> None:
+    (raw / "X.inter").write_text("user_id:token\titem_id:token\nu\ta\n")
+    (raw / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        read("recbole", "X.inter")
+
+
+# --- minionerec
+
+
+def examples(*rows: tuple[str, list[int], int]) -> str:
+    return "user_id,history_item_id,item_id\n" + "".join(
+        f'{user},"{history}",{item}\n' for user, history, item in rows
+    )
+
+
+def folder(raw: Path, **splits: str) -> None:
+    for split, text in splits.items():
+        (raw / split).mkdir()
+        (raw / split / "X.csv").write_text(text)
+
+
+def test_histories_and_targets_become_sequences_again(raw: Path) -> None:
+    folder(
+        raw,
+        train=examples(("u", [5, 6], 7), ("u", [5, 6, 7], 8), ("v", [1], 5)),
+        valid=examples(("u", [6, 7, 8], 6)),
+        test=examples(("u", [8, 6, 1], 5), ("w", [7, 8], 1)),
+    )
+    (raw / "index").mkdir()
+    (raw / "index/X.item.json").write_text(
+        json.dumps({str(n): {"title": f"T{n}", "brand": "B"} for n in (1, 5, 6, 7, 8, 9)})
+    )
+    (raw / "index/X.index.json").write_text(
+        json.dumps({str(n): [f"<a_{n}>", "<b_0>"] for n in (1, 5, 6, 7, 8, 9)})
+    )
+    made = build(DataConfig(source="minionerec", path="."))
+    events = made.dataset.interactions
+    sequences = [events.item_ids[h].tolist() for h in events.histories]
+    assert sequences == [["5", "6", "7", "8", "6", "1", "5"], ["1", "5"], ["7", "8", "1"]]
+    assert made.split == "own"
+    assert made.dataset.split.tolist() == [
+        TRAIN, TRAIN, TRAIN, TRAIN, VALID, VALID, TEST, TRAIN, TRAIN, TRAIN, TRAIN, TEST,
+    ]  # fmt: skip
+    assert made.decisions == {"examples_read": 6}
+    assert made.dataset.codes is not None
+    assert made.dataset.codes[:, 0].tolist() == [1, 5, 6, 7, 8, 9]
+
+
+def test_what_is_missing_of_a_published_folder_is_counted(raw: Path) -> None:
+    folder(raw, test=examples(("u", [1, 2], 3), ("u", [8, 9], 3)))
+    assert read("minionerec", ".").counts == {
+        "examples_read": 2,
+        "splits_without_a_file": 2,
+        "histories_that_leave_a_gap": 1,
+        "items_without_metadata": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("user,item\nu,1\n", "no column 'user_id'"),
+        (examples(("u", [1], 2)).replace("[1]", "[__import__('os')]"), "expected a user, a list"),
+        (examples(("u", [1], 2)).replace(",2\n", ",x\n"), "expected a user, a list"),
+        ('user_id,history_item_id,item_id\nu,"[1],2\n', "unexpected end"),
+    ],
+)
+def test_malformed_examples_are_refused(raw: Path, text: str, message: str) -> None:
+    folder(raw, train=text)
+    with pytest.raises(DataError, match=message):
+        read("minionerec", ".")
