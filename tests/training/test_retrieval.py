@@ -94,3 +94,22 @@ def test_a_run_without_retrieval_makes_a_bundle_without(context):
 def test_a_number_out_of_range_is_refused_by_name(make_context):
     with pytest.raises(ConfigError, match="beams"):
         retrieval.stage(make_context(retrieval={"beams": 0}))
+
+
+def test_slack_is_spent_on_rare_targets(context, make_context):
+    path = retrieval.stage(context)
+    strict = read_manifest(path).info["validation"]["blended"]
+    retrieval.stage(make_context(retrieval={**FAST, "slack": 0.9}))
+    found = read_manifest(path).info["validation"]["blended"]
+    assert found["ndcg@10"] <= strict["ndcg@10"]
+    assert found["rare_recall@10"] >= strict["rare_recall@10"]
+
+
+def test_vectors_take_part_where_the_semantic_ids_have_some(context, make_context):
+    features = context.workspace.run("ids") / "features.npy"
+    np.save(features, np.eye(27, 4, dtype=np.float32) + 0.1)
+    plain = Retrieval.load(retrieval.stage(context)).item_item.weights
+    path = retrieval.stage(make_context(retrieval={**FAST, "near": 3, "near_share": 0.5}))
+    mixed = Retrieval.load(path).item_item.weights
+    assert mixed.nnz > plain.nnz
+    np.testing.assert_allclose(mixed.sum(axis=1), plain.sum(axis=1), rtol=1e-5)
