@@ -108,11 +108,16 @@ _PATTERNS = [  # the longest first: an item's id may hold slashes
 ]
 
 
-def template_of(path: str) -> str | None:
-    """The route's template that a request's path fits; None if no route has it."""
+def template_of(path: str, method: str = "GET") -> str | None:
+    """The route's template that a request's path fits; None if no route has it.
+
+    Of several the longest that answers to the method: an item `a/similar` may be taken away.
+    """
     if found := _PLAIN.get(path):
         return found
-    return next((template for pattern, template in _PATTERNS if pattern.fullmatch(path)), None)
+    fitting = [template for pattern, template in _PATTERNS if pattern.fullmatch(path)]
+    answering = (t for t in fitting if scope_of(method, t) is not None)
+    return next(answering, fitting[0] if fitting else None)
 
 
 def scope_of(method: str, template: str) -> Scope | None:

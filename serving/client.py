@@ -21,8 +21,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from serving.schemas.common import Problem
-from serving.schemas.events import EventsResponse, UserHistory
+from serving.schemas.common import CHAMPION, Problem
+from serving.schemas.events import EventsResponse, UserHistory, UserList
 from serving.schemas.filters import FilterReport
 from serving.schemas.items import (
     Item,
@@ -32,7 +32,8 @@ from serving.schemas.items import (
     SimilarResponse,
     UpsertResponse,
 )
-from serving.schemas.models import AliasInfo, AliasList, ModelList
+from serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
+from serving.schemas.operations import Stats
 from serving.schemas.recommendations import BatchResponse, RecommendationsResponse
 
 if TYPE_CHECKING:
@@ -111,12 +112,13 @@ class Client:
         """Let go of the connections."""
         self._http.close()
 
+    def live(self) -> bool:
+        """Whether the process runs."""
+        return self._is_well("live")
+
     def ready(self) -> bool:
         """Whether recommendations are answered now."""
-        try:
-            return self._http.get("/health/ready").is_success
-        except httpx.TransportError:
-            return False
+        return self._is_well("ready")
 
     def recommend(
         self,
@@ -137,6 +139,13 @@ class Client:
         body = _subject(user, history) | {"k": k} | options
         return self._ask(RecommendationsResponse, "POST", "/v1/recommendations", json=body)
 
+    def recommend_for(self, user: str, k: int = 10, **options: Any) -> RecommendationsResponse:
+        """Top-k for a user, by GET; `options` are other fields of `UserQuery`."""
+        query = {"k": k} | options
+        return self._ask(
+            RecommendationsResponse, "GET", f"{_user(user)}/recommendations", params=query
+        )
+
     def recommend_batch(self, requests: Sequence[Mapping[str, Any]]) -> BatchResponse:
         """Several requests at once, each as `recommend` takes it."""
         body = {"requests": [dict(request) for request in requests]}
@@ -154,19 +163,22 @@ class Client:
         body = _subject(user, history) | {"items": list(items)} | options
         return self._ask(RankResponse, "POST", "/v1/rank", json=body)
 
-    def similar(self, item_id: str, k: int = 10) -> SimilarResponse:
+    def similar(self, item_id: str, k: int = 10, *, model: str = CHAMPION) -> SimilarResponse:
         """Items that go with one item."""
-        return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params={"k": k})
+        query = {"k": k, "model": model}
+        return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params=query)
 
-    def item(self, item_id: str) -> Item:
+    def item(self, item_id: str, *, model: str = CHAMPION) -> Item:
         """One item of the catalogue."""
-        return self._ask(Item, "GET", _item(item_id))
+        return self._ask(Item, "GET", _item(item_id), params={"model": model})
 
-    def items(self, *, prefix: str = "", q: str = "", page: int = 200) -> Iterator[Item]:
+    def items(
+        self, *, prefix: str = "", q: str = "", page: int = 200, model: str = CHAMPION
+    ) -> Iterator[Item]:
         """The catalogue in the order of semantic IDs, page by page."""
         cursor: str | None = ""
         while cursor is not None:
-            query = {"prefix": prefix, "q": q, "limit": page, "cursor": cursor}
+            query = {"prefix": prefix, "q": q, "limit": page, "cursor": cursor, "model": model}
             found = self._ask(ItemPage, "GET", "/v1/items", params=query)
             yield from found.items
             cursor = found.next
@@ -182,30 +194,30 @@ class Client:
 
     def delete_item(self, item_id: str) -> bool:
         """Take an item away; whether it was there."""
-        try:
-            self._send("DELETE", _item(item_id))
-        except ServiceError as error:
-            if error.code != "unknown_item":
-                raise
-            return False
-        return True
+        return self._dropped(_item(item_id), "unknown_item")
 
     def send_events(self, events: Sequence[Mapping[str, Any]]) -> EventsResponse:
         """Store events durably; those without an `event_id` get one, so repeating is harmless."""
         body = {"events": [{"event_id": uuid.uuid4().hex} | dict(event) for event in events]}
         return self._ask(EventsResponse, "POST", "/v1/events", json=body)
 
-    def history(self, user: str, limit: int = 100) -> UserHistory:
-        """A user's latest events."""
-        return self._ask(UserHistory, "GET", f"{_user(user)}/history", params={"limit": limit})
+    def users(self, prefix: str = "", limit: int = 20) -> list[str]:
+        """Some users with events, by id."""
+        query = {"prefix": prefix, "limit": limit}
+        return self._ask(UserList, "GET", "/v1/users", params=query).users
+
+    def history(self, user: str, limit: int = 100, *, before: str | None = None) -> UserHistory:
+        """A user's latest events; `before` is `next` of the page before."""
+        query = {"limit": limit} | ({} if before is None else {"before": before})
+        return self._ask(UserHistory, "GET", f"{_user(user)}/history", params=query)
 
     def forget(self, user: str) -> None:
         """Erase a user."""
         self._send("DELETE", _user(user))
 
-    def check_filter(self, expression: Mapping[str, Any]) -> FilterReport:
-        """What a filter comes to."""
-        body = {"filter": dict(expression)}
+    def check_filter(self, expression: Mapping[str, Any], **options: Any) -> FilterReport:
+        """What a filter comes to; `options` are other fields of `FilterCheck`."""
+        body = {"filter": dict(expression)} | options
         return self._ask(FilterReport, "POST", "/v1/filters/validate", json=body)
 
     def models(self) -> ModelList:
@@ -216,16 +228,52 @@ class Client:
         """Which alias stands for which bundle."""
         return self._ask(AliasList, "GET", "/v1/aliases").aliases
 
-    def set_alias(self, name: str, bundle: str, *, timeout_s: float = 600.0) -> AliasInfo:
-        """Let an alias stand for a bundle; returns when its model answers."""
-        body = {"bundle": bundle}
-        path = f"/v1/aliases/{quote(name, safe='')}"
-        return self._ask(AliasInfo, "PUT", path, json=body, timeout=timeout_s)
+    def alias(self, name: str) -> AliasInfo:
+        """One alias; tells what became of a change that nobody waited for."""
+        return self._ask(AliasInfo, "GET", _alias(name))
+
+    def set_alias(
+        self, name: str, bundle: str, *, wait: bool = True, timeout_s: float = 600.0
+    ) -> AliasInfo:
+        """Let an alias stand for a bundle; returns when its model answers, or at once."""
+        body = {"bundle": bundle, "wait": wait}
+        return self._ask(AliasInfo, "PUT", _alias(name), json=body, timeout=timeout_s)
 
     def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:
         """Let an alias stand for the bundle that it stood for before."""
-        path = f"/v1/aliases/{quote(name, safe='')}/rollback"
+        path = f"{_alias(name)}/rollback"
         return self._ask(AliasInfo, "POST", path, repeatable=False, timeout=timeout_s)
+
+    def drop_alias(self, name: str) -> bool:
+        """Drop an alias; whether it was there."""
+        return self._dropped(_alias(name), "unknown_model")
+
+    def evaluation(self, model: str = CHAMPION) -> Evaluation:
+        """What is known of a model's quality."""
+        return self._ask(Evaluation, "GET", "/v1/evaluation", params={"model": model})
+
+    def stats(self) -> Stats:
+        """The state of the service and its last ten minutes."""
+        return self._ask(Stats, "GET", "/v1/stats")
+
+    def metrics(self) -> str:
+        """Everything that is counted, in Prometheus' text."""
+        return self._send("GET", "/metrics").text
+
+    def _is_well(self, check: str) -> bool:
+        try:
+            return self._http.get(f"/health/{check}").is_success
+        except httpx.TransportError:
+            return False
+
+    def _dropped(self, path: str, unknown: str) -> bool:
+        try:
+            self._send("DELETE", path)
+        except ServiceError as error:
+            if error.code != unknown:
+                raise
+            return False
+        return True
 
     def _ask(self, kind: type[AnswerT], method: str, path: str, **options: Any) -> AnswerT:
         return kind.model_validate_json(self._send(method, path, **options).content)
@@ -262,6 +310,10 @@ def _subject(user: str | None, history: Sequence[str] | None) -> dict[str, Any]:
 
 def _item(item_id: str) -> str:
     return f"/v1/items/{quote(item_id, safe='')}"
+
+
+def _alias(name: str) -> str:
+    return f"/v1/aliases/{quote(name, safe='')}"
 
 
 def _user(user: str) -> str:

@@ -263,6 +263,17 @@ async def test_each_scope_reaches_what_it_includes_and_no_further(
 
 
 @anyio
+async def test_the_scope_is_that_of_the_route_whatever_an_id_ends_with(
+    guarded: httpx.AsyncClient, keys: dict[str, str]
+) -> None:
+    for path in ("/v1/items/a%2Fsimilar", "/v1/users/u%2Fhistory"):
+        response = await guarded.delete(path, headers=bearer(keys["read"]))
+        assert response.status_code == 403
+        response = await guarded.delete(path, headers=bearer(keys["write"]))
+        assert response.status_code in (204, 404)
+
+
+@anyio
 async def test_a_route_that_is_not_in_the_table_is_closed_to_all_but_admin(
     guarded: httpx.AsyncClient, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from serving import client as client_module
+from serving.auth import ROUTES, template_of
 from serving.client import Client, ServiceError
 
 if TYPE_CHECKING:
@@ -23,7 +24,14 @@ PROBLEM = {
 def test_everything_that_the_service_does_can_be_asked(
     settings: ServingSettings, recommender: Any, serving: Any
 ) -> None:
+    asked: set[tuple[str, str | None]] = set()
     with serving(settings, recommender=recommender) as url, Client(url) as client:
+
+        def note(request: httpx.Request) -> None:
+            asked.add((request.method, template_of(request.url.path, request.method)))
+
+        client._http.event_hooks["request"].append(note)
+        assert client.live()
         assert client.ready()
         answer = client.recommend(history=["item-1"], k=3, include=["timing", "trace"])
         assert [i.item_id for i in answer.items] == recommender.expected(["item-1"], 3)
@@ -31,6 +39,7 @@ def test_everything_that_the_service_does_can_be_asked(
         assert answer.trace is not None
         assert answer.trace.nodes[0].pass_ == 1
         assert client.recommend(user="ada").history_items == 2
+        assert client.recommend_for("ada", 3, mode="beam", include=["timing"]).timing is not None
         many = client.recommend_batch([{"user": "ada"}, {"user": "eve", "fallback": False}])
         assert [result.status for result in many.results] == [200, 404]
         assert many.results[1].problem is not None
@@ -44,17 +53,26 @@ def test_everything_that_the_service_does_can_be_asked(
         events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
         assert client.send_events(events).accepted == 2
         assert len(client.history("zoe").events) == 2
+        page = client.history("zoe", 1)
+        assert client.history("zoe", 1, before=page.next).events[0].item == "item-1"
+        assert client.users("z") == ["zoe"]
         client.forget("zoe")
         with pytest.raises(ServiceError, match="unknown_user"):
             client.history("zoe")
         assert client.check_filter({"must": [{"key": "price", "range": {"lt": 5}}]}).valid
         assert client.models().models[0].name == "demo"
         assert [alias.name for alias in client.aliases()] == ["champion"]
+        assert client.alias("champion").bundle == "demo"
+        assert client.drop_alias("nobody") is False
+        assert client.evaluation().model.name == "demo"
+        assert client.stats().phase == "ready"
+        assert "recsys_recommend_seconds" in client.metrics()
         with pytest.raises(ServiceError) as refused:
             client.set_alias("champion", "nothing")
         assert (refused.value.status, refused.value.code) == (404, "unknown_bundle")
         with pytest.raises(ServiceError, match="alias_conflict"):
             client.rollback("champion")
+    assert asked == {route for route in ROUTES if route[1].startswith(("/v1", "/health", "/met"))}
 
 
 def scripted(answers: list[httpx.Response | Exception], asked: list[httpx.Request]) -> Client:
