@@ -57,6 +57,50 @@ def prepare(
 
 
 @app.command()
+def download(
+    wanted: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME|URL", help="A public data set (--list names them), or a URL."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Where it goes (default $RECSYS_DATASETS, or var/raw)."),
+    ] = None,
+    sha256: Annotated[
+        str | None, typer.Option("--sha256", help="What a file by URL must hash to.")
+    ] = None,
+    max_gb: Annotated[
+        float, typer.Option("--max-gb", help="Refuse what is larger, downloaded or unpacked.")
+    ] = 20.0,
+    listed: Annotated[bool, typer.Option("--list", help="Name the public data sets.")] = False,
+) -> None:
+    """Fetch a public data set; what broke off goes on where it stopped.
+
+    Example: recsys data download s3rec-beauty
+    """
+    import os
+
+    from data.download import GIB, public_sets
+    from data.download import download as fetch
+    from recsys.errors import ConfigError
+
+    if listed:
+        for name, entry in public_sets().items():
+            typer.echo(f"{name}: {entry.licence}. {entry.citation}")
+        return
+    if wanted is None:
+        raise ConfigError("name a public data set or a URL; recsys data download --list names them")
+    place = folder or Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
+    path = fetch(wanted, place, digest=sha256, max_bytes=int(max_gb * GIB))
+    typer.echo(path)
+    if entry := public_sets().get(wanted):
+        from recsys.progress import say
+
+        say(f"licence: {entry.licence}\ncite: {entry.citation}")
+        say(f"next: recsys data prepare {entry.prepare.format(folder=path)} --name {wanted}")
+
+
+@app.command()
 def synth(
     users: Annotated[int | None, typer.Option("--users", help="People (default 3000).")] = None,
     items: Annotated[int | None, typer.Option("--items", help="Things (default 1200).")] = None,

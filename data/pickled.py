@@ -132,11 +132,9 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> N
         stack.append({})
     elif name in _TUPLES:
         size = _TUPLES[name]
-        values = tuple(stack[len(stack) - size :]) if size else ()
-        if len(values) != size:
+        if len(stack) < size:
             _refuse()
-        del stack[len(stack) - size :]
-        stack.append(values)
+        stack[len(stack) - size :] = [tuple(stack[len(stack) - size :])]
     elif name == "MARK":
         stack.append(_MARK)
     elif name in ("TUPLE", "LIST", "APPENDS", "SETITEMS"):
@@ -213,7 +211,7 @@ def _made(called: Any, arguments: Any) -> _Made:
         return _Made(NDARRAY)
     if called == _Name(DTYPE) and arguments == ("O8", False, True):
         return _Made(DTYPE)
-    return _refuse("it calls something")
+    raise ValueError("it calls something")
 
 
 def _build(made: Any, state: Any) -> None:

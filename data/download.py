@@ -1,0 +1,328 @@
+"""Files of public data sets by URL: resumed where they stopped, checked, and put in place whole.
+
+What arrives lies in `NAME.part` until it is complete and its checksum fits; then it is renamed. A
+broken connection is taken up again by HTTP Range, if the server still has the same file. Archives
+are unpacked by hand: only plain files, only below their own folder, and no more bytes than allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from recsys.artifacts import sha256
+from recsys.errors import ConfigError, DataError
+from recsys.progress import say, track
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHUNK = 1 << 20  # bytes unpacked at a time
+TRIES = 5  # of a connection that breaks; one that brought something does not count
+TIMEOUT_S = 60.0
+GIB = 1 << 30
+MAX_FILES = 100_000  # of an archive
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file of a public data set.
+
+    Attributes:
+        url: http or https.
+        path: where it goes below the data set's folder.
+        sha256: hex digest, or None where it is not known.
+    """
+
+    url: str
+    path: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """A data set that others publish.
+
+    Attributes:
+        name: what it is called here, and its folder.
+        files: what to download.
+        licence: as its publisher states it.
+        citation: what to cite.
+        prepare: arguments of `recsys data prepare`, with `{folder}` for its place.
+    """
+
+    name: str
+    files: tuple[Remote, ...]
+    licence: str
+    citation: str
+    prepare: str
+
+
+def public_sets() -> dict[str, PublicSet]:
+    """The registry `data/public_sets.json` by name."""
+    entries = json.loads(resources("data").joinpath("public_sets.json").read_text("utf-8"))
+    return {
+        name: PublicSet(name, tuple(Remote(**file) for file in entry.pop("files")), **entry)
+        for name, entry in entries.items()
+    }
+
+
+def download(
+    wanted: str,
+    folder: Path,
+    *,
+    digest: str | None = None,
+    max_bytes: int = 20 * GIB,
+) -> Path:
+    """Fetch a public data set by name, or any file by URL, and unpack what is an archive.
+
+    Files that are there already, and fit, are not fetched again.
+
+    Args:
+        wanted: a name of `public_sets`, or a URL.
+        folder: where the data set's own folder goes; a file by URL goes there itself.
+        digest: sha256 of a file by URL.
+        max_bytes: more is refused, downloaded or unpacked.
+
+    Returns:
+        the folder of the data set, the file, or the folder of the unpacked archive.
+
+    Raises:
+        ConfigError: an unknown name, or a URL of another kind.
+        DataError: a file that cannot be had whole, or an archive that is not safe.
+    """
+    if "://" in wanted:
+        name = _safe_name(unquote(urlsplit(wanted).path).rsplit("/", 1)[-1])
+        file = fetch(Remote(wanted, name, digest), folder, max_bytes=max_bytes)
+        return unpack(file, max_bytes=max_bytes) if file.name.endswith(ARCHIVES) else file
+    known = public_sets()
+    if wanted not in known:
+        raise ConfigError(f"{wanted!r} is neither a URL nor one of {', '.join(known)}")
+    if digest is not None:
+        raise ConfigError(f"--sha256 goes with a URL; {wanted!r} has its own checksums")
+    for remote in known[wanted].files:
+        file = fetch(remote, folder / wanted, max_bytes=max_bytes)
+        if file.name.endswith(ARCHIVES):
+            unpack(file, max_bytes=max_bytes)
+    return folder / wanted
+
+
+def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
+    """One file, whole or not at all; what a broken try brought is used by the next.
+
+    Raises:
+        ConfigError: the URL is of another kind, or the digest is none.
+        DataError: the server refuses, the file is too large or not the expected one, or the
+            connection keeps breaking.
+    """
+    if urlsplit(remote.url).scheme not in ("http", "https"):
+        raise ConfigError(f"{remote.url}: want a URL that begins with https:// or http://")
+    if remote.sha256 is not None and not _DIGEST.fullmatch(remote.sha256):
+        raise ConfigError(f"sha256 {remote.sha256!r}: want 64 digits of 0-9 and a-f")
+    target = folder / remote.path
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{remote.path!r} leaves {folder}")
+    if target.is_file() and remote.sha256 in (None, sha256(target)):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    failures = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _receive(remote.url, part, max_bytes)
+            break
+        except httpx.HTTPStatusError as error:
+            code = error.response.status_code
+            if code < 500:
+                raise DataError(f"{remote.url}: the server says {code}; check the URL") from error
+            problem: Exception = error
+        except httpx.TransportError as error:
+            problem = error
+        after = part.stat().st_size if part.exists() else 0
+        failures = 0 if after > before else failures + 1
+        if failures >= TRIES:
+            raise DataError(
+                f"{remote.url}: broke off {TRIES} times after {after:,} bytes: {problem}; they are "
+                "kept: run the same command again to go on"
+            ) from problem
+    found = sha256(part)
+    if remote.sha256 not in (None, found):
+        part.unlink()
+        _origin(part).unlink(missing_ok=True)
+        raise DataError(
+            f"{remote.url}: sha256 is {found}, not {remote.sha256}: the file was changed or is "
+            "damaged, and was deleted; download it again, or check where the checksum comes from"
+        )
+    if remote.sha256 is None:
+        say(f"{target.name}: no checksum is known; its sha256 is {found}")
+    with part.open("rb") as stream:
+        os.fsync(stream.fileno())
+    part.replace(target)
+    _origin(part).unlink(missing_ok=True)
+    return target
+
+
+def _origin(part: Path) -> Path:
+    """Where it is written which version of which URL a part belongs to."""
+    return part.with_name(f"{part.name}.json")
+
+
+def _receive(url: str, part: Path, max_bytes: int) -> None:
+    """Bring `part` to its end, from where it is if the server can."""
+    origin = _origin(part)
+    headers = {"Accept-Encoding": "identity"}  # bytes as they are stored, so that places agree
+    size = part.stat().st_size if part.exists() else 0
+    if size:
+        try:
+            known = json.loads(origin.read_text("utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        if known.get("url") == url and known.get("version"):
+            headers |= {"Range": f"bytes={size}-", "If-Range": known["version"]}
+    with (
+        httpx.Client(follow_redirects=True, timeout=TIMEOUT_S) as client,
+        client.stream("GET", url, headers=headers) as response,
+    ):
+        if url.startswith("https:") and response.url.scheme != "https":
+            raise DataError(f"{url}: leads to {response.url}, which is not encrypted")
+        if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+            if response.headers.get("content-range") == f"bytes */{size}":
+                return  # it was whole already
+            part.unlink()
+            raise httpx.ReadError("the server has a shorter file now", request=response.request)
+        response.raise_for_status()
+        goes_on = response.status_code == httpx.codes.PARTIAL_CONTENT and response.headers.get(
+            "content-range", ""
+        ).startswith(f"bytes {size}-")
+        if response.status_code == httpx.codes.PARTIAL_CONTENT and not goes_on:
+            part.unlink(missing_ok=True)
+            raise httpx.ReadError("the server sent another part", request=response.request)
+        if not goes_on:  # no Range there, or another file by now
+            size = 0
+            version = response.headers.get("etag") or response.headers.get("last-modified")
+            if version and version.startswith("W/"):  # a weak tag says nothing of the bytes
+                version = response.headers.get("last-modified")
+            origin.write_text(json.dumps({"url": url, "version": version}), "utf-8")
+        length = response.headers.get("content-length", "")
+        total = size + int(length) if length.isdecimal() else None
+        _check_size(url, total or 0, max_bytes)
+        free = shutil.disk_usage(part.parent).free
+        if total and total - size > free:
+            raise DataError(f"{url}: {total - size:,} bytes to come, {free:,} free on the disk")
+        with (
+            track(f"download {part.stem}", total) as bar,
+            part.open("ab" if goes_on else "wb") as out,
+        ):
+            bar.advance(size)
+            for chunk in response.iter_raw():  # as it comes: a break loses nothing
+                size += len(chunk)
+                _check_size(url, size, max_bytes)
+                out.write(chunk)
+                bar.advance(len(chunk))
+        if total is not None and size != total:
+            raise httpx.ReadError(f"{size} of {total} bytes came", request=response.request)
+
+
+def _check_size(url: str, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise DataError(
+            f"{url}: larger than {max_bytes / GIB:.3g} GiB; allow more with --max-gb if that is "
+            "right"
+        )
+
+
+def _safe_name(name: str) -> str:
+    """The name of a file that a URL ends with."""
+    if not name or name.startswith(".") or re.search(r"[\x00-\x1f/\\]", name):
+        raise ConfigError(f"the URL ends with {name!r}, which is no name for a file")
+    return name
+
+
+def unpack(archive: Path, *, max_bytes: int) -> Path:
+    """Unpack a zip or tar file into a folder of its name beside it, whole or not at all.
+
+    Raises:
+        DataError: damaged, a member that is no plain file or would leave the folder, or more bytes
+            or files than allowed.
+    """
+    suffix = next(s for s in ARCHIVES if archive.name.endswith(s))
+    folder = archive.with_name(archive.name.removesuffix(suffix))
+    if folder.is_dir():
+        return folder
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}~", dir=archive.parent))
+    try:
+        members = _zip_members(archive) if suffix == ".zip" else _tar_members(archive)
+        written = 0
+        for count, (name, stream) in enumerate(members):
+            if count == MAX_FILES:
+                raise DataError(f"{archive}: more than {MAX_FILES:,} files in it")
+            target = temporary / _member_path(name, archive)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with stream, target.open("xb") as out:
+                while chunk := stream.read(CHUNK):
+                    written += len(chunk)
+                    if written > max_bytes:  # what is declared in an archive may be a lie
+                        raise DataError(
+                            f"{archive}: unpacks to more than {max_bytes / GIB:.3g} GiB; allow "
+                            "more with --max-gb if that is right"
+                        )
+                    out.write(chunk)
+        temporary.chmod(0o755)
+        temporary.rename(folder)
+    except (
+        EOFError,
+        OSError,
+        RuntimeError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DataError(f"{archive}: cannot be unpacked: {error}; download it again") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _member_path(name: str, archive: Path) -> Path:
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
+        raise DataError(f"{archive}: {name!r} would leave its folder; nothing was unpacked")
+    return Path(*path.parts)
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as file:
+        for member in file.infolist():
+            kind = member.external_attr >> 28  # of the Unix mode: 0 unknown, 8 plain, 4 folder
+            if member.is_dir():
+                continue
+            if kind not in (0, 8):
+                raise DataError(f"{archive}: {member.filename!r} is no plain file; refused")
+            yield member.filename, file.open(member)
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    with tarfile.open(archive) as file:
+        for member in file:
+            if member.isdir():
+                continue
+            stream = file.extractfile(member) if member.isreg() else None
+            if stream is None:
+                raise DataError(f"{archive}: {member.name!r} is no plain file; refused")
+            yield member.name, stream
