@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
-from serving.stores.protocol import StoreError
-from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, SEEDING, RaceError, SqlStore
+from serving.stores.sql import EVENT_COLUMNS, SEEDING, RaceError, SqlStore
 
 try:
     import psycopg
@@ -88,6 +85,8 @@ class PostgresStore(SqlStore):
     server is away and work again when it is back.
     """
 
+    migrations = MIGRATIONS
+    write_version: ClassVar[str] = "INSERT INTO recsys_schema VALUES ({})"
     readers: ClassVar[int] = 4
     begin: ClassVar[str] = "BEGIN"
     begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
@@ -149,19 +148,7 @@ class PostgresStore(SqlStore):
             (version,) = connection.execute(
                 "SELECT coalesce(max(version), 1) FROM recsys_schema"
             ).fetchone()
-            if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self.place}: schema {version} is newer than this program's "
-                    f"{SCHEMA_VERSION}; upgrade recsys"
-                )
-            for number in range(version + 1, SCHEMA_VERSION + 1):
-                for statement in MIGRATIONS[number]:
-                    connection.execute(statement)
-                connection.execute("INSERT INTO recsys_schema VALUES (%s)", (number,))
-            connection.execute(
-                "INSERT INTO state VALUES ('store_id', %s) ON CONFLICT DO NOTHING",
-                (json.dumps(uuid.uuid4().hex),),
-            )
+            self._upgrade(connection, version)
 
     def _lock(self, cursor: Any, what: int) -> None:
         try:

@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,8 @@ class RaceError(Exception):
 class SqlStore(ABC):
     """A store in a SQL database."""
 
+    migrations: ClassVar[Mapping[int, Sequence[str]]]
+    write_version: ClassVar[str]
     readers: ClassVar[int]
     begin: ClassVar[str]
     begin_snapshot: ClassVar[str]
@@ -131,7 +134,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     def _migrate(self, connection: Any) -> None:
-        """Bring the schema to `SCHEMA_VERSION`, in one transaction."""
+        """Bring the schema to `SCHEMA_VERSION` (`_upgrade`), in one transaction."""
 
     @abstractmethod
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
@@ -624,6 +627,26 @@ class SqlStore(ABC):
         if not erased:
             return {}
         return {user: erased[name] for user in users if (name := user_hash(user)) in erased}
+
+    def _upgrade(self, connection: Any, version: int) -> None:
+        """Run the migrations behind `version`; within a transaction.
+
+        Raises:
+            StoreError: the schema is of a newer version.
+        """
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.place}: schema {version} is newer than this program's {SCHEMA_VERSION}; "
+                "upgrade recsys"
+            )
+        for number in range(version + 1, SCHEMA_VERSION + 1):
+            for statement in self.migrations[number]:
+                connection.execute(statement)
+            connection.execute(self.write_version.format(number))
+        connection.execute(
+            self._sql("INSERT INTO state VALUES ('store_id', ?) ON CONFLICT DO NOTHING"),
+            (json.dumps(uuid.uuid4().hex),),
+        )
 
     def _identify(self, connection: Any) -> str:
         (found,) = connection.execute("SELECT value FROM state WHERE key = 'store_id'").fetchone()

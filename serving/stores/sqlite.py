@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from serving.stores.protocol import SEED_TYPE, StoreError
-from serving.stores.sql import EVENT_COLUMNS, SCHEMA_VERSION, SqlStore
+from serving.stores.sql import EVENT_COLUMNS, SqlStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,6 +71,8 @@ class SqliteStore(SqlStore):
     killed process nor a power cut takes back what was acknowledged.
     """
 
+    migrations = MIGRATIONS
+    write_version: ClassVar[str] = "PRAGMA user_version = {}"
     readers: ClassVar[int] = 2
     # The write lock is taken at once, so what is read inside stays true.
     begin: ClassVar[str] = "BEGIN IMMEDIATE"
@@ -126,20 +127,8 @@ class SqliteStore(SqlStore):
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(self.begin)
         with self._committed(connection):
-            version = _version(connection)  # another process may have been quicker
-            if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self._path}: schema {version} is newer than this program's "
-                    f"{SCHEMA_VERSION}; upgrade recsys"
-                )
-            for number in range(version + 1, SCHEMA_VERSION + 1):
-                for statement in MIGRATIONS[number]:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {number}")
-            connection.execute(
-                "INSERT INTO state VALUES ('store_id', ?) ON CONFLICT DO NOTHING",
-                (json.dumps(uuid.uuid4().hex),),
-            )
+            # another process may have been quicker
+            self._upgrade(connection, _version(connection))
 
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
         condition = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608
