@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from recsys.interactions import Histories
 
 RESAMPLES_AT_A_TIME = 64  # bounds memory: 64 * users counts
+USERS_AT_A_TIME = 2048  # bounds memory: so many lists' vectors
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,51 @@ def coverage_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
 def short_share_at_k(ranked: NDArray[np.int32], k: int) -> float:
     """Share of users who got fewer than k items."""
     return float(((ranked[:, :k] >= 0).sum(axis=1) < k).mean()) if len(ranked) else 0.0
+
+
+def gini_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
+    """Inequality of how often items are shown among the first k: 0 all alike, near 1 only a few.
+
+    G = sum_i (2 i - n - 1) x_i / (n sum x) over all n items' counts x, ascending, i from 1.
+    """
+    shown = ranked[:, :k]
+    counts = np.sort(np.bincount(shown[shown >= 0], minlength=num_items))
+    if not counts.any():
+        return 0.0
+    weights = 2 * np.arange(1, num_items + 1) - num_items - 1
+    return float(weights @ counts / (num_items * counts.sum()))
+
+
+def novelty_at_k(ranked: NDArray[np.int32], k: int, popularity: NDArray[np.int64]) -> float:
+    """Mean bits of surprise, -log2 of an item's share of training events, over what is shown.
+
+    Every item is given one event more than it has, so that unseen ones have a share too.
+    """
+    share = (popularity + 1) / (popularity + 1).sum()
+    shown = ranked[:, :k]
+    return float(-np.log2(share[shown[shown >= 0]]).mean()) if (shown >= 0).any() else 0.0
+
+
+def diversity_at_k(ranked: NDArray[np.int32], k: int, vectors: NDArray[np.floating]) -> float:
+    """1 - mean cosine of the pairs of a list's first k items, over lists of two or more.
+
+    Args:
+        ranked: (n, k or more) items, -1 behind the end.
+        k: places.
+        vectors: (items, D) of length 1, or 0.
+    """
+    total, lists = 0.0, 0
+    for start in range(0, len(ranked), USERS_AT_A_TIME):
+        items = ranked[start : start + USERS_AT_A_TIME, :k]
+        of_items = np.where((items >= 0)[..., None], vectors[items], 0)
+        squares = (of_items**2).sum(axis=(1, 2))
+        together = (of_items.sum(axis=1) ** 2).sum(axis=1) - squares  # each pair twice
+        length = (items >= 0).sum(axis=1)
+        several = length > 1
+        pairs = length * (length - 1)
+        total += float((1 - together[several] / pairs[several]).sum())
+        lists += int(several.sum())
+    return total / lists if lists else 0.0
 
 
 @dataclass(frozen=True)

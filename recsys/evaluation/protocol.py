@@ -17,9 +17,12 @@ from recsys.errors import DataError
 from recsys.evaluation.metrics import (
     Hits,
     coverage_at_k,
+    diversity_at_k,
+    gini_at_k,
     interval,
     mrr_at_k,
     ndcg_at_k,
+    novelty_at_k,
     recall_at_k,
     resampled_means,
     short_share_at_k,
@@ -151,7 +154,8 @@ class Result:
         facts: counts and shares of the data and the questions.
         metrics: one row a ranker, mode, kind of targets, metric and K: `mean`, `low`, `high`.
         comparisons: the first ranker minus each other one, paired: `mean`, `low`, `high`.
-        coverage: one row a ranker, mode and K: `coverage`, `short_share`.
+        coverage: one row a ranker, mode and K: `coverage`, `gini`, `novelty`, `diversity` (None
+            where items have no vectors), `short_share`.
         segments: `metrics` for `next` targets within each segment of `by`.
     """
 
@@ -168,13 +172,19 @@ class Result:
     segments: list[dict[str, Any]]
 
 
-def evaluate(rankers: Mapping[str, Ranker], dataset: Dataset, config: EvaluationConfig) -> Result:
+def evaluate(
+    rankers: Mapping[str, Ranker],
+    dataset: Dataset,
+    config: EvaluationConfig,
+    vectors: NDArray[np.floating[Any]] | None = None,
+) -> Result:
     """Measure rankers on one split of a data set.
 
     Args:
         rankers: name -> ranker; the first is the one under test.
         dataset: canonical data; rankers must have learned from its training events alone.
         config: the protocol.
+        vectors: (items, D) of length 1, or 0, that tell how alike the items of a list are.
 
     Raises:
         DataError: the split has no events, or a training event reaches into it.
@@ -207,7 +217,7 @@ def evaluate(rankers: Mapping[str, Ranker], dataset: Dataset, config: Evaluation
         _facts(dataset, asked_next, asked_all, popularity, config),
         metrics,
         comparisons,
-        _coverage(rankings, len(dataset.item_ids), config),
+        _coverage(rankings, popularity, vectors, config),
         _segments(
             rankings,
             {
@@ -381,14 +391,23 @@ def _metrics(hits: Hits, ks: tuple[int, ...]) -> Iterator[tuple[str, int, NDArra
 
 
 def _coverage(
-    rankings: dict[str, dict[Seen, Ranking]], num_items: int, config: EvaluationConfig
+    rankings: dict[str, dict[Seen, Ranking]],
+    popularity: NDArray[np.int64],
+    vectors: NDArray[np.floating[Any]] | None,
+    config: EvaluationConfig,
 ) -> list[dict[str, Any]]:
+    num_items = len(popularity)
     return [
         {
             "ranker": name,
             "seen": mode,
             "k": k,
             "coverage": round(coverage_at_k(ranking.items, k, num_items), 6),
+            "gini": round(gini_at_k(ranking.items, k, num_items), 6),
+            "novelty": round(novelty_at_k(ranking.items, k, popularity), 6),
+            "diversity": None
+            if vectors is None
+            else round(diversity_at_k(ranking.items, k, vectors), 6),
             "short_share": round(short_share_at_k(ranking.items, k), 6),
         }
         for name, modes in rankings.items()

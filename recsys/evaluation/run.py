@@ -212,7 +212,8 @@ def _write(
         ahead = _rank_ahead(bundle_path, recommender, asked, config)
         info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
-        result = evaluate(rankers, dataset, config)
+        near = known.vectors if known is not None else None
+        result = evaluate(rankers, dataset, config, None if near is None else near.vectors)
         document = report.document(
             result,
             dataset,

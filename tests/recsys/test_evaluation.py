@@ -349,7 +349,16 @@ def test_the_document_has_the_keys_and_columns_that_programs_rely_on(page: dict[
         "metrics": about | {"ranker", "targets"},
         "comparisons": about | {"ranker", "against", "targets"},
         "segments": about | {"ranker", "by", "segment", "users"},
-        "coverage": {"ranker", "seen", "k", "coverage", "short_share"},
+        "coverage": {
+            "ranker",
+            "seen",
+            "k",
+            "coverage",
+            "gini",
+            "novelty",
+            "diversity",
+            "short_share",
+        },
     }
     for key, expected in columns.items():
         assert page[key]
@@ -614,12 +623,9 @@ def test_a_bundle_of_differently_split_data_is_marked(context: Context) -> None:
 def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blend = SimpleNamespace(weight=0.5)
-    monkeypatch.setattr(
-        FakeRecommender,
-        "retrieval",
-        SimpleNamespace(blend=blend, counts=np.zeros(ITEMS), fitted_on=None),
-    )
+    blend, alike = SimpleNamespace(weight=0.5), SimpleNamespace(vectors=np.ones((ITEMS, 1)))
+    retrieval = SimpleNamespace(blend=blend, counts=np.zeros(ITEMS), fitted_on=None, vectors=alike)
+    monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
     assert document["rankers"][:2] == ["blended", "model"]
     about = {"seen": "unmasked", "targets": "next", "metric": "recall", "k": 10}
@@ -627,6 +633,9 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
              ("blended", "model")}  # fmt: skip
     gap = find(document["comparisons"], ranker="blended", against="model", **about)
     assert gap["mean"] == pytest.approx(means["blended"] - means["model"], abs=2e-6)
+    (shown,) = (row for row in document["coverage"] if row["k"] == 10 and row["seen"] == "masked"
+                and row["ranker"] == "model")  # fmt: skip
+    assert shown["diversity"] == 0, "all vectors are the same"
     assert means["blended"] != means["model"]  # one lists the items from the other end
 
 
@@ -635,6 +644,7 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(
 ) -> None:
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
     retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=counts, fitted_on=None)
+    retrieval.vectors = None
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     with pytest.raises(DataError, match="leak: retrieval has counted"):
         run.stage(context)
@@ -659,7 +669,7 @@ def test_two_rankers_of_a_report_are_compared_user_by_user(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retrieval = SimpleNamespace(
-        blend=SimpleNamespace(weight=0.5), counts=np.zeros(ITEMS), fitted_on=None
+        blend=SimpleNamespace(weight=0.5), counts=np.zeros(ITEMS), fitted_on=None, vectors=None
     )
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     path = run.stage(context)

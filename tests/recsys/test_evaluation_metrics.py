@@ -15,8 +15,11 @@ from recsys.evaluation.metrics import (
     Hits,
     bootstrap,
     coverage_at_k,
+    diversity_at_k,
+    gini_at_k,
     mrr_at_k,
     ndcg_at_k,
+    novelty_at_k,
     paired_bootstrap,
     recall_at_k,
     resampled_means,
@@ -240,3 +243,26 @@ def test_a_pair_of_different_users_is_refused() -> None:
 def test_equal_seeds_give_equal_intervals(seed: int) -> None:
     values = np.arange(20) / 20
     assert bootstrap(values, resamples=70, seed=seed) == bootstrap(values, resamples=70, seed=seed)
+
+
+def test_gini_is_nothing_where_all_are_shown_alike_and_nearly_one_where_one_is() -> None:
+    assert gini_at_k(np.arange(10).reshape(5, 2), 2, 10) == pytest.approx(0)
+    assert gini_at_k(np.zeros((7, 1), np.int32), 1, 10) == pytest.approx(0.9)
+    # Counts 0, 1, 3: (-2 * 0 + 0 * 1 + 2 * 3) / (3 * 4).
+    assert gini_at_k(np.array([[2, 1], [2, -1], [2, -1]]), 2, 3) == pytest.approx(0.5)
+    assert gini_at_k(np.full((2, 2), -1), 2, 3) == 0
+
+
+def test_novelty_is_the_mean_surprise_of_what_is_shown() -> None:
+    popularity = np.array([3, 1, 0, 0])  # with one more each: 4, 2, 1, 1 of 8
+    assert novelty_at_k(np.array([[0, 2], [1, -1]]), 2, popularity) == pytest.approx(
+        (1 + 3 + 2) / 3
+    )
+    assert novelty_at_k(np.full((2, 2), -1), 2, popularity) == 0
+
+
+def test_diversity_is_one_less_the_cosine_of_pairs() -> None:
+    vectors = np.array([[1, 0], [0, 1], [1, 0], [0, 0]], np.float32)
+    ranked = np.array([[0, 1, 2], [0, 2, -1], [1, -1, -1]])
+    assert diversity_at_k(ranked, 3, vectors) == pytest.approx(((1 - 1 / 3) + 0) / 2)
+    assert diversity_at_k(ranked, 1, vectors) == 0
