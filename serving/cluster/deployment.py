@@ -23,7 +23,6 @@ REPLICAS, DOOR, APPLICATION = "replicas", "door", "recsys"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 BATCHES = 2  # that a replica has at once: one is computed, one waits
 HEALTH_S = 5.0
-SLOW_START_S = 600.0  # until a replica that loads is given up
 
 
 class Handle:
@@ -62,6 +61,14 @@ class Handle:
         return [reply for reply in replies if not isinstance(reply, Exception)]
 
 
+class ServedReplica(Replica):
+    """A replica as Ray ends it."""
+
+    async def __del__(self) -> None:
+        """Answer what waits, then let go of everything; Ray awaits it."""
+        await self.stop()
+
+
 def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
     """The replicas as an application of Serve.
 
@@ -79,7 +86,7 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
     values["threads"] = settings.threads or max(1, int(cluster.cpus))
     most = cluster.max_replicas or cluster.replicas
     return (
-        ray.serve.deployment(Replica)
+        ray.serve.deployment(ServedReplica)
         .options(
             name=REPLICAS,
             ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},

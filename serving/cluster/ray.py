@@ -10,7 +10,7 @@ from recsys.errors import ConfigError
 
 OBJECT_STORE_BYTES = 128 << 20  # answers are small; models never lie there
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 def import_ray(part: str) -> Any:

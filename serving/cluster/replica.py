@@ -1,13 +1,12 @@
 """Replica: the service's application inside a process that somebody else started.
 
-It knows no Ray, which finds `reconfigure`, `check_health` and `__del__` by their names.
+It knows no Ray, which finds `reconfigure` and `check_health` by their names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +84,6 @@ class Replica:
         """Answer one request."""
         return await answer(self._entrance, call)
 
-    async def process(self) -> int:
-        """The id of the replica's process, for tests and for a look at it from the machine."""
-        return os.getpid()
-
     def check_health(self) -> None:
         """Pass while the application answers.
 
@@ -98,7 +93,7 @@ class Replica:
         if self._service.phase is Phase.FAILED:
             raise RecsysError(f"the replica failed: {self._service.failure}")
 
-    async def __del__(self) -> None:
+    async def stop(self) -> None:
         """Answer what waits, then let go of everything."""
         life, self._life = self._life, None
         if life is not None:

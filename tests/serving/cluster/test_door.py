@@ -1,0 +1,254 @@
+"""The door, before replicas that are lost, busy or slow; no Ray."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import yaml
+
+from recsys.errors import ConfigError
+from serving.cluster.deployment import ServedDoor
+from serving.cluster.door import Door, OverloadedError, ReplicaLostError, session_of
+from serving.cluster.exchange import Call, Reply, answer
+from serving.cluster.ray import import_ray
+from serving.cluster.replica import Replica
+from serving.cluster.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+JSON = (b"content-type", b"application/json")
+SEEDED = {"history": ["item-1"]}
+
+
+class FakeReplicas:
+    """Answers what it is told to, one after the other; the last for ever."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Reply | Exception] = [Reply(200, [JSON], b"{}", "a:1")]
+        self.replies: list[Reply] = []
+        self.asked: list[tuple[Call, str]] = []
+        self.all: list[Call] = []
+
+    async def ask(self, call: Call, session: str) -> Reply:
+        self.asked.append((call, session))
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def ask_all(self, call: Call) -> list[Reply]:
+        self.all.append(call)
+        return self.replies
+
+
+def problem(code: str, status: int = 503) -> Reply:
+    return Reply(status, [JSON], json.dumps({"code": code}).encode(), "a:1")
+
+
+@pytest.fixture
+def replicas() -> FakeReplicas:
+    return FakeReplicas()
+
+
+@pytest.fixture
+async def client(replicas: FakeReplicas) -> AsyncIterator[httpx.AsyncClient]:
+    door = Door(replicas, deadline_ms=200, max_body_bytes=2000)
+    transport = httpx.ASGITransport(door)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.mark.anyio
+async def test_a_request_whose_replica_is_lost_is_sent_again(client: Any, replicas: Any) -> None:
+    replicas.outcomes[:0] = [ReplicaLostError(), ReplicaLostError()]
+    response = await client.post("/v1/recommendations", json=SEEDED)
+    assert response.status_code == 200
+    assert len(replicas.asked) == 3
+    assert len({call.header(b"x-request-id") for call, _ in replicas.asked}) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("code", ["not_ready", "shutting_down"])
+async def test_a_replica_that_has_not_begun_is_passed_over(
+    client: Any, replicas: Any, code: str
+) -> None:
+    replicas.outcomes.insert(0, problem(code))
+    assert (await client.post("/v1/events", json={})).status_code == 200
+    assert len(replicas.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_store_out_of_reach_is_told_at_once(client: Any, replicas: Any) -> None:
+    replicas.outcomes = [problem("store_unavailable")]
+    assert (await client.get("/v1/users/ada/history")).json()["code"] == "store_unavailable"
+    assert len(replicas.asked) == 1
+
+
+@pytest.mark.anyio
+async def test_events_are_not_sent_twice(client: Any, replicas: Any) -> None:
+    replicas.outcomes = [ReplicaLostError()]
+    response = await client.post("/v1/events", json={"events": []})
+    assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+    assert response.headers["retry-after"] == "1"
+    assert len(replicas.asked) == 1
+
+
+@pytest.mark.anyio
+async def test_a_door_without_replicas_gives_up_at_the_deadline(client: Any, replicas: Any) -> None:
+    replicas.outcomes = [ReplicaLostError()]
+    response = await client.post(
+        "/v1/recommendations", json=SEEDED, headers={"x-request-id": "mine"}
+    )
+    assert response.status_code == 503
+    assert response.json()["request_id"] == "mine"
+    assert len(replicas.asked) > 1
+
+
+@pytest.mark.anyio
+async def test_a_full_queue_is_told_and_not_joined_again(client: Any, replicas: Any) -> None:
+    replicas.outcomes = [OverloadedError()]
+    response = await client.post("/v1/recommendations", json=SEEDED)
+    assert (response.status_code, response.json()["code"]) == (429, "queue_full")
+    assert len(replicas.asked) == 1
+
+
+@pytest.mark.anyio
+async def test_a_large_body_does_not_come_in(client: Any, replicas: Any) -> None:
+    response = await client.post("/v1/recommendations", content=b"x" * 2001)
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+    assert replicas.asked == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/v1/items/a/b"), ("POST", "/v1/items"), ("PUT", "/v1/aliases/champion")],
+)
+async def test_a_change_goes_to_all_and_one_refusal_is_the_answer(
+    client: Any, replicas: Any, method: str, path: str
+) -> None:
+    replicas.replies = [Reply(200, [JSON], b"{}", "a:1"), problem("bundle_refused", 409)]
+    response = await client.request(method, path, json={})
+    assert response.json() == {"code": "bundle_refused"}
+    assert len(replicas.all) == 1
+    assert replicas.asked == []
+
+
+@pytest.mark.anyio
+async def test_a_change_that_no_replica_heard_of_is_told(client: Any) -> None:
+    assert (await client.delete("/v1/items/a")).json()["code"] == "not_ready"
+
+
+@pytest.mark.anyio
+async def test_metrics_are_everybodys_told_apart_by_replica(client: Any, replicas: Any) -> None:
+    text = b'# HELP a_total One.\n# TYPE a_total counter\na_total{b="c"} 1.0\n# HELP g g\ng 2.0\n'
+    replicas.replies = [Reply(200, [], text, name) for name in ("h:2", "h:1")]
+    response = await client.get("/metrics")
+    assert response.text.splitlines() == [
+        "# HELP a_total One.",
+        "# TYPE a_total counter",
+        'a_total{b="c",replica="h:1"} 1.0',
+        'a_total{b="c",replica="h:2"} 1.0',
+        "# HELP g g",
+        'g{replica="h:1"} 2.0',
+        'g{replica="h:2"} 2.0',
+    ]
+
+
+def call(method: str, path: str, body: Any = None, **headers: str) -> Call:
+    sent = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    content = b"" if body is None else json.dumps(body).encode()
+    return Call(method, path, path.encode(), b"", sent, None, None, "http", content)
+
+
+def test_a_session_is_the_header_or_the_user_or_where_the_history_began() -> None:
+    ask = ("POST", "/v1/recommendations")
+    assert session_of(call(*ask, {"user": "ada"}, x_session_id="s")) == "s"
+    assert session_of(call(*ask, {"user": "ada"})) == "ada"
+    assert session_of(call("GET", "/v1/users/ada/recommendations")) == "ada"
+    assert session_of(call(*ask, {"history": ["x"]})) == "x"
+    assert session_of(call(*ask, {"history": ["x", "y"]})) == "x"
+
+
+@pytest.mark.parametrize("body", [None, [], {"user": 3}, {"history": []}, {"history": {}}, "x"])
+def test_what_has_no_session_goes_anywhere(body: Any) -> None:
+    one, other = (session_of(call("POST", "/v1/recommendations", body)) for _ in range(2))
+    assert one != other
+
+
+@pytest.mark.anyio
+async def test_an_application_answers_a_call_as_it_answers_a_client() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        assert not message["more_body"]
+        body = scope["method"].encode() + b" " + scope["raw_path"] + b" " + message["body"]
+        await send({"type": "http.response.start", "status": 201, "headers": [JSON]})
+        await send({"type": "http.response.body", "body": body[:3], "more_body": True})
+        await send({"type": "http.response.body", "body": body[3:]})
+
+    reply = await answer(app, call("PUT", "/x", {"a": 1}))
+    assert (reply.status, reply.headers, reply.body) == (201, [JSON], b'PUT /x {"a": 1}')
+
+
+@pytest.mark.anyio
+async def test_a_replica_answers_swaps_and_survives_a_bad_bundle(
+    bundles: Path, tmp_path: Path
+) -> None:
+    replica = Replica(
+        {"bundle": bundles / "one", "histories": None, "store": tmp_path / "h.db", "keys": None}
+        | {"threads": 1, "gc_freeze": False}
+    )
+    await replica.reconfigure({"aliases": {}})
+    ask = call("POST", "/v1/recommendations", {"history": ["B0001"]}, host="localhost")
+    ask.headers.append(JSON)
+    first = json.loads((await replica.answer(ask)).body)
+    assert first["model"]["name"] == "one"
+    await replica.reconfigure({"aliases": {"champion": "two"}})
+    await replica.reconfigure({"aliases": {"champion": "nowhere"}})
+    second = json.loads((await replica.answer(ask)).body)
+    assert second["model"]["name"] == "two"
+    replica.check_health()
+    await replica.stop()
+
+
+@pytest.mark.anyio
+async def test_the_door_that_rays_proxies_ask_gives_the_same() -> None:
+    from starlette.requests import Request
+
+    served = ServedDoor.__new__(ServedDoor)
+    replicas = FakeReplicas()
+    served._door = Door(replicas, deadline_ms=200, max_body_bytes=2000)
+    sent = call("GET", "/health/live")
+    scope = {"type": "http", "method": sent.method, "path": sent.path, "headers": sent.headers}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    response = await served(Request({**scope, "query_string": b""}, receive))
+    assert (response.status_code, response.body) == (200, b"{}")
+    assert response.raw_headers == [JSON]
+
+
+def test_settings_of_a_cluster_name_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump({"cluster": {"replicas": 3, "gpus": 0.25}}))
+    assert ClusterSettings.load(file).replicas == 3
+    assert ClusterSettings.load(file, replicas=5).replicas == 5
+    with pytest.raises(ConfigError, match="cluster: max_replicas 2 is below replicas 3"):
+        ClusterSettings.load(file, max_replicas=2)
+    with pytest.raises(ConfigError, match=r"cluster\.gpu: "):
+        ClusterSettings.of({"gpu": 1})
+
+
+def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.serve", None)
+    with pytest.raises(ConfigError, match=r"pip install 'recsys\[ray\]'"):
+        import_ray("serve")
