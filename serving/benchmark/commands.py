@@ -43,6 +43,9 @@ def serve(
     singles: Annotated[
         int, typer.Option(min=0, help="Requests of one client beside as many direct calls.")
     ] = 200,
+    starts: Annotated[
+        int, typer.Option(min=1, help="Servers started for the first answer; the middle counts.")
+    ] = 3,
     checks: Annotated[
         int, typer.Option(min=0, help="Mixed requests compared, under load against alone.")
     ] = 5000,
@@ -78,7 +81,7 @@ def serve(
     from recsys.config import Settings
     from recsys.errors import ConfigError
     from recsys.progress import say
-    from serving.benchmark.measure import Options, measure
+    from serving.benchmark.measure import Bench, Options, measure
     from serving.benchmark.process import Server, started
     from serving.benchmark.soak import soak as run_soak
 
@@ -108,9 +111,11 @@ def serve(
         "settings": told,
     }
 
+    firsts: list[dict[str, Any]] = []
+
     async def against(server: Server) -> dict[str, object]:
         if soak is None:
-            return await measure(server, bundle, options, told, key)
+            return await measure(server, bundle, options, told, key, firsts)
         found = await run_soak(
             server, bundle, minutes=soak, clients=soak_clients, rate=soak_rate, seed=options.seed
         )
@@ -118,6 +123,11 @@ def serve(
 
     async def run() -> dict[str, object]:
         if url is None:
+            for _ in range(0 if quick or soak is not None else starts - 1):
+                async with started(bundle, told) as server:
+                    bench = Bench(server, bundle, options, None)
+                    firsts.append(await bench.first_answer())
+                    bench.client.close()
             async with started(bundle, told) as server:
                 return await against(server)
         where = urlsplit(url)

@@ -52,7 +52,7 @@ def sentences(document: Document) -> Iterator[str]:
     if first := document.get("first"):
         yield (
             f"Ready after {first['ready_s']} s; first answer {first['first_ms']} ms, then "
-            f"{first['median_ms']} ms (median)."
+            f"{first['median_ms']} ms (median); the middle one of {first['starts']} starts."
         )
     if single := document.get("single"):
         yield (

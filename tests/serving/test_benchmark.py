@@ -20,7 +20,7 @@ from serving.benchmark import report
 from serving.benchmark.client import Client, ConnectionLostError, Request
 from serving.benchmark.commands import serve
 from serving.benchmark.load import Load, Run
-from serving.benchmark.measure import Bench, Options, verdicts
+from serving.benchmark.measure import Bench, Options, _middle, verdicts
 from serving.benchmark.process import Server, started
 from serving.benchmark.soak import drift
 from serving.benchmark.workload import Workload
@@ -320,6 +320,12 @@ def test_verdicts_are_against_the_bounds() -> None:
     for table in report.tables({**found, "verdicts": list(verdicts(found))}):
         assert table.row_count >= 2
     assert set(report.drawings(found)) == {"latency"}
+
+
+def test_of_several_starts_the_middle_one_counts() -> None:
+    starts = [{"first_ms": ms, "median_ms": 10.0} for ms in (30.0, 12.0, 15.0)]
+    assert _middle(starts) == {"first_ms": 15.0, "median_ms": 10.0, "starts": 3}
+    assert _middle(starts[:2])["first_ms"] == 30.0  # not the flattering one
 
 
 def samples(rss: list[float]) -> list[dict[str, Any]]:
