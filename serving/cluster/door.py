@@ -115,7 +115,7 @@ class Door:
         return call
 
     async def _answer(self, call: Call) -> Reply:
-        route = (call.method, auth.template_of(call.path) or "")
+        route = (call.method, auth.template_of(call.path, call.method) or "")
         if route in TO_ALL:
             async with self._changing:  # a bundle takes its time to load
                 return _worst(await self._replicas.ask_all(call))
