@@ -43,6 +43,8 @@ class ModelRef(BaseModel):
 class Health(BaseModel):
     """A health check that passed."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ready"}]})
+
     status: Literal["live", "ready"]
 
 

@@ -143,6 +143,12 @@ class EventsRequest(BaseModel):
 class EventsResponse(BaseModel):
     """What became of a batch. It is on disk, and in the next recommendation."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"accepted": 1, "duplicates": 0, "ignored": 0, "unlinked": 0}]
+        }
+    )
+
     accepted: int = Field(description="Written now.")
     duplicates: int = Field(description="There already, with the same content.")
     ignored: int = Field(
@@ -171,6 +177,29 @@ class HistoryEvent(BaseModel):
 class UserHistory(BaseModel):
     """What a user did, newest first."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "user": "A1",
+                    "events": [
+                        {
+                            "event_id": "7d1f3c",
+                            "item": "B0012",
+                            "title": "Almond soap",
+                            "type": "click",
+                            "timestamp": 1795167000.0,
+                            "value": None,
+                            "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
+                            "linked": True,
+                        }
+                    ],
+                    "next": None,
+                }
+            ]
+        }
+    )
+
     user: str
     events: list[HistoryEvent]
     next: str | None = Field(description="`before` of the next page; null on the last.")
@@ -189,6 +218,8 @@ class HistoryQuery(BaseModel):
 
 class UserList(BaseModel):
     """Some users with events, by id."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"users": ["A1", "A2"]}]})
 
     users: list[str]
 

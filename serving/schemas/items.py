@@ -19,6 +19,19 @@ Attribute = _Scalar | list[_Scalar] | None
 class Item(BaseModel):
     """An item of the catalogue."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "item_id": "B0077",
+                    "title": "Rose hand cream",
+                    "semantic_id": [3, 0, 7],
+                    "metadata": {"price": 4.5, "categories": ["Hand Cream"]},
+                }
+            ]
+        }
+    )
+
     item_id: str
     title: str
     semantic_id: list[int] = Field(description="Codes, coarse to fine, 0-based.")
@@ -54,6 +67,27 @@ class Branch(BaseModel):
 
 class ItemPage(BaseModel):
     """A page of the catalogue, in the order of semantic IDs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "items": [
+                        {
+                            "item_id": "B0077",
+                            "title": "Rose hand cream",
+                            "semantic_id": [3, 0, 7],
+                            "metadata": {"price": 4.5},
+                        }
+                    ],
+                    "total": 38,
+                    "next": "1",
+                    "prefix": [3, 0],
+                    "children": [{"code": 7, "items": 2}],
+                }
+            ]
+        }
+    )
 
     items: list[Item]
     total: int = Field(description="Items that match, on all pages.")
@@ -119,12 +153,46 @@ class UpsertRequest(Body):
 class UpsertResponse(BaseModel):
     """The items as they are recommended from now on."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "epoch": 4,
+                    "items": [
+                        {
+                            "item_id": "B9001",
+                            "title": "Rose hand cream",
+                            "semantic_id": [3, 0, 8],
+                            "metadata": {"price": 4.5},
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
     epoch: int = Field(description="State of the catalogue that has them.")
     items: list[Item]
 
 
 class ItemChange(BaseModel):
     """One item as it is recommended from now on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "epoch": 4,
+                    "item": {
+                        "item_id": "B9001",
+                        "title": "Rose hand cream",
+                        "semantic_id": [3, 0, 8],
+                        "metadata": {"price": 4.5},
+                    },
+                }
+            ]
+        }
+    )
 
     epoch: int = Field(description="State of the catalogue that has it.")
     item: Item
@@ -152,6 +220,31 @@ class ScoredItem(BaseModel):
 class SimilarResponse(BaseModel):
     """Items that go with one item, best first."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": {
+                        "name": "demo",
+                        "version": "3f2a9c0d1b7e4a55",
+                        "alias": "champion",
+                        "epoch": 0,
+                    },
+                    "item_id": "B0012",
+                    "items": [
+                        {
+                            "item_id": "B0077",
+                            "score": 0.31,
+                            "title": "Rose hand cream",
+                            "rank": 1,
+                            "source": "retrieval",
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
     model: ModelRef
     item_id: str
     items: list[ScoredItem] = Field(max_length=MAX_K)
@@ -173,6 +266,32 @@ class RankRequest(Subject):
 
 class RankResponse(BaseModel):
     """The items that the model knows, most probable first; scores are exact log-probabilities."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": {
+                        "name": "demo",
+                        "version": "3f2a9c0d1b7e4a55",
+                        "alias": "champion",
+                        "epoch": 0,
+                    },
+                    "items": [
+                        {
+                            "item_id": "B0077",
+                            "score": -3.2,
+                            "title": "Rose hand cream",
+                            "rank": 1,
+                            "source": "model",
+                        }
+                    ],
+                    "unknown_items": ["B0099"],
+                    "history_items": 2,
+                }
+            ]
+        }
+    )
 
     model: ModelRef
     items: list[ScoredItem]

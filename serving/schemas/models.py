@@ -23,6 +23,27 @@ class ModelInfo(ModelRef):
 class ModelList(BaseModel):
     """The loaded models, and the bundles that an alias may be given."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "models": [
+                        {
+                            "name": "demo",
+                            "version": "3f2a9c0d1b7e4a55",
+                            "alias": None,
+                            "epoch": 0,
+                            "items": 600,
+                            "levels": 3,
+                            "aliases": ["champion"],
+                        }
+                    ],
+                    "available": ["demo", "demo-2"],
+                }
+            ]
+        }
+    )
+
     models: list[ModelInfo]
     available: list[str] = Field([], description="Names of bundles.")
 
@@ -69,11 +90,47 @@ class AliasInfo(BaseModel):
 class AliasList(BaseModel):
     """All aliases."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "aliases": [
+                        {
+                            "name": "champion",
+                            "bundle": "demo",
+                            "version": "3f2a9c0d1b7e4a55",
+                            "previous": None,
+                            "previous_version": None,
+                            "status": "ready",
+                            "refused": None,
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
     aliases: list[AliasInfo]
 
 
 class Evaluation(BaseModel):
     """What is known of a model's quality."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": {
+                        "name": "demo",
+                        "version": "3f2a9c0d1b7e4a55",
+                        "alias": "champion",
+                        "epoch": 0,
+                    },
+                    "files": {"validation": {"recall@10": 0.09}},
+                }
+            ]
+        }
+    )
 
     model: ModelRef
     files: dict[str, Any] = Field(

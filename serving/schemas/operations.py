@@ -1,7 +1,7 @@
 """Wire format of the operations view."""
 
 # Annotations stay live here: pydantic reads them.
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.schemas.models import ModelInfo
 
@@ -60,6 +60,56 @@ class Queue(BaseModel):
 
 class Stats(BaseModel):
     """The state of the service and its last ten minutes."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "phase": "ready",
+                    "version": "0.1.0",
+                    "models": [],
+                    "aliases": {"champion": "demo"},
+                    "queue": {"depth": 0, "limit": 256},
+                    "process": {
+                        "uptime_s": 3600.0,
+                        "rss_bytes": 734003200,
+                        "open_files": 24,
+                        "threads": 14,
+                    },
+                    "last_minute": {
+                        "qps": 12.5,
+                        "answers": 750,
+                        "p50_ms": 6.1,
+                        "p99_ms": 19.0,
+                        "errors": 0,
+                        "batch_size": 1.4,
+                        "target_passes": 3.0,
+                        "acceptance": None,
+                        "fallbacks": 2,
+                        "events": 40,
+                        "shadow_overlap": None,
+                        "shadow_accepted_levels": None,
+                    },
+                    "series": {
+                        "slot_seconds": 5.0,
+                        "ago_seconds": [5.0, 0.0],
+                        "qps": [12.5, 12.5],
+                        "answers": [750, 750],
+                        "p50_ms": [6.1, 6.1],
+                        "p99_ms": [19.0, 19.0],
+                        "errors": [0, 0],
+                        "batch_size": [1.4, 1.4],
+                        "target_passes": [3.0, 3.0],
+                        "acceptance": [None, None],
+                        "fallbacks": [2, 2],
+                        "events": [40, 40],
+                        "shadow_overlap": [None, None],
+                        "shadow_accepted_levels": [None, None],
+                    },
+                }
+            ]
+        }
+    )
 
     phase: str = Field(description="`starting`, `ready`, `failed` or `stopping`.")
     version: str = Field(description="Of the program.")

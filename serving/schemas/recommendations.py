@@ -298,4 +298,26 @@ class BatchResult(BaseModel):
 class BatchResponse(BaseModel):
     """Results in the order of the requests."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "results": [
+                        {
+                            "status": 404,
+                            "problem": {
+                                "type": "urn:recsys:problem:unknown_user",
+                                "title": "The user has no history here",
+                                "status": 404,
+                                "code": "unknown_user",
+                                "detail": "There is no history of user 'A9'.",
+                                "request_id": None,
+                            },
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
     results: list[BatchResult]
