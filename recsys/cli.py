@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "compare", "recommend",
-    "benchmark", "serve", "keys", "store", "batch", "doctor",
+    "explain", "benchmark", "serve", "keys", "store", "batch", "doctor",
 )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ _READER = TypeAdapter(Explanation)
 
 
 class Explainer:
-    """Writes explanations with one model; keeps compiled schemas."""
+    """Writes explanations with one model; keeps compiled grammars, one of them from the start."""
 
     def __init__(
         self,
@@ -105,32 +105,39 @@ class Explainer:
         self._compiler = GrammarCompiler(self._tokenizer)
         self._prompt, self._longest_reason = prompt, longest_reason
         self._most_because, self._longest_history = most_because, longest_history
+        self._compiler.warm_up([self._grammar(["a title"], "another")])
 
     @classmethod
-    def load(cls, folder: Path, **options: Any) -> Self:
+    def load(cls, folder: Path, *, model: Any | None = None, **options: Any) -> Self:
         """Read a local checkpoint with its tokenizer, as a bundle's target may be.
 
         Args:
             folder: the checkpoint.
+            model: the checkpoint's model, where it has been read already.
             **options: as `__init__`'s.
 
         Raises:
-            ArtifactError: no loadable checkpoint, or one without a tokenizer, which writes no text.
+            ArtifactError: no loadable checkpoint, one without a tokenizer, which writes no text, or
+                one whose tokenizer cannot serve.
         """
         from transformers import AutoTokenizer
 
-        from recsys.models.checkpoint import load_model
+        from recsys.models.checkpoint import load_model, quiet
 
-        model = load_model(folder)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                os.fspath(folder), local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
+        if not (folder / "tokenizer_config.json").is_file():
             raise ArtifactError(
-                f"{folder} has no readable tokenizer; only a text model explains: {error}"
-            ) from error
-        return cls(model, tokenizer, **options)
+                f"{folder} has no tokenizer, so it writes no text; only a text model explains: "
+                "name one, a local Hugging Face folder, with --model"
+            )
+        try:
+            with quiet():
+                tokenizer = AutoTokenizer.from_pretrained(
+                    os.fspath(folder), local_files_only=True, trust_remote_code=False
+                )
+            return cls(load_model(folder) if model is None else model, tokenizer, **options)
+        except (OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise ArtifactError(f"{folder} cannot explain: {said}") from error
 
     def explain(
         self,
