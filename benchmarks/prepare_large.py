@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+from environment import environment
 
 from data.prepare import DataConfig, build, write_streamed
 from data.stats import describe
@@ -62,10 +63,10 @@ def make(path: Path, rows: int, seed: int = 0) -> None:
         writer.close()
 
 
-def measured(arguments: list[str], environment: dict[str, str]) -> dict[str, float]:
+def measured(arguments: list[str], variables: dict[str, str]) -> dict[str, float]:
     """Seconds (wall and processor) and peak memory in GiB of a process of its own."""
     start = time.perf_counter()
-    process = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment)
+    process = os.posix_spawn(sys.executable, [sys.executable, *arguments], variables)
     _, status, used = os.wait4(process, 0)
     if status:
         raise SystemExit(f"{' '.join(arguments)[:200]} failed: status {status}")
@@ -152,18 +153,18 @@ def main() -> None:
     make(source, options.rows)
     made_s = time.perf_counter() - start
     print(f"made {options.rows:,} rows in {made_s:.0f} s, {source.stat().st_size / 2**30:.2f} GiB")
-    environment = {**os.environ, "RECSYS_HOME": str(folder / "home")}
+    variables = {**os.environ, "RECSYS_HOME": str(folder / "home")}
     command = [
         "-c", "from recsys.cli import main; main()", "data", "prepare",
         "--source", "table", "--path", str(source), "--name", "large", "--force",
         "--set", "data.engine=stream", "--set", f"data.k_core={K_CORE}",
         "--set", f"data.memory_gb={options.memory_gb}", "--json",
     ]  # fmt: skip
-    prepared = measured(command, environment)
+    prepared = measured(command, variables)
     print("prepare", prepared)
     result = folder / "home/datasets/large"
     loaded = measured(
-        ["-c", f"from recsys.dataset import Dataset; Dataset.load({str(result)!r})"], environment
+        ["-c", f"from recsys.dataset import Dataset; Dataset.load({str(result)!r})"], variables
     )
     print("load", loaded)
     info = Dataset.manifest(result).info
@@ -180,9 +181,9 @@ def main() -> None:
         "sample_rows": options.sample,
         "sample_equal": sample_agrees(source, options.sample, folder),
         "people_rows_equal": people_agree(source, result, options.people, folder),
-        "cpus": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
         "total_s": round(time.perf_counter() - start, 1),
+        **environment(),
     }
     if not options.keep:
         shutil.rmtree(folder)

@@ -84,8 +84,9 @@ def download(
     from data.download import download as fetch
     from recsys.errors import ConfigError
 
+    known = public_sets()
     if listed:
-        for name, entry in public_sets().items():
+        for name, entry in known.items():
             typer.echo(f"{name}: {entry.licence}. {entry.citation}")
         return
     if wanted is None:
@@ -93,9 +94,10 @@ def download(
     place = folder or Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
     path = fetch(wanted, place, digest=sha256, max_bytes=int(max_gb * GIB))
     typer.echo(path)
-    if entry := public_sets().get(wanted):
+    if wanted in known:
         from recsys.progress import say
 
+        entry = known[wanted]
         say(f"licence: {entry.licence}\ncite: {entry.citation}")
         say(f"next: recsys data prepare {entry.prepare.format(folder=path)} --name {wanted}")
 

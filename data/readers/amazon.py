@@ -110,7 +110,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
         if not user or not item:
             counts["rows_without_user_or_item_dropped"] += 1
             continue
-        if type(time) not in (int, float) or not math.isfinite(time):
+        if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time):
             raise DataError(f"{path}:{line}: {fields[3]!r} is {time!r}, not a time")
         if rating is not None and type(rating) not in (int, float):
             raise DataError(f"{path}:{line}: {fields[2]!r} is {rating!r}, not a number")

@@ -284,8 +284,8 @@ def test_the_command_fetches_a_set_by_name(
     assert (tmp_path / "toy/in/t.csv").read_bytes() == CONTENT
     listed = CliRunner().invoke(app, ["download", "--list"])
     assert listed.stdout == "toy: free. Nobody\n"
-    with pytest.raises(ConfigError, match="'toi' is neither a URL nor one of toy"):
-        download("toi", tmp_path)
+    with pytest.raises(ConfigError, match="'toyy' is neither a URL nor one of toy"):
+        download("toyy", tmp_path)
     with pytest.raises(ConfigError, match="has its own checksums"):
         download("toy", tmp_path, digest=DIGEST)
     with pytest.raises(ConfigError, match="is no name for a file"):

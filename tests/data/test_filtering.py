@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import filtering
@@ -35,6 +35,7 @@ def test_time_order_is_by_user_then_time_then_source() -> None:
     assert rows_of(ordered) == [("v", "c"), ("v", "a"), ("v", "e"), ("u", "b"), ("u", "d")]
 
 
+@settings(deadline=None)
 @given(pairs, st.randoms(use_true_random=False))
 def test_time_order_is_the_order_of_interactions(rows: Pairs, random: object) -> None:
     times = [random.randint(0, 5) for _ in rows]  # type: ignore[attr-defined]
@@ -61,6 +62,7 @@ def test_without_timestamps_a_repeat_is_another_visit() -> None:
     assert filtering.drop_duplicates(data, "keep-first").events.num_rows == 1
 
 
+@settings(deadline=None)
 @given(pairs.filter(bool))
 def test_keep_first_keeps_the_first_of_each_pair(rows: Pairs) -> None:
     kept = filtering.drop_duplicates(raw(rows), "keep-first")
@@ -90,6 +92,7 @@ def slow_core(rows: Pairs, k: int) -> Pairs:
             return rows
 
 
+@settings(deadline=None)
 @given(pairs.filter(bool), st.integers(1, 4))
 def test_k_core_equals_its_slow_twin(rows: Pairs, k: int) -> None:
     expected = slow_core(rows, k)
@@ -117,3 +120,46 @@ def test_short_users_go_and_their_items_stay() -> None:
     assert rows_of(kept) == [("u", "a"), ("u", "c")]
     assert pc.is_in("b", value_set=kept.items["item_id"].combine_chunks()).as_py()
     assert kept.counts == {"rows_of_short_users_dropped": 1}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)),
+        max_size=40,
+    ),
+    st.sampled_from(["keep", "drop-exact", "keep-first", "drop-near"]),
+)
+def test_duplicates_are_those_of_a_slow_reading(
+    rows: list[tuple[int, int, int, int]], policy: filtering.Duplicates
+) -> None:
+    rows = sorted(rows, key=lambda row: row[:2])  # user, time, item, content
+    half = filtering.NEAR_S // 2 + 1
+    user, day, item, content = np.array(rows, np.int64).reshape(-1, 4).T
+    keep, counts = filtering.duplicates(policy, user, item, day * half, [], content)
+    seen: set[object] = set()
+    stays = []
+    for u, t, i, _ in rows:
+        key = (u, t, i) if policy != "keep-first" else (u, i)
+        stays.append(policy == "keep" or key not in seen)
+        seen.add(key)
+    left = [n for n, stay in enumerate(stays) if stay]
+    near, copied = set(), set()
+    for place, n in enumerate(left):
+        for found, column, counted in ((near, 2, True), (copied, 3, rows[n][3] != 0)):
+            same = [
+                m
+                for m in left[:place]
+                if rows[m][0] == rows[n][0] and rows[m][column] == rows[n][column]
+            ]
+            if counted and same and (rows[n][1] - rows[same[-1]][1]) * half <= filtering.NEAR_S:
+                found.add(n)
+    copied -= near
+    done = "dropped" if policy == "drop-near" else "kept"
+    assert counts == {
+        "duplicate_rows_dropped": stays.count(False),
+        f"near_duplicate_rows_{done}": len(near),
+        f"reviews_copied_to_other_items_{done}": len(copied),
+    }
+    gone = near | copied if policy == "drop-near" else set()
+    assert keep.tolist() == [stay and n not in gone for n, stay in enumerate(stays)]

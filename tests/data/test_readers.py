@@ -440,3 +440,31 @@ def test_a_table_without_timestamps_is_in_order(raw: Path) -> None:
     data = read("table", "e.csv")
     assert rows(data) == [("u", "b"), ("u", "a"), ("u", "b")]
     assert "timestamp" not in data.events.column_names
+
+
+@pytest.mark.parametrize(
+    ("written", "unit", "count"),
+    [
+        (1_588_687_728, "s", {}),
+        (1_588_687_728_923, "ms", {"timestamps_in_milliseconds": 2}),
+        (1_588_687_728_923_000, "us", {"timestamps_in_microseconds": 2}),
+        (1_588_687_728_923_000_000, "ns", {"timestamps_in_nanoseconds": 2}),
+    ],
+)
+def test_units_of_time_are_told_by_size_or_said(
+    raw: Path, written: int, unit: str, count: dict[str, int]
+) -> None:
+    (raw / "e.csv").write_text(f"user,item,timestamp\nu,a,{written}\nu,b,{written}\n")
+    for asked in ("auto", unit):
+        data = read("table", "e.csv", time_unit=asked)
+        assert data.events["timestamp"].to_pylist() == [1_588_687_728] * 2
+        assert {k: v for k, v in data.counts.items() if k.startswith("timestamps")} == count
+
+
+def test_seconds_and_milliseconds_in_one_column_are_converted_one_by_one(raw: Path) -> None:
+    (raw / "e.csv").write_text("user,item,timestamp\nu,a,1588687728\nu,b,1588687728923\n")
+    data = read("table", "e.csv")
+    assert data.events["timestamp"].to_pylist() == [1_588_687_728] * 2
+    assert data.counts["timestamps_in_milliseconds"] == 1
+    with pytest.raises(DataError, match=r"data row 2 lies after the year 5138 if it counts s;"):
+        read("table", "e.csv", time_unit="s")
