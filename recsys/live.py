@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -151,6 +151,7 @@ class Epochs:
         self._rested = 0.0  # on the monotonic clock
         self._queue, self._build, self._publish = (threading.Lock() for _ in range(3))
         self._compacting = False
+        self._rooms = _Growing(), _Growing(), _Growing()  # records, codes and tokens
 
     @property
     def current(self) -> Epoch:
@@ -251,11 +252,10 @@ class Epochs:
             time.sleep(max(0.0, self._rested - time.monotonic()))
             with self._queue:
                 calls, self._waiting = self._waiting, []
-            start = time.monotonic()
+            start = time.thread_time()  # what waits for others is no reason to wait longer
             with self._build:
                 self._commit(calls)
-            end = time.monotonic()
-            self._rested = 2 * end - start
+            self._rested = time.monotonic() + time.thread_time() - start
         finally:  # even if this thread is interrupted while it rests
             with self._queue:
                 self._waiting = [call for call in self._waiting if call is not own]
@@ -311,7 +311,11 @@ class Epochs:
         dense, records = np.array(places, np.int32).reshape(-1, 2).T
         new_codes = np.concatenate([codes[:0], *(c for _, _, c in news)])
         size = base + len(added.ids)
-        record, codes, tokens = _longer(record, size), _longer(codes, size), _longer(tokens, size)
+        fresh = bool((dense < len(record)).any())
+        records_room, codes_room, tokens_room = self._rooms
+        record = records_room.longer(record, size, fresh=fresh)
+        codes = codes_room.longer(codes, size, fresh=fresh)
+        tokens = tokens_room.longer(tokens, size, fresh=fresh)
         # a record that came twice: the last one stays
         record[dense], codes[dense] = records, new_codes
         tokens[dense] = self._vocabulary.encode(new_codes)
@@ -337,11 +341,27 @@ class Epochs:
             return self._epoch
 
 
-def _longer(array: NDArray[T], size: int) -> NDArray[T]:
-    """A copy with room for `size` rows; those behind its own are zero."""
-    longer = np.zeros((size, *array.shape[1:]), array.dtype)
-    longer[: len(array)] = array
-    return longer
+class _Growing:
+    """An array that epochs see beginnings of: what has been added lies behind what they look at."""
+
+    def __init__(self) -> None:
+        self._room: NDArray[Any] | None = None
+
+    def longer(self, array: NDArray[T], size: int, *, fresh: bool) -> NDArray[T]:
+        """The array with `size` rows; those behind its own are zero.
+
+        Args:
+            array: what was here last, or any other; it stays as it is.
+            size: rows.
+            fresh: rows of the array itself are going to be written.
+        """
+        room = self._room
+        if fresh or room is None or array.base is not room or len(room) < size:
+            room = self._room = np.empty((size + size // 8, *array.shape[1:]), array.dtype)
+            room[: len(array)] = array
+        longer: NDArray[T] = room[:size]
+        longer[len(array) :] = 0
+        return longer
 
 
 def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:

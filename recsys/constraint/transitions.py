@@ -312,8 +312,8 @@ class DeviceTrie:
             allowed: as for `children`.
         """
         dense, symbols = self.source.dense[depth], None
-        start, stop = self.source.depth_start[depth : depth + 2]
-        beams, states = states, states.clamp(start, stop - 1)  # some are of other depths
+        start = self.source.depth_start[depth]
+        beams, states = states, self.at_depth(states, depth)  # some are of other depths
         if dense is not None:
             width = dense.width
             first = (states - start).mul_(width).add_(dense.start)
@@ -336,6 +336,19 @@ class DeviceTrie:
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:
         """Token that leads into each state; any for the root."""
         return self.alphabet[_look_up(self.symbol, states)]
+
+    def at_depth(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """The states, with any of that depth for those of others."""
+        start, stop = self.source.depth_start[depth : depth + 2]
+        return states.clamp(start, stop - 1)
+
+    def ended(self, states: torch.Tensor) -> torch.Tensor:
+        """Whether a sequence has ended at a state."""
+        return (self.tokens_of(states.clamp(min=0)) == self.source.end) & (states > 0)
+
+    def sequences(self, rows: torch.Tensor) -> torch.Tensor:
+        """(..., L) int64 tokens of rows."""
+        return self.rows[rows].long()
 
     def rows_of(self, leaves: torch.Tensor) -> torch.Tensor:
         """Row of each leaf; 0 for other states."""

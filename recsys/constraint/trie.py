@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from recsys.constraint.dense import DenseDepth
     from recsys.constraint.mask import RowMask
+    from recsys.constraint.minimal import MinimalTrie
     from recsys.constraint.transitions import DeviceTrie
 
 _SHAPE = "trie.json"
@@ -97,10 +98,11 @@ class ItemTrie:
             raise ValueError(f"tokens must be (items, L) with items, L >= 1, got {tokens.shape}")
         if not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-        if tokens.min() < 0 or tokens.max() > np.iinfo(np.int32).max:
+        least, most = tokens.min(axis=0).tolist(), tokens.max(axis=0).tolist()
+        if min(least) < 0 or max(most) > np.iinfo(np.int32).max:
             item, level = np.argwhere((tokens < 0) | (tokens > np.iinfo(np.int32).max))[0]
             raise ValueError(f"item {item} has token {tokens[item, level]} at level {level + 1}")
-        order, columns = _sorted(tokens)
+        order, columns = _sorted(tokens, least, most)
         # new[d]: the prefix of length d + 1 of sorted sequence i differs from its predecessor's.
         new: list[NDArray[np.bool_]] = []
         for depth, column in enumerate(columns):
@@ -255,6 +257,12 @@ class ItemTrie:
             "levels": levels,
         }
 
+    def minimised(self) -> MinimalTrie:
+        """An automaton in which equal ends are shared; see there for when that saves memory."""
+        from recsys.constraint.minimal import MinimalTrie
+
+        return MinimalTrie.of(self)
+
     def save(self, folder: Path) -> None:
         """Write one .npy file an array, and `trie.json`, into `folder`; made if it is missing."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -352,13 +360,14 @@ def _smallest(most: int) -> type[np.int16 | np.int32]:
     return np.int16 if most <= np.iinfo(np.int16).max else np.int32
 
 
-def _sorted(tokens: NDArray[Any]) -> tuple[NDArray[np.int32], list[NDArray[Any]]]:
+def _sorted(
+    tokens: NDArray[Any], least: list[int], most: list[int]
+) -> tuple[NDArray[np.int32], list[NDArray[Any]]]:
     """Order of the sequences, equal ones in their own order, and the levels in that order.
 
     Where they fit, sequence and place are packed into one integer, and the integers are sorted: no
     indirection, and no gathers afterwards.
     """
-    least, most = tokens.min(axis=0).tolist(), tokens.max(axis=0).tolist()
     dtype = _smallest(max(most))
     bits = [int(b - a).bit_length() for a, b in zip(least, most, strict=True)]
     place = (len(tokens) - 1).bit_length()

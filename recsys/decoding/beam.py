@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from recsys.constraint import ItemTrie
+from recsys.constraint import ItemTrie, MinimalTrie
 from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.row_tree import RowTree
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def beam_search(
     model: Any,
     prompts: Sequence[ArrayLike] | Prompts,
-    trie: ItemTrie | DeviceTrie,
+    trie: ItemTrie | MinimalTrie | DeviceTrie,
     num_beams: int = 20,
     *,
     exclude: Sequence[ArrayLike] | None = None,
@@ -54,7 +54,7 @@ def beam_search(
     Args:
         model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
         prompts: token ids of each request, at least one token each; lengths may differ.
-        trie: the catalogue.
+        trie: the catalogue; a `MinimalTrie` with its own masks, and without boosts or candidates.
         num_beams: K, at least 1; may exceed the catalogue.
         exclude: trie rows that each request must not get (`ItemTrie.excluded_rows`).
         masks: what each request may get; None for everything.
@@ -107,11 +107,12 @@ def beam_search(
         *_, frontier = grow(tree, step, widths, first)
         stats = [
             DecodeStats(
-                target_passes=step.levels,
-                target_tokens=n - cached + nodes,
-                kv_slots=n + nodes,
-                kv_bytes=(n + nodes) * tree.cache.bytes_per_slot,
+                target_passes=tree.passes,
+                target_tokens=n - cached + tree.run,
+                kv_slots=n + tree.run,
+                kv_bytes=(n + tree.run) * tree.cache.bytes_per_slot,
                 cached_tokens=cached,
+                forced_levels=step.levels - tree.passes,
             )
             for n, cached in zip(ready.host_lengths.tolist(), tree.cached.tolist(), strict=True)
         ]
@@ -122,7 +123,7 @@ def beam_search(
 def prepare(
     model: TreeModel,
     requests: int,
-    trie: ItemTrie | DeviceTrie,
+    trie: ItemTrie | MinimalTrie | DeviceTrie,
     num_beams: int,
     exclude: Sequence[ArrayLike] | None,
     normalize: Normalize,
@@ -146,7 +147,7 @@ def prepare(
     if normalize not in ("vocabulary", "allowed"):
         raise ValueError(f"normalize {normalize!r} is neither 'vocabulary' nor 'allowed'")
     device = model.device
-    trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
+    trie = trie.to(device) if isinstance(trie, ItemTrie | MinimalTrie) else trie
     check_vocabulary(model, trie)
     return Step(
         trie,
@@ -172,6 +173,8 @@ def row_tree(
         return None
     if step.noise is not None or step.normalize != "vocabulary":
         raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
+    if isinstance(step.trie.source, MinimalTrie):
+        raise ValueError("candidates: a minimal trie cannot look rows up; give the trie")
     return RowTree.of(step.trie, candidates, nodes)
 
 
@@ -193,21 +196,32 @@ def grow(
     """Constrained search level by level; yields the best `widths[d]` prefixes of length d + 1.
 
     The prompts are run first, unless `first` is what they said already, (B, 1 or more); each
-    yielded level but the last is then run as nodes of the tree.
+    yielded level but the last is then run as nodes of the tree. Where every beam of the batch has
+    but one way on and that costs nothing (`Step.forced`), its level is run with the next that has
+    to be, if any has: no forward for it, and the same scores but for rounding in those behind it.
     """
     frontier = Frontier.root(len(tree.lengths), tree.model.score_dtype, tree.lengths.device)
     nodes = None
     for depth, width in enumerate(widths):
-        if depth or first is None:
-            logits = TokenLogits.of(tree.forward(), step.trie)
-        else:
+        if depth == 0 and first is not None:
             logits = TokenLogits(*(part[:, :1] for part in first))
+        elif depth and _forced(step, frontier, depth):
+            logits = TokenLogits.nothing(frontier.scores, step.trie)
+        else:
+            beams = frontier.scores.shape[1]  # those of forced levels come before them
+            logits = TokenLogits.of(tree.forward()[:, -beams:], step.trie)
         frontier = step.expand(frontier, logits, depth, width)
         yield frontier
         if depth + 1 < len(widths):
             parents = frontier.parents
             parents = torch.full_like(parents, ROOT) if nodes is None else parents + nodes
             nodes = tree.add(frontier.tokens, parents, depth + 1)
+
+
+def _forced(step: Step, frontier: Frontier, depth: int) -> bool:
+    """Whether no beam of the batch needs a forward; only asked where that can be."""
+    forced = step.forced(frontier.states, depth)
+    return forced is not None and bool((forced | (frontier.scores == -torch.inf)).all())
 
 
 def finish(
@@ -225,7 +239,7 @@ def finish(
     # No descendant of a pruned prefix can score more than it: log-probabilities are at most 0.
     complete = (scores[:, -1:] > frontier.rest) | (frontier.rest == -torch.inf)
     return Beams(
-        step.trie.rows[rows].long(),
+        step.trie.sequences(rows),
         frontier.log_probs.gather(1, order),
         rows.masked_fill(scores == -torch.inf, -1),
         stats,

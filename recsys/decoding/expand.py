@@ -45,6 +45,17 @@ class TokenLogits(NamedTuple):
             return cls(logits.narrow(-1, first, size), logits.logsumexp(-1))
         return cls(logits.index_select(-1, trie.alphabet), logits.logsumexp(-1))
 
+    @classmethod
+    def nothing(cls, like: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
+        """Logits of no forward, for a step whose scores they make no difference to (`Step.forced`).
+
+        Args:
+            like: (B, W) of the scores' type, on their device.
+            trie: the catalogue.
+        """
+        total = torch.zeros_like(like)
+        return cls(total.unsqueeze(-1).expand(-1, -1, len(trie.alphabet)), total)
+
     def at(self, places: torch.Tensor) -> TokenLogits:
         """The (B, w) entries at `places` of each request."""
         wide = places.unsqueeze(-1).expand(-1, -1, self.logits.shape[-1])
@@ -166,6 +177,20 @@ class Step:
         """Children of (B, W) states at `depth`."""
         return self.trie.children(states, depth, self.excluded, self.allowed)
 
+    def forced(self, states: torch.Tensor, depth: int) -> torch.Tensor | None:
+        """(B, W) whether a state has one child at most; None where logits decide scores anyway.
+
+        Over the allowed tokens an only child has probability 1: its log-probability is 0, to the
+        bit, whatever the model says, so no forward is needed. Over the whole vocabulary it has not.
+
+        Args:
+            states: (B, W) int64 at `depth`; for those of other depths the answer means nothing.
+            depth: of the states.
+        """
+        if self.normalize == "vocabulary" or self.noise is not None:
+            return None
+        return self.children(self.trie.at_depth(states, depth), depth).alive.sum(-1) <= 1
+
     def expand(self, frontier: Frontier, logits: TokenLogits, depth: int, width: int) -> Frontier:
         """The `width` best children of a frontier.
 
@@ -212,7 +237,9 @@ class Step:
             total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
         steps = chosen - total
         if self.trie.source.end is not None:
-            steps = steps.masked_fill(self._ended(frontier.states) & children.alive, 0.0)
+            # what fills up a sequence that has ended costs nothing
+            ended = self.trie.ended(frontier.states).unsqueeze(-1)
+            steps = steps.masked_fill(ended & children.alive, 0.0)
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
         if not isinstance(children, Children):
             return log_probs, log_probs
@@ -221,11 +248,6 @@ class Step:
         if self.noise is None:
             return log_probs, log_probs
         return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs
-
-    def _ended(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W, 1) whether a sequence has ended at a state: what fills it up costs nothing."""
-        last = self.trie.tokens_of(states.clamp(min=0))
-        return ((last == self.trie.source.end) & (states > 0)).unsqueeze(-1)
 
 
 def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

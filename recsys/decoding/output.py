@@ -26,6 +26,9 @@ class DecodeStats:
         drafted_nodes: nodes that were proposed.
         draft_passes: forwards of the draft model.
         cached_tokens: prompt tokens whose keys and values were kept from an earlier call.
+        forced_levels: levels that needed no forward of their own, for nothing but one token was
+            allowed; with log-probabilities over the allowed tokens only. With speculation, 1 where
+            that spared a beam of the last level its forward.
     """
 
     target_passes: int
@@ -36,6 +39,7 @@ class DecodeStats:
     drafted_nodes: int = 0
     draft_passes: int = 0
     cached_tokens: int = 0
+    forced_levels: int = 0
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,7 @@ class _Verification:
         table: what has been run.
         level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
+        forced: (b,) whether a beam of the last level was spared its forward (`Step.forced`).
         frontier: K beams each; `parents` are places in the table.
     """
 
@@ -160,6 +161,7 @@ class _Verification:
         root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
         self.level = self.accepted = torch.zeros_like(table.request)
+        self.forced = torch.zeros_like(table.request, dtype=torch.bool)
         self.place, self.missing = self._find()
         self._levels = range(table.step.levels)  # that frontiers can be at
 
@@ -179,15 +181,23 @@ class _Verification:
             self.accepted = self.level - 1
 
     def _find(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Place in the table of each beam, and whether it has none; dead beams need none."""
+        """Place in the table of each beam, and whether it has none and needs one."""
         place, found = self.table.find(self.frontier.states)
-        return place, ~found & (self.frontier.scores > -torch.inf)
+        missing = ~found & (self.frontier.scores > -torch.inf)
+        last = self.table.step.levels - 1
+        forced = self.table.step.forced(self.frontier.states, last)
+        if forced is not None:  # any logits do, and nothing follows that would look for a parent
+            spared = missing & forced & (self.level == last)[:, None]
+            missing = missing & ~spared
+            self.forced = self.forced | spared.any(1)
+        return place, missing
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Drop the searches that are done; (b,) places of the others."""
         self.table.keep(going_on)
         self.level, self.accepted = self.level[going_on], self.accepted[going_on]
         self.place, self.missing = self.place[going_on], self.missing[going_on]
+        self.forced = self.forced[going_on]
         self.frontier = self.frontier.take(going_on)
 
     def patch(self, levels: range, width: int, budget: int) -> None:
@@ -290,7 +300,7 @@ class _Answers:
         """
         table, tree = search.table, search.table.tree
         missing = search.missing.sum(1)
-        told = [table.request, search.level, search.accepted, tree.lengths, missing]
+        told = [table.request, search.level, search.accepted, tree.lengths, missing, search.forced]
         lines = torch.stack(told, 1).tolist()
         done = [i for i, (_, level, *_) in enumerate(lines) if level == table.step.levels]
         going_on = [i for i, (_, level, *_) in enumerate(lines) if level < table.step.levels]
@@ -304,7 +314,7 @@ class _Answers:
                 found = trace(table, places, self.num_beams, self._proposal.levels)
                 self._traces |= {lines[i][0]: t for i, t in zip(done, found, strict=True)}
         for i in done:
-            request, _, accepted, length, _ = lines[i]
+            request, _, accepted, length, _, forced = lines[i]
             cached = int(tree.cached[request])
             self._stats[request] = DecodeStats(
                 target_passes=tree.passes,
@@ -315,6 +325,7 @@ class _Answers:
                 drafted_nodes=self._proposal.nodes,
                 draft_passes=self._proposal.passes,
                 cached_tokens=cached,
+                forced_levels=forced,
             )
         if not going_on:
             return None

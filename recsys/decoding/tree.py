@@ -199,6 +199,11 @@ class TokenTree:
         self.nodes += width
         return first
 
+    @property
+    def run(self) -> int:
+        """Nodes that have been run; those added since the last forward have not."""
+        return self._pending
+
     def forward(self) -> torch.Tensor:
         """Run what has been added since the last call, and the prompt if it has not been run.
 

@@ -75,11 +75,13 @@ def test_statistics_by_hand():
 
 
 @given(catalogues)
+@settings(deadline=None)
 def test_reachable_sequences_are_exactly_the_catalogue(tokens):
     assert reachable(ItemTrie.build(tokens)) == {tuple(row) for row in tokens.tolist()}
 
 
 @given(catalogues, st.data())
+@settings(deadline=None)
 def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data):
     trie = ItemTrie.build(tokens)
     gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
@@ -89,6 +91,7 @@ def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data)
 
 
 @given(catalogues)
+@settings(deadline=None)
 def test_every_item_finds_its_row_whatever_the_input_order(tokens):
     trie = ItemTrie.build(tokens)
     assert (trie.rows[trie.item_row] == tokens).all()
@@ -98,6 +101,7 @@ def test_every_item_finds_its_row_whatever_the_input_order(tokens):
 
 
 @given(catalogues)
+@settings(deadline=None)
 def test_states_are_ranges_of_rows_with_one_prefix(tokens):
     trie = ItemTrie.build(tokens)
     for depth in range(trie.num_levels + 1):
@@ -131,6 +135,7 @@ def test_bad_input_is_named(tokens, says):
 
 
 @given(catalogues)
+@settings(deadline=None)
 def test_a_saved_trie_opens_as_it_was(tokens):
     trie = ItemTrie.build(tokens)
     with TemporaryDirectory() as folder:

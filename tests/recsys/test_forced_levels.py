@@ -1,0 +1,122 @@
+"""Levels at which nothing but one token is allowed: no forward where that is exact, else one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import RowMask
+from recsys.decoding import beam_search
+from recsys.decoding.draft import ModelDrafter
+from recsys.decoding.expand import Step
+from recsys.decoding.speculative import speculative_beam_search
+from recsys.testing import random_prompts, reference_beam_search, tiny_model
+
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
+
+
+def thin_catalogue(rng, items, levels):
+    """Sequences that part at a few levels only, so that most states have an only child."""
+    codes = rng.integers(1, 60, (items, levels))
+    for level in np.flatnonzero(rng.random(levels) < 0.6):
+        # a token that follows from those before it
+        codes[:, level] = 1 + (codes[:, :level].sum(1) * 7 + level) % 59
+    return codes
+
+
+def without_forced(search, *args, **options):
+    """The slow twin: every level is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "forced", lambda self, states, depth: None)
+        return search(*args, **options)
+
+
+@given(
+    seed=st.integers(0, 100_000),
+    items=st.sampled_from([1, 2, 5, 40]),
+    levels=st.integers(1, 5),
+    beams=st.integers(1, 8),
+    shares=st.lists(st.sampled_from([None, 0.05, 0.5]), min_size=1, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_forced_levels_are_skipped_without_a_difference(seed, items, levels, beams, shares):
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(thin_catalogue(rng, items, levels))
+    prompts = random_prompts(rng, len(shares), 8)
+    masks = [
+        None if share is None else RowMask.of(trie, rng.random(items) < share) for share in shares
+    ]
+    exclude = [rng.permutation(trie.num_rows)[: rng.integers(0, 3)] for _ in shares]
+    options = {"masks": masks, "exclude": exclude, "normalize": "allowed"}
+    args = TARGET, prompts, trie, beams
+    found, slow = beam_search(*args, **options), without_forced(beam_search, *args, **options)
+    assert torch.equal(found.rows, slow.rows)
+    torch.testing.assert_close(found.scores, slow.scores, atol=1e-10, rtol=0)
+    torch.testing.assert_close(found.is_global, slow.is_global)
+    for stats, all_ in zip(found.stats, slow.stats, strict=True):
+        assert stats.target_passes + stats.forced_levels == all_.target_passes == levels
+        assert stats.target_tokens <= all_.target_tokens
+        assert all_.forced_levels == 0
+    for drafter in (None, ModelDrafter(DRAFT, 12)):
+        quick = speculative_beam_search(TARGET, drafter, prompts, trie, beams, **options)
+        assert torch.equal(found.rows, quick.rows)
+        torch.testing.assert_close(found.scores, quick.scores, atol=1e-10, rtol=0)
+        twin = without_forced(
+            speculative_beam_search, TARGET, drafter, prompts, trie, beams, **options
+        )
+        for stats, all_ in zip(quick.stats, twin.stats, strict=True):
+            assert stats.target_passes <= all_.target_passes
+
+
+def test_only_levels_that_part_are_run():
+    # after the first token everything is known: 1 pass of 4; the last level alone is, too: 3 of 4
+    spans = np.array([[1, 5, 6, 7], [2, 8, 9, 3], [3, 5, 6, 7]])
+    parting = np.array([[1, 5, 6, 7], [1, 5, 8, 7], [1, 9, 6, 7]])
+    for catalogue, passes, forced in ((spans, 1, 3), (parting, 3, 1)):
+        trie = ItemTrie.build(catalogue)
+        beams = beam_search(TARGET, [[4, 2]], trie, 3, normalize="allowed")
+        expected = reference_beam_search(
+            TARGET, np.array([4, 2]), catalogue, 3, normalize="allowed"
+        )
+        assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
+        assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
+        (stats,) = beams.stats
+        assert (stats.target_passes, stats.forced_levels) == (passes, forced)
+        assert stats.target_tokens == stats.kv_slots
+
+
+def test_a_level_between_levels_that_part_is_run_with_the_next_one():
+    catalogue = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
+    beams = beam_search(TARGET, [[4, 2]], ItemTrie.build(catalogue), 4, normalize="allowed")
+    expected = reference_beam_search(TARGET, np.array([4, 2]), catalogue, 4, normalize="allowed")
+    assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
+    assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
+    assert (beams.stats[0].target_passes, beams.stats[0].forced_levels) == (2, 1)
+
+
+@pytest.mark.parametrize("search", [beam_search, speculative_beam_search])
+def test_over_the_whole_vocabulary_nothing_is_skipped(search):
+    trie = ItemTrie.build(np.array([[1, 5, 6, 7], [2, 8, 9, 3]]))
+    drafter = () if search is beam_search else (ModelDrafter(DRAFT, widths=[1]),)
+    full = search(TARGET, *drafter, [[4, 2]], trie, 2)
+    expected = reference_beam_search(TARGET, np.array([4, 2]), trie.rows.astype(np.int64), 2)
+    assert full.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
+    assert full.stats[0].forced_levels == 0
+    if search is beam_search:
+        assert full.stats[0].target_passes == 4
+
+
+def test_speculation_spares_the_last_level_its_forward():
+    trie = ItemTrie.build(np.array([[1, 5], [2, 8], [3, 9], [4, 9]]))
+    drafter = ModelDrafter(DRAFT, widths=[1])  # one node of the four that would be needed
+    options = {"normalize": "allowed"}
+    found = speculative_beam_search(TARGET, drafter, [[4, 2]], trie, 4, **options)
+    assert (found.stats[0].target_passes, found.stats[0].forced_levels) == (1, 1)
+    plain = beam_search(TARGET, [[4, 2]], trie, 4, **options)
+    assert torch.equal(found.rows, plain.rows)
+    assert found.scores[0].tolist() == pytest.approx(plain.scores[0].tolist(), abs=1e-10)
