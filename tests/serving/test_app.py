@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import threading
+import time
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -805,6 +806,56 @@ async def test_a_client_that_goes_away_gives_its_place_back(
         assert ids(await first) == recommender.expected(["item-1"])
         assert recommender.batches == [1]
     assert [r.fields["status"] for r in caplog.records if r.name == "serving.access"] == [499, 200]
+
+
+async def test_a_storm_of_clients_that_leave_costs_those_who_stay_nothing(
+    settings: ServingSettings, recommender: Any, running: Any, until: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        first = asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))
+        await until(lambda: recommender.busy)
+        left = asyncio.Event()
+        bodies = [json.dumps({"history": [f"item-{i}"]}).encode() for i in range(100)]
+        gone = [asyncio.create_task(post_and_leave(client, body, left)) for body in bodies]
+        stay = [
+            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
+            for i in range(1, 21)
+        ]
+        await until(lambda: service.models.waiting == 120)
+        left.set()
+        await asyncio.gather(*gone)
+        assert service.models.waiting == 20
+        recommender.gate.set()
+        for i, response in enumerate(await asyncio.gather(first, *stay)):
+            assert ids(response) == recommender.expected([f"item-{i}"])
+        assert sum(recommender.batches) == 21
+        assert service.models.get().leases == 0
+        assert "recsys_http_in_flight 1.0" in (await client.get("/metrics")).text  # this one
+
+
+async def test_a_jump_of_the_wall_clock_ends_no_request(
+    settings: ServingSettings,
+    recommender: Any,
+    running: Any,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+        real_ns, real_s = time.time_ns, time.time
+        for day in (1, -2):
+            recommender.gate.clear()
+            asked = [
+                asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
+                for i in range(5)
+            ]
+            await until(lambda: service.models.waiting + recommender.busy >= 1)
+            with monkeypatch.context() as jumped:
+                jumped.setattr(time, "time_ns", lambda day=day: real_ns() + day * 86_400 * 10**9)
+                jumped.setattr(time, "time", lambda day=day: real_s() + day * 86_400)
+                recommender.gate.set()
+                for i, response in enumerate(await asyncio.gather(*asked)):
+                    assert ids(response) == recommender.expected([f"item-{i}"])
 
 
 async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(

@@ -20,6 +20,7 @@ from recsys.models.checkpoint import build, save_model
 from recsys.vocabulary import Vocabulary
 from serving.service import Phase
 from serving.settings import ServingSettings
+from serving.stores import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -315,6 +316,21 @@ async def test_a_bundle_that_changes_while_it_is_rolled_back_to_is_not_taken_for
         assert code(response) == (409, "alias_conflict")
         assert await answered_by(client) == "two"
         await until(lambda: not service.models._retiring)
+
+
+async def test_a_swap_holds_while_the_store_is_away_and_the_log_says_that_it_is_not_kept(
+    models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    async with running(models) as (client, service):
+
+        async def away(key: str, value: Any) -> None:
+            raise StoreError("away")
+
+        monkeypatch.setattr(service.store, "state_put", away)
+        put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        assert (put.status_code, put.json()["bundle"]) == (200, "two")
+        assert await answered_by(client) == "two"
+        assert "aliases are not kept: away" in caplog.text
 
 
 async def test_what_an_alias_stood_for_before_survives_a_restart(
