@@ -69,6 +69,8 @@ def stage(context: Context) -> Path:
         "levels": int(codes.shape[1]),
         "validation": parts["target"].info["validation"],
     }
+    if "fitted_on" in parts["ids"].info:
+        info["ids_fitted_on"] = parts["ids"].info["fitted_on"]
     if KIND in parts["target"].parents:
         info["refreshes"] = parts["target"].parents[KIND]
     with write_artifact(path, KIND, parents=parents, info=info) as folder:

@@ -17,6 +17,7 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.progress import say
+from recsys.retrieval import digest
 from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import FeatureConfig, build_features
@@ -92,6 +93,7 @@ def stage(context: Context) -> Path:
             codes, report = _kept(dataset, bundle, folder)
         else:
             codes, report = _learned(dataset, config, context.settings.seed, folder)
+            info["fitted_on"] = digest(dataset.train_histories)
         report = {"method": config.method, **report}
         np.save(folder / "codes.npy", codes, allow_pickle=False)
         text = json.dumps(report, indent=2)

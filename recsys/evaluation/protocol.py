@@ -254,6 +254,25 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         raise DataError(f"leak: histories do not end where the {split} split begins")
 
 
+def check_ids(fitted_on: str | None, dataset: Dataset, split: SplitName) -> None:
+    """Check that semantic IDs were learned from the training events, and nothing else.
+
+    Args:
+        fitted_on: `digest` of the histories that their features were made of; None where they were
+            imported, or where that was not kept.
+        dataset: that the model is measured on.
+        split: likewise.
+
+    Raises:
+        DataError: they were learned from other events.
+    """
+    if fitted_on not in (None, digest(dataset.train_histories)):
+        raise DataError(
+            "leak: semantic IDs were learned from other events than the data set's training "
+            f"events; run from the stage 'ids' on again before measuring the {split} split"
+        )
+
+
 def check_retrieval(
     counts: NDArray[np.float64], fitted_on: str | None, dataset: Dataset, split: SplitName
 ) -> list[str]:

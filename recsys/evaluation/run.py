@@ -25,6 +25,7 @@ from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.protocol import (
     EvaluationConfig,
+    check_ids,
     check_no_leak,
     check_retrieval,
     evaluate,
@@ -205,6 +206,7 @@ def _write(
     settings = _settings(config)
     with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
         check_no_leak(dataset, config.split)
+        check_ids(recommender.manifest.info.get("ids_fitted_on"), dataset, config.split)
         warnings = _warnings(recommender.manifest.parents, parents["dataset"])
         if (known := recommender.retrieval) is not None:
             warnings += check_retrieval(known.counts, known.fitted_on, dataset, config.split)

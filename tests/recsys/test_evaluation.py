@@ -656,6 +656,19 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(
     assert timed["ranking_seconds"].keys().isdisjoint(("model", "blended"))
 
 
+def test_semantic_ids_of_other_events_are_refused(context: Context, shop: Dataset) -> None:
+    parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
+    for learned in (shop.train_histories, shop.interactions.histories):  # the latter: all events
+        info = {"ids_fitted_on": digest(learned)}
+        bundle = context.workspace.bundle
+        with write_artifact(bundle, "bundle", parents=parents, info=info) as folder:
+            (folder / "x.json").write_text("{}")
+        if learned is shop.train_histories:
+            run.stage(context)
+    with pytest.raises(DataError, match="leak: semantic IDs"):
+        run.stage(context)
+
+
 def test_a_retrieval_of_other_events_with_honest_counts_is_refused(shop: Dataset) -> None:
     trained = shop.train_histories
     counts = np.bincount(trained.items, minlength=ITEMS).astype(float)

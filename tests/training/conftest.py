@@ -17,6 +17,7 @@ from recsys.config import Settings
 from recsys.dataset import Dataset
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
+from recsys.retrieval import digest
 from recsys.splits import leave_one_out
 
 ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
@@ -48,7 +49,8 @@ def write_parents(workspace: Workspace, *, centroids=True, dataset=None):
     dataset = dataset or chain_dataset()
     with write_artifact(workspace.dataset, "dataset") as folder:
         dataset.save(folder)
-    with write_artifact(workspace.run("ids"), "ids") as folder:
+    info = {"fitted_on": digest(dataset.train_histories)}
+    with write_artifact(workspace.run("ids"), "ids", info=info) as folder:
         np.save(folder / "codes.npy", unique_codes())
         if centroids:
             values = np.random.default_rng(1).normal(size=(LEVELS, CODES, 5)).astype(np.float32)

@@ -17,6 +17,7 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
+from recsys.retrieval import digest
 from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
@@ -56,7 +57,9 @@ def make_context(home, dataset, monkeypatch, force=False, **ids):
 @pytest.mark.parametrize(("method", "cls"), [("rq-kmeans", RQKMeans), ("rq-vae", RQVAE)])
 def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, tmp_path, monkeypatch):
     path = stage(make_context(tmp_path, make_dataset(), monkeypatch, method=method))
-    assert verify(path, "ids").info["colliding_items"] == 0
+    info = verify(path, "ids").info
+    assert info["colliding_items"] == 0
+    assert info["fitted_on"] == digest(make_dataset().train_histories)
     codes = np.load(path / "codes.npy", allow_pickle=False)
     assert codes.dtype == np.int32
     assert codes.shape == (80, 3)

@@ -40,6 +40,7 @@ def test_the_blend_that_was_chosen_is_in_the_bundle(context):
     assert found.blend.nodes == 20
     trained = Dataset.load(context.workspace.dataset).train_histories
     assert found.fitted_on == digest(trained)
+    assert read_manifest(folder).info["ids_fitted_on"] == digest(trained)
     told = json.loads((folder / "eval" / "validation.json").read_text())
     assert told["retrieval"] == validation
     assert read_manifest(folder).parents["retrieval"] == read_manifest(path).digest
