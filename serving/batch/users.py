@@ -247,4 +247,5 @@ def open_users(users: Path | None, histories: Path | None) -> Users:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+    return any(of(kind) for of in kinds)

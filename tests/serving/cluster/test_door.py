@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -10,16 +16,16 @@ import pytest
 import yaml
 
 from recsys.errors import ConfigError
-from serving.cluster.deployment import ServedDoor
+from serving.cluster.deployment import REPLICAS, ServedDoor
 from serving.cluster.door import Door, OverloadedError, ReplicaLostError, session_of
 from serving.cluster.exchange import Call, Reply, answer
 from serving.cluster.ray import import_ray
 from serving.cluster.replica import Replica
 from serving.cluster.settings import ClusterSettings
+from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 JSON = (b"content-type", b"application/json")
 SEEDED = {"history": ["item-1"]}
@@ -245,9 +251,35 @@ def test_settings_of_a_cluster_name_what_is_wrong(tmp_path: Path) -> None:
         ClusterSettings.of({"gpu": 1})
 
 
-def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
+    files = Path(__file__).parents[3] / "deploy" / "ray"
+    alone = yaml.safe_load((files / "serve.yaml").read_text())
+    service = yaml.safe_load((files / "rayservice.yaml").read_text())
+    (application,) = alone["applications"]
+    within = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]
+    for one in (application, within):
+        given = {"host": "0.0.0.0", "store": "postgresql://db/r", **one["args"]["serve"]}
+        assert ServingSettings.load(None, (), **given).hosts == ("*",)
+        assert ClusterSettings.of(one["args"]["cluster"]).max_replicas == 8
+        module, name = one["import_path"].split(":")
+        assert callable(getattr(import_module(module), name))
+    assert application["deployments"] == within["deployments"]
+    assert [d["name"] for d in application["deployments"]] == [REPLICAS]
 
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'")
+def test_rays_proxies_serve_nobody_without_keys_unless_told_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from serving.cluster.deployment import app; app({'serve': {}})"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"RECSYS_HOME": str(tmp_path)},
+    )
+    assert "has no keys" in done.stderr.replace("\n", " ")
+
+
+def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     with pytest.raises(ConfigError, match=r"pip install 'recsys\[ray\]'"):

@@ -1,0 +1,296 @@
+"""Batch scoring: the service's answers for everybody, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.artifacts import read_manifest, verify, write_artifact
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
+from recsys.interactions import Interactions
+from recsys.recommender import Recommender, RecommendRequest
+from serving.batch import workers
+from serving.batch.job import Job
+from serving.batch.output import Output
+from serving.batch.run import score
+from serving.batch.users import DatasetUsers, UsersFile, open_users
+from serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RNG = np.random.default_rng(5)
+HISTORIES: list[list[str] | None] = [
+    [f"B{i:04d}" for i in RNG.integers(0, 300, length)] for length in RNG.integers(1, 30, 40)
+]
+HISTORIES[7:10] = [None, [], ["gone"]]
+IDS = [f"user-{n}" for n in range(len(HISTORIES))]
+
+
+def write_users(path: Path, ids: Any = IDS, histories: Any = HISTORIES, rows: int = 7) -> Path:
+    columns = {"user_id": ids} | ({} if histories is None else {"history": histories})
+    pq.write_table(pa.table(columns), path, row_group_size=rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_users(tmp_path_factory.mktemp("users") / "users.parquet")
+
+
+@pytest.fixture
+def job(bundles: Path, users: Path) -> Job:
+    return Job(bundles / "one", users, None, {"k": 5}, part_rows=8)
+
+
+def table_of(out: Path) -> pa.Table:
+    return pa.concat_tables(pq.read_table(part) for part in sorted(out.glob("part-*.parquet")))
+
+
+def test_the_table_is_what_the_recommender_says_one_by_one(
+    job: Job, bundles: Path, tmp_path: Path
+) -> None:
+    summary = score(job, tmp_path / "out")
+    table = table_of(tmp_path / "out")
+    assert table["user_id"].to_pylist() == IDS
+    assert (summary.users, summary.parts, summary.scored) == (40, 5, 40)
+    alone = Recommender.load(bundles / "one")
+    for row, history in zip(table.to_pylist(), HISTORIES, strict=True):
+        (result,) = alone.recommend_batch([RecommendRequest(history or [], 5)])
+        found = result.recommendations
+        assert row["item_id"] == [one.item_id for one in found]
+        assert np.float32(row["score"]).tobytes() == np.float32([o.score for o in found]).tobytes()
+        assert row["source"] == [one.source for one in found]
+    notes = {"user-7": "unknown_user", "user-8": "empty_history", "user-9": "unknown_history"}
+    assert table["note"].to_pylist() == [notes.get(user) for user in IDS]
+    assert verify(tmp_path / "out", "recommendations").digest == summary.digest
+
+
+@pytest.mark.anyio
+async def test_the_table_is_what_the_endpoint_says(
+    bundles: Path, users: Path, tmp_path: Path, running: Any
+) -> None:
+    request = {"k": 4, "filter": {"must": [{"key": "price", "range": {"lt": 60}}]}}
+    request |= {"diversity": 0.5, "exclude_seen": False}
+    score(Job(bundles / "one", users, None, request), tmp_path / "out")
+    rows = table_of(tmp_path / "out").to_pylist()
+    service = ServingSettings(
+        bundle=bundles / "one", histories=None, store=tmp_path / "h.db", threads=1
+    )
+    async with running(service) as (client, _):
+        for row, history in zip(rows[:12], HISTORIES, strict=False):
+            body = {**request, "history": history or []}
+            answer = (await client.post("/v1/recommendations", json=body)).json()
+            items = answer["items"]
+            assert row["item_id"] == [item["item_id"] for item in items]
+            assert row["score"] == [float(np.float32(item["score"])) for item in items]
+            assert row["source"] == [item["source"] for item in items]
+
+
+def test_without_fallback_an_unknown_user_has_an_empty_row(
+    bundles: Path, users: Path, tmp_path: Path
+) -> None:
+    score(Job(bundles / "one", users, None, {"k": 2, "fallback": False}), tmp_path / "out")
+    rows = table_of(tmp_path / "out").to_pylist()
+    assert [len(row["item_id"]) for row in rows[6:10]] == [2, 0, 2, 2]
+
+
+def test_two_processes_write_the_same_bytes(job: Job, tmp_path: Path) -> None:
+    score(job, tmp_path / "one")
+    score(job, tmp_path / "two", workers=2)
+    for part in sorted((tmp_path / "one").glob("part-*.parquet")):
+        assert part.read_bytes() == (tmp_path / "two" / part.name).read_bytes()
+
+
+def test_a_second_run_finds_nothing_to_do_and_a_part_that_is_gone_is_made_again(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    first = score(job, out)
+    assert score(job, out).scored == 0
+    whole = (out / "part-000002.parquet").read_bytes()
+    (out / "part-000002.parquet").unlink()
+    (out / "part-000003.parquet").write_bytes(whole[:100])
+    (out / ".part-000004.parquet.writing").write_bytes(b"half")
+    again = score(job, out)
+    assert (again.scored, again.digest) == (16, first.digest)
+    assert (out / "part-000002.parquet").read_bytes() == whole
+    assert not list(out.glob(".*"))
+
+
+def test_another_plan_is_refused_unless_forced(
+    job: Job, bundles: Path, users: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    score(job, out)
+    other = Job(bundles / "two", users, None, {"k": 6}, part_rows=16)
+    with pytest.raises(ArtifactError, match="made with another bundle, request, part_rows"):
+        score(other, out)
+    assert score(other, out, force=True).parts == 3
+    assert len(list(out.glob("part-*"))) == 3
+    assert read_manifest(out).parents["bundle"] == read_manifest(bundles / "two").digest
+
+
+def test_a_folder_of_something_else_is_left_alone(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match="is not empty and holds no batch"):
+        score(job, tmp_path, force=True)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_two_runs_do_not_share_a_folder(job: Job, tmp_path: Path) -> None:
+    with (
+        Output(tmp_path / "out", job).opened(),
+        pytest.raises(ArtifactError, match="another run is at work there"),
+    ):
+        score(job, tmp_path / "out")
+
+
+def test_a_run_that_fails_keeps_what_is_done(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(job: Job, parts: Any) -> Any:
+        for done in zip(workers_of(job, parts), range(2), strict=False):
+            yield done[0]
+        raise RecsysError("out of memory")
+
+    workers_of = workers.in_this_process
+    monkeypatch.setattr(workers, "in_this_process", some)
+    with pytest.raises(RecsysError, match="out of memory"):
+        score(job, tmp_path / "out")
+    monkeypatch.undo()
+    assert score(job, tmp_path / "out").scored == 24
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(
+    bundles: Path, tmp_path: Path
+) -> None:
+    ids = [f"user-{n}" for n in range(1200)]
+    histories = [HISTORIES[0]] * len(ids)
+    users, out = write_users(tmp_path / "u.parquet", ids, histories), tmp_path / "out"
+    main = "from recsys.cli import main; main()"
+    line = [sys.executable, "-c", main, "batch", "score", "--users", str(users), "--out", str(out)]
+    line += ["--bundle", str(bundles / "one"), "--part-rows", "10", "--workers", "2", "--json"]
+    child = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("part-*.parquet"))) < 5:
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    kept = len(list(out.glob("part-*.parquet")))
+    assert 5 <= kept < 120
+    done = subprocess.run(line, capture_output=True, check=True, timeout=240)
+    assert json.loads(done.stdout)["scored"] == 1200 - 10 * kept
+    assert table_of(out)["user_id"].to_pylist() == ids
+    verify(out, "recommendations")
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_worker_that_fails_says_why_and_where(job: Job) -> None:
+    bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
+    assert bad.plan
+    with pytest.raises(RecsysError, match="failed at part 0: mode 'relaxed' needs a draft"):
+        list(workers.on_processes(bad, [0], 1))
+
+
+# Users
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_range_of_rows_is_read_as_it_was_written(data: Any, users: Path) -> None:
+    file = UsersFile(users, histories=True)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(IDS) - 1))
+        stop = data.draw(st.integers(start + 1, len(IDS)))
+        assert file.read(start, stop) == (IDS[start:stop], HISTORIES[start:stop])
+
+
+def test_a_folder_of_files_is_read_in_the_order_of_names_and_ids_may_be_numbers(
+    tmp_path: Path,
+) -> None:
+    write_users(tmp_path / "b.parquet", [3], [[7, 8]])
+    write_users(tmp_path / "a.parquet", [1, 2], [[5], None])
+    file = open_users(tmp_path, None)
+    assert file.read(0, 3) == (["1", "2", "3"], [["5"], None, ["7", "8"]])
+    assert file.read(1, 2) == (["2"], [None])
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    owners = [f"u{n % 5}" for n in range(23)]
+    items = [f"i{n % 7}" for n in range(23)]
+    events = Interactions.of(owners, items, list(range(23)))
+    names = pa.array(events.item_ids.tolist())
+    table = pa.table({"item_id": names, "title": names, "text": names})
+    with write_artifact(tmp_path / "data", "dataset") as folder:
+        Dataset(events, np.zeros(23, np.uint8), table).save(folder)
+    return tmp_path / "data"
+
+
+def test_a_data_sets_users_come_with_all_their_events(dataset: Path) -> None:
+    events = Dataset.load(dataset).interactions
+    everybody = open_users(None, dataset)
+    expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
+    assert everybody.read(0, 5) == (events.user_ids.tolist(), expected)
+    assert everybody.read(2, 4)[1] == expected[2:4]
+
+
+def test_chosen_users_get_their_histories_from_the_data_set(dataset: Path, tmp_path: Path) -> None:
+    chosen = write_users(tmp_path / "c.parquet", ["u3", "nobody", "u0", "u3"], None)
+    found = open_users(chosen, dataset)
+    assert isinstance(found, DatasetUsers)
+    ids, histories = found.read(0, 4)
+    everybody = dict(zip(*open_users(None, dataset).read(0, 5), strict=True))
+    assert ids == ["u3", "nobody", "u0", "u3"]
+    assert histories == [everybody["u3"], None, everybody["u0"], everybody["u3"]]
+
+
+def test_malformed_users_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "u.parquet"
+    file.write_text("no parquet")
+    with pytest.raises(DataError, match="not a parquet file of users"):
+        open_users(file, None)
+    write_users(file, ["a"], [["x", None]])
+    with pytest.raises(DataError, match="history in row 0 has an item that is null"):
+        open_users(file, None).read(0, 1)
+    write_users(file, ["a", None], [["x"], ["x"]])
+    with pytest.raises(DataError, match="user_id in row 1 is null"):
+        open_users(file, None).read(0, 2)
+    write_users(file, ["a"], ["x"])
+    with pytest.raises(DataError, match="'history' is string, not a list of item ids"):
+        open_users(file, None)
+    write_users(file, ["a"], None)
+    with pytest.raises(DataError, match="there is no column 'history'"):
+        open_users(file, None)
+    pq.write_table(pa.table({"user": ["a"]}), file)
+    with pytest.raises(DataError, match="no column 'user_id', but user"):
+        open_users(file, None)
+    with pytest.raises(DataError, match="nobody to score"):
+        open_users(None, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no file in it"):
+        open_users(tmp_path / "empty", None)
+
+
+def test_a_request_that_is_none_is_told(job: Job) -> None:
+    with pytest.raises(ConfigError, match="'user' has no place in a batch"):
+        _ = Job(job.bundle, job.users, None, {"user": "ada"}).body
+    with pytest.raises(ConfigError, match="--request: k: "):
+        _ = Job(job.bundle, job.users, None, {"k": 0}).body
