@@ -20,7 +20,8 @@ from training.teacher import TeacherConfig
 
 ROOT = Path(__file__).parent.parent
 SERVING = ROOT / "configs" / "serving.yaml"  # configures no run: tests/serving/test_deploy.py
-FILES = sorted(set((ROOT / "configs").rglob("*.y*ml")) - {SERVING})
+LAUNCH = set((ROOT / "configs" / "accelerate").iterdir())  # tests/training/test_distributed.py
+FILES = sorted(set((ROOT / "configs").rglob("*.y*ml")) - {SERVING} - LAUNCH)
 READERS = {
     "data": DataConfig,
     "ids": IdsConfig,

@@ -1,8 +1,9 @@
 """fit: steps, schedule, validation, checkpoints, log. Knows a loss module, batches and a callback.
 
 accelerate places the model and joins processes, so the same program runs on a CPU, a GPU, or
-several under `accelerate launch`. What is learned from the batches is the loss module's business,
-and what "good" means is the callback's.
+several under `accelerate launch`: each with all parameters (DDP), or with its share of them (FSDP,
+torch's `fully_shard`, layer by layer). What is learned from the batches is the loss module's
+business, and what "good" means is the callback's.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import atexit
 import json
 import math
+import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,10 +24,11 @@ from accelerate.utils import broadcast_object_list
 
 from recsys.errors import ConfigError
 from recsys.progress import say, track
-from training.state import Progress, restore_trainable, trainable_state
+from training.state import Progress, restore_trainable, trainable_state, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
 METRIC = "ndcg@10"
+SHARED = "ACCELERATE_USE_FSDP"  # what `accelerate launch` sets for a configuration with FSDP
 
 
 @atexit.register
@@ -189,6 +193,11 @@ class _Run:
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         torch.manual_seed(seed + self.accelerator.process_index)
+        self.sharded = self.world > 1 and os.environ.get(SHARED, "").lower() == "true"
+        if self.sharded:
+            # What is not trained needs no more digits than products are computed with.
+            dtype = autocast_dtype(config.precision, self.accelerator.device)
+            _share_out(module, self.accelerator.device, frozen=dtype)
         self.optimizer = _optimizer(module.to(self.accelerator.device), config)
         resumed = checkpoints.load(module, self.optimizer)
         self.progress, self.best = resumed or (Progress(), {})
@@ -196,7 +205,7 @@ class _Run:
             say(
                 f"{name}: going on from step {self.progress.step}, {self.progress.seconds:.0f} s in"
             )
-        self.wrapped = self.accelerator.prepare(module)
+        self.wrapped: Any = module if self.sharded else self.accelerator.prepare(module)
         self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
         self.start = time.monotonic() - self.progress.seconds
         steps = config.epochs * -(-data.count() // (config.accumulate * self.world))
@@ -228,6 +237,8 @@ class _Run:
             self._checkpoint()
         if self.best:
             restore_trainable(self.module, self.best)
+        if self.sharded:
+            _bring_together(self.module)
         return progress
 
     def _epoch(self, bar: Bar, timed: bool) -> None:
@@ -264,19 +275,25 @@ class _Run:
                 for array in batch.inputs
             ]
             # Gradients are exchanged once a step, with the last of its batches.
-            exchange = nullcontext() if number == len(mine) else accelerator.no_sync(self.wrapped)
-            with exchange:
+            with self._exchange(number == len(mine)):
                 loss = self.wrapped(*inputs) / len(mine)
                 accelerator.backward(loss)
             self.loss += loss.detach()
             progress.tokens += batch.size
         if self.config.clip:
-            accelerator.clip_grad_norm_(self.module.parameters(), self.config.clip)
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         progress.step += 1
         progress.loss_steps += 1
         progress.batch += len(group)
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        """Exchange gradients with the backward pass inside, or not."""
+        if self.sharded:
+            self.wrapped.set_requires_gradient_sync(last)
+            return nullcontext()
+        return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
     def _learning_rate(self, share: float) -> float:
         """Linear warm-up by steps, then a cosine over the share of the budget that is spent."""
@@ -293,10 +310,12 @@ class _Run:
     def _evaluate(self) -> None:
         progress = self.progress
         metrics: dict[str, float] = {}
-        if self.validate is not None and self.main:
-            self.module.eval()
-            metrics = self.validate()
-            self.module.train()
+        with _whole_on_each(self.module) if self.sharded else nullcontext():
+            # Shared-out layers remember who ran them: all processes do, the main one's word counts.
+            if self.validate is not None and (self.main or self.sharded):
+                self.module.eval()
+                metrics = self.validate()
+                self.module.train()
         metrics = self._agree(metrics)
         progress.evaluated = progress.step
         if metrics:
@@ -330,16 +349,64 @@ class _Run:
         progress.loss_steps = 0
 
     def _checkpoint(self) -> None:
+        self.progress.seconds, self.progress.loss_sum = self.seconds, self.loss.item()
         if self.main:
-            self.progress.seconds, self.progress.loss_sum = self.seconds, self.loss.item()
             self.progress.log_bytes = self.log.size
-            self.checkpoints.save(self.module, self.optimizer, self.progress, self.best)
+        self.checkpoints.save(self.module, self.optimizer, self.progress, self.best)
         self.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
 
     def _agree(self, value: Any) -> Any:
         """The main process's value, on all processes."""
         return broadcast_object_list([value])[0] if self.world > 1 else value
+
+
+def _share_out(module: nn.Module, device: torch.device, *, frozen: torch.dtype) -> None:
+    """Give each process its share of every parameter (FSDP2), layer by layer.
+
+    Args:
+        module: its largest list of layers is shared out one by one, the rest together.
+        device: of this process.
+        frozen: what parameters that are not trained are kept in.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(frozen)
+    module.to(device)
+    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
+    for layer in max(lists, key=len, default=()):
+        fully_shard(layer)
+    fully_shard(module)
+
+
+@contextmanager
+def _whole_on_each(module: nn.Module) -> Iterator[None]:
+    """Every process has all parameters meanwhile, and runs any part of the model as it is."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    yield
+    for part in parts:
+        part.reshard()
+        part.set_reshard_after_forward(part is not module, recurse=False)
+
+
+def _bring_together(module: nn.Module) -> None:
+    """Put whole parameters in the place of shares, for good: to be saved, not to be trained on."""
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:  # tied ones stay tied
+                value = whole(parameter.detach()).cpu()
+                made[id(parameter)] = torch.nn.Parameter(value, parameter.requires_grad)
+            owner._parameters[name] = made[id(parameter)]
 
 
 def _optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:

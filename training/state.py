@@ -2,6 +2,10 @@
 
 A checkpoint is a folder `step-<n>` written under another name and renamed, so it is there whole or
 not at all; the one before is removed only then. Tensors are safetensors, numbers are JSON.
+
+Where processes share the parameters out among them (FSDP), a checkpoint still holds whole tensors:
+all processes gather, the first one writes. So it does not hang on how many they were, and a run may
+go on with more of them or fewer.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from recsys.errors import ArtifactError
@@ -77,16 +82,20 @@ class Checkpoints:
         progress: Progress,
         best: dict[str, torch.Tensor],
     ) -> None:
-        """Write a checkpoint and then remove older ones."""
+        """Write a checkpoint and then remove older ones; all processes call it."""
         names = _names(model)
-        tensors = {_WEIGHT + name: p.detach() for name, p in names.items()}
-        tensors |= {_BEST + name: value for name, value in best.items()}
-        tensors[_RNG + "cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors[_RNG + "cuda"] = torch.cuda.get_rng_state()
+        tensors = {_WEIGHT + name: whole(p.detach()) for name, p in names.items()}
         for name, parameter in names.items():
             for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{_OPTIMIZER}{key}.{name}"] = value
+                tensors[f"{_OPTIMIZER}{key}.{name}"] = whole(value)
+        # Each process draws its own dropout.
+        for kind, states in _generators().items():
+            tensors |= {f"{_RNG}{kind}.{rank}": state for rank, state in enumerate(states)}
+        if _rank() == 0:
+            tensors |= {_BEST + name: value for name, value in best.items()}
+            self._write(tensors, progress)
+
+    def _write(self, tensors: dict[str, torch.Tensor], progress: Progress) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{progress.step}"
         temporary = self.folder / f".step-{progress.step}"
@@ -140,28 +149,65 @@ class Checkpoints:
             )
         with torch.no_grad():
             for name, parameter in names.items():
-                parameter.copy_(tensors[_WEIGHT + name])
+                parameter.copy_(_like(parameter, tensors[_WEIGHT + name]))
         for key, value in tensors.items():
             if key.startswith(_OPTIMIZER):
                 slot, _, name = key.removeprefix(_OPTIMIZER).partition(".")
                 parameter = names[name]
-                optimizer.state[parameter][slot] = value.to(parameter.device)
-        torch.set_rng_state(tensors[_RNG + "cpu"])
-        if torch.cuda.is_available() and _RNG + "cuda" in tensors:
-            torch.cuda.set_rng_state(tensors[_RNG + "cuda"])
+                optimizer.state[parameter][slot] = (
+                    _like(parameter, value) if value.ndim else value.to(parameter.device)
+                )
+        mine = {kind: f"{_RNG}{kind}.{_rank()}" for kind in ("cpu", "cuda")}
+        if mine["cpu"] in tensors:  # not where there were fewer processes: a new one begins anew
+            torch.set_rng_state(tensors[mine["cpu"]])
+        if torch.cuda.is_available() and mine["cuda"] in tensors:
+            torch.cuda.set_rng_state(tensors[mine["cuda"]])
         return {k.removeprefix(_BEST): v for k, v in tensors.items() if k.startswith(_BEST)}
 
 
 def trainable_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of the trained parameters, on the host."""
-    return {name: p.detach().cpu().clone() for name, p in _names(model).items()}
+    """A copy of the trained parameters, whole and on the host; all processes call it."""
+    return {name: whole(p.detach()).cpu().clone() for name, p in _names(model).items()}
 
 
 def restore_trainable(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Put `trainable_state` back."""
     with torch.no_grad():
         for name, parameter in _names(model).items():
-            parameter.copy_(state[name])
+            parameter.copy_(_like(parameter, state[name]))
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that processes may have shared out among them; then all of them ask."""
+    # Asked for by its looks: to import torch's shared tensors takes a second that few runs need.
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _like(parameter: Any, value: torch.Tensor) -> torch.Tensor:
+    """`value`, which every process has whole, shared out as `parameter` is."""
+    value = value.to(parameter.device)
+    if not hasattr(parameter, "placements"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(value, mesh, placements, src_data_rank=None)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _generators() -> dict[str, list[torch.Tensor]]:
+    """States of torch's random generators, by kind and process."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    everybody = [states]
+    if dist.is_available() and dist.is_initialized():
+        everybody = [states] * dist.get_world_size()
+        dist.all_gather_object(everybody, states)
+    return {kind: [one[kind] for one in everybody] for kind in states}
 
 
 def _names(model: nn.Module) -> dict[str, nn.Parameter]:

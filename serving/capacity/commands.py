@@ -44,7 +44,7 @@ def capacity(
         typer.Option(min=0, max=1, help="Share of requests whose history a replica has kept."),
     ] = 0.8,
     burst: Annotated[
-        float, typer.Option(min=1, help="How many times the calm rate bursts have, 10 s each.")
+        float, typer.Option(min=1, help="How many times the calm rate bursts have, 2 s each.")
     ] = 1.0,
     events: Annotated[int, typer.Option(min=0, help="Events of a user's history.")] = 20,
     spare: Annotated[int, typer.Option(min=0, help="Replicas that may be lost.")] = 1,

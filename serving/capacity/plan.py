@@ -25,6 +25,7 @@ STEPS = 9  # of the search for a replica's rate: to a part in five hundred
 MOST_PLAYED = 2_000_000
 SIMULATED_REPLICAS = 64  # of larger fleets, so many are played with their share of the traffic
 OUTAGE_S = 20.0
+BURST_S, CYCLES = 2.0, 10  # of a burst; bursts that must be seen before a rate is judged
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Needs:
         rate: requests a second at the peak.
         p50_ms, p99_ms: what latencies may be at the peak; None for no matter.
         new: share of requests whose history no replica has kept.
-        burst: how many times the calm rate a burst has, as `Traffic` has it.
+        burst: how many times the calm rate bursts have, which last 2 s, a tenth of the time.
         skew: of the users' Zipf law.
         events: of a user's history, on average.
         spare: replicas that may be lost at the peak.
@@ -142,7 +143,7 @@ def rate_each(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> flo
         traffic = _traffic(needs, rate, PLAYED, needs.rate / rate)
         found = simulate(costs, traffic, fleet, seed=seed)
         lost = len(found.status) - found.counts()["answered"]
-        return lost <= PLAYED // 1000 and needs.met(*found.latency_ms(50, 99))
+        return lost <= len(found.status) // 1000 and needs.met(*found.latency_ms(50, 99))
 
     low, high = 0.0, 1e3 * fleet.max_batch / costs.mean_ms(fleet.max_batch)
     idle = high / 1000
@@ -164,7 +165,12 @@ def rate_each(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> flo
 def _traffic(needs: Needs, rate: float, requests: int, replicas: float) -> Traffic:
     """Of one replica or of all: a replica has its share of the users."""
     users = max(1, round(needs.users / max(1.0, replicas)))
-    return Traffic(rate, requests, users, skew=needs.skew, new=needs.new, burst=needs.burst)
+    made = Traffic(
+        rate, requests, users, skew=needs.skew, new=needs.new, burst=needs.burst, burst_s=BURST_S
+    )
+    if needs.burst == 1:
+        return made
+    return replace(made, requests=max(requests, int(rate * CYCLES * BURST_S / made.burst_share)))
 
 
 def _play(

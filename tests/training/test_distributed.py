@@ -1,0 +1,121 @@
+"""Several processes: one that is killed, parameters that are shared out, checkpoints of both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+import test_loop
+
+ROOT = Path(__file__).parents[2]
+
+JOB = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from dataclasses import replace
+from pathlib import Path
+import torch, test_loop
+from safetensors.torch import save_file
+
+folder, shared, kill = Path({folder!r}), {shared!r}, {kill!r}
+rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+class Killer(test_loop.DyingData):
+    def epoch(self, epoch, start=0):
+        try:
+            yield from super().epoch(epoch, start)
+        except test_loop.Dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+# The second process dies when it has begun its ninth step; the one that stands in for it does not.
+data = Killer(16 if kill and rank == 1 and restarts == 0 else -1)
+module = test_loop.make_module(seed=restarts)  # a new process has other weights until it resumes
+values = iter([0.1, 0.3, 0.2])
+
+def validate():
+    # A part of the module, which takes whole parameters.
+    with torch.inference_mode():
+        module.model(torch.arange(8).view(2, 4))
+    return {{"ndcg@10": next(values)}}
+
+config = replace(test_loop.CONFIG, checkpoint_minutes=0, evaluate_every=1 if shared else 0)
+_, progress = test_loop.run(folder, config, data, module, validate=validate)
+state = {{name: p.detach().clone() for name, p in module.named_parameters()}}
+save_file(state, f"{{folder}}-{{rank}}.safetensors")
+Path(f"{{folder}}-{{rank}}.txt").write_text(f"{{progress.step}} {{restarts}}")
+"""
+
+
+def two_processes(folder: Path, *, kill: bool = False, shared: bool = False) -> list[str]:
+    """Train the toy in two processes; what each says of itself at the end."""
+    script = folder.with_suffix(".py")
+    tests = str(Path(__file__).parent)
+    script.write_text(JOB.format(tests=tests, folder=str(folder), shared=shared, kill=kill))
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_FSDP": str(shared).lower(),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "--max-restarts", "1", "--monitor-interval", "0.1", str(script)],
+        capture_output=True, text=True, timeout=240, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [Path(f"{folder}-{rank}.txt").read_text() for rank in range(2)]
+
+
+def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(f"{folder}-{rank}.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.flaky(reruns=2)  # gloo may give up on a busy machine
+def test_training_goes_on_without_a_killed_worker_and_ends_with_the_same_bits(tmp_path):
+    assert two_processes(tmp_path / "straight") == ["15 0"] * 2
+    assert two_processes(tmp_path / "killed", kill=True) == ["15 1"] * 2
+    straight = weights(tmp_path / "straight")
+    for rank in range(2):
+        killed = weights(tmp_path / "killed", rank)
+        assert all(torch.equal(value, killed[name]) for name, value in straight.items())
+
+
+@pytest.mark.slow
+@pytest.mark.flaky(reruns=2)
+def test_shared_parameters_are_trained_validated_saved_whole_and_resumed_by_one(tmp_path):
+    assert two_processes(tmp_path / "shared", shared=True) == ["15 0"] * 2
+    first, second = (weights(tmp_path / "shared", rank) for rank in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    plain = dict(test_loop.make_module().named_parameters())
+    assert {name: p.shape for name, p in plain.items()} == {n: p.shape for n, p in first.items()}
+    assert any(not torch.equal(p.detach(), first[name]) for name, p in plain.items())
+    # Its checkpoint is whole, so one process can take it up; here nothing is left to train.
+    config = replace(test_loop.CONFIG, evaluate_every=1)
+    nothing = test_loop.DyingData(0)
+    again, progress = test_loop.run(tmp_path / "shared", config, nothing, max_steps=15)
+    assert (progress.step, progress.best) == (15, {"ndcg@10": 0.3})
+    assert all(torch.equal(p, first[name]) for name, p in again.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp-7b-lora"])
+def test_a_launch_configuration_is_read_by_accelerate(name):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    file = ROOT / "configs" / "accelerate" / f"{name}.yaml"
+    config = load_config_from_file(str(file))
+    assert config.num_processes > 1
+    assert config.mixed_precision == "no", "the loop's own setting decides"
+    assert file.name in file.read_text().split("accelerate launch", 1)[1]
+    if "fsdp" in name:
+        assert yaml.safe_load(file.read_text())["fsdp_config"]["fsdp_version"] == 2
