@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 DRIVE = Path(__file__).with_name("drive.py")
-PATIENCE_S = 300
+PATIENCE_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,8 @@ def saw(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[],
                 timeout=PATIENCE_S,
             )
             failed[-1] = done.stderr[-4000:]
+            if done.returncode and "timed out during startup" in done.stderr:
+                pytest.skip("Ray's own processes did not start in the time that Ray gives them")
             assert done.returncode == 0, failed[-1]
             seen.append(json.loads(done.stdout.splitlines()[-1]))
             failed.clear()
