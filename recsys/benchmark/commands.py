@@ -220,9 +220,12 @@ def constraint(
     beams: Annotated[str, typer.Option(help="K, a list.")] = "10,70",
     rounds: Annotated[int | None, typer.Option(min=1, help="Of each measurement (31).")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
-    parts: Annotated[
-        str, typer.Option(help="What is measured: items, text, or both.")
-    ] = "items,text",
+    parts: Annotated[str, typer.Option(help="What is measured: items, text, or both.")] = (
+        "items,text"
+    ),
+    vocabulary: Annotated[
+        int | None, typer.Option(min=258, help="Tokens of the texts' tokenizer (32000).")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
     ] = False,
@@ -277,12 +280,15 @@ def constraint(
         drawings = report.plots(document)
     if "text" in chosen:
         sizes_of_text: dict[str, Any] = (
-            {"vocabulary": 600, "repeats": 2, "texts": 8, "beams": (3,), "titles_of": 400}
-            if quick
-            else {}
+            {"repeats": 2, "texts": 8, "beams": (3,), "titles_of": 400} if quick else {}
         )
         with track("text", total=text_constraint.PARTS) as bar:
-            text = text_constraint.measure(**sizes_of_text, seed=options.seed, advance=bar.advance)
+            text = text_constraint.measure(
+                vocabulary=vocabulary or (600 if quick else 32_000),
+                **sizes_of_text,
+                seed=options.seed,
+                advance=bar.advance,
+            )
         document["text"] = text
         tables, said = tables + text_constraint.tables(text), said + text_constraint.headline(text)
         drawings |= text_constraint.plots(text)

@@ -71,7 +71,7 @@ CHARACTER = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
-        "class": {"type": "string", "enum": ["Warrior", "Rogue", "Sorceror"]},
+        "class": {"type": "string", "enum": ["Warrior", "Rogue", "Sorcerer"]},
         "life": {"type": "integer"},
         "mana": {"type": "integer"},
         "equipment": {"type": "array", "items": EQUIPMENT},
@@ -100,7 +100,7 @@ class Hero(BaseModel):
     """What both libraries can hold a text to."""
 
     model_config = ConfigDict(extra="forbid")
-    kind: Literal["Warrior", "Rogue", "Sorceror"]
+    kind: Literal["Warrior", "Rogue", "Sorcerer"]
     life: int = Field(ge=0, le=999)
     equipment: list[Piece] = Field(max_length=4)
 
