@@ -90,7 +90,7 @@ class FakeRecommender:
         return self.epoch.catalog
 
     def warm_up(self) -> None:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.warm = True
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class FakeRecommender:
 
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
         self.busy = True
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.batches.append(len(requests))
         return [self.answer(request) for request in requests]
 
@@ -243,7 +243,7 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while app.state.service.phase is not Phase.READY:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -274,7 +274,7 @@ async def run_app(
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -689,7 +689,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(
     body: Any,
     blocked: str,
 ) -> None:
-    tight = settings.model_copy(update={"queue_limit": 3, "deadline_ms": 200.0})
+    tight = settings.model_copy(update={"queue_limit": 3, "deadline_ms": 1000.0})
     async with running(tight, recommender=recommender) as (client, service):
         free = threading.Event()
 
