@@ -47,6 +47,7 @@ MOST_WEIGHT = 1000.0
 K = TypeVar("K", RowMask, Boost)
 _PART = 1 << 16  # items that are looked at together
 _USED = 32  # masks that may be in use and not kept, and still lie beside the others
+_PLACES = 4096  # masks that lie beside each other, at most; others lie on their own
 _READY = 1 << 26  # bytes of masks' memory to get before the first of them, at most
 _GROUPS = ("must", "should", "must_not")
 _TESTS = ("match", "any", "range", "exists")
@@ -418,7 +419,7 @@ class FilterCache:
         place = self.trie.padded_states + len(self.trie.dense_flags)
         mask = self.trie.num_items + 4 * self.trie.num_rows + place
         ready = min(_USED * place, ready)
-        return MaskRoom(self.trie, self._max_bytes // mask + _USED, ready)
+        return MaskRoom(self.trie, min(_PLACES, self._max_bytes // mask) + _USED, ready)
 
     def _boost(self, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
         if self._left is not None:  # an item that is not there must not raise the bound of a prefix

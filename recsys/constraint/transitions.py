@@ -96,8 +96,8 @@ class Allowed:
     Attributes:
         alive: (n (S + C + F),) bool each, one or several masks (`RowMask`) in a row.
         line: (B,) int64 which of them holds each request's mask.
-        start: (B,) int64 where its states' flags begin there.
-        dense_start: (B,) int64 where those of its dense depths do.
+        start: (B, 1) int64 where its states' flags begin there.
+        dense_start: (B, 1) int64 where those of its dense depths do.
         masks: whose memory that is; kept, so that it stays theirs.
     """
 
@@ -114,7 +114,7 @@ class Allowed:
 
     def runs(self, first: torch.Tensor, width: int, *, dense: bool = False) -> torch.Tensor:
         """(B, W, `width`) flags from each of the (B, W) states, or places of dense depths, on."""
-        first = first + (self.dense_start if dense else self.start)[:, None]
+        first = first + (self.dense_start if dense else self.start)
         if len(self.alive) == 1:
             return _runs(self.alive[0], first, width)
         lines = zip(first, self.line.tolist(), strict=True)
@@ -425,8 +425,8 @@ class DeviceTrie:
         return Allowed(
             tuple(torch.as_tensor(flags) for flags in memory.values()),
             lines[line],
-            starts[line],
-            starts[line] + self.source.padded_states,
+            starts[line, None],
+            starts[line, None] + self.source.padded_states,
             tuple(distinct),
         )
 
