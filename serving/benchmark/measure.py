@@ -402,4 +402,6 @@ def verdicts(found: Row) -> Iterator[Row]:
             yield verdict("users with a lost or doubled event", lost, 0)
         if equality["before"] and equality["after"]:
             left = equality["after"]["open_files"] - equality["before"]["open_files"]
+            # the store opens one for each thread that first comes to it
+            left -= max(0, equality["after"]["threads"] - equality["before"]["threads"])
             yield verdict("open files that the load left behind", left, 0)

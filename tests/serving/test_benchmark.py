@@ -301,8 +301,8 @@ def test_verdicts_are_against_the_bounds() -> None:
             "refused_alone": {"invalid_filter": 2},
             "different": 0,
             "events": {"wrong_histories": 0, "failed": 0},
-            "before": {"open_files": 20},
-            "after": {"open_files": 21},
+            "before": {"open_files": 20, "threads": 9},
+            "after": {"open_files": 22, "threads": 10},
         },
     }
     told = {verdict["name"]: (verdict["figure"], verdict["met"]) for verdict in verdicts(found)}
