@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import selectors
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,12 @@ from recsys.bundle import CATALOG
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, ConfigError
 from serving.batcher import Batcher
+from serving.benchmark.process import Server
 from serving.capacity import report
-from serving.capacity.check import Trial, _compare
+from serving.capacity.check import Trial, _compare, check
 from serving.capacity.commands import capacity
 from serving.capacity.costs import DRAWS, ENOUGH, Costs, Level
-from serving.capacity.measure import Seen, cold_ms, costs_of, rate_alone
+from serving.capacity.measure import Seen, cold_ms, costs_of, measure_one, rate_alone
 from serving.capacity.memory import EVENT, Memory
 from serving.capacity.plan import Needs, plan, rate_each
 from serving.capacity.simulation import (
@@ -40,6 +42,7 @@ from serving.capacity.simulation import (
 from serving.capacity.traffic import NEW_USERS, Traffic, owners
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 QUIET = Fleet(max_batch=1, max_wait_ms=0.0, queue_limit=10**9, deadline_ms=1e12)
@@ -565,6 +568,87 @@ def test_a_check_shows_prediction_beside_measurement() -> None:
     (table,) = report.tables(document)
     assert table.row_count == 1
     assert "MISSED" in " ".join(report.sentences(document))
+
+
+@asynccontextmanager
+async def stand_in(batch_s: float = 0.004) -> AsyncIterator[Server]:
+    """A replica whose batches only take their time, behind the batcher that replicas have."""
+
+    async def run(batch: Any) -> Any:
+        await asyncio.sleep(batch_s)
+        return list(batch)
+
+    batcher: Batcher[int, int] = Batcher(run, max_batch=32, max_wait_ms=5.0, queue_limit=99)
+    batcher.start()
+    talking = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talking.append(asyncio.current_task())
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = int(head.partition("Content-Length: ")[2].split("\r\n")[0])
+                assert json.loads(await reader.readexactly(length))["include"] == ["timing"]
+                answer = await batcher.submit(0, deadline=1e12)
+                timing = {
+                    "queue_ms": answer.queue_s * 1e3,
+                    "compute_ms": answer.compute_s * 1e3,
+                    "batch_size": answer.batch_size,
+                }
+                body = json.dumps({"timing": timing}).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    try:
+        yield Server(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for task in talking:
+            task.cancel()
+        await asyncio.gather(*talking, return_exceptions=True)
+        await asyncio.sleep(0)  # for the transports' last words
+        await batcher.close()
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas that start at once."""
+
+    @asynccontextmanager
+    async def replicas(bundle: Path, count: int, settings: Any = ()) -> AsyncIterator[list[Server]]:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(stand_in()) for _ in range(count)]
+
+    monkeypatch.setattr("serving.capacity.check.replicas", replicas)
+    monkeypatch.setattr("serving.capacity.measure.replicas", replicas)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("stand_ins")
+async def test_two_replicas_are_asked_fitted_and_predicted(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.capacity.check.ALONE_S", 0.1)
+    monkeypatch.setattr("serving.capacity.check.SIMULATED", 2000)
+    found = await check(bundle, Trial.quick(3))
+    (level,) = found["levels"]
+    assert (level["requests"], level["bad"]) == (60, 0)
+    assert level["p50_measured_ms"] >= 4
+    assert level["p50_predicted_ms"] >= 4
+    costs = found["costs"]
+    assert [len(level.size) > 30 for level in costs.levels] == [True, True]
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("stand_ins")
+async def test_one_replica_is_measured_at_all_sizes(bundle: Path) -> None:
+    costs = await measure_one(bundle, seconds=0.3)
+    assert len(costs.levels) == 4, "three open loads and the crowds"
+    assert costs.levels[-1].size.max() > 8
+    assert all((level.batch_ms > 0).all() for level in costs.levels)
 
 
 def run_command(capsys: pytest.CaptureFixture[str], **options: Any) -> Any:
