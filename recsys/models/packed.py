@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 _BLOCK = 4096  # rows at a time; a multiple of the steps
-_STEPS = ((128, 16), (512, 64), (_BLOCK, 128))  # up to so many rows, they are filled up to a multiple
+_STEPS = ((128, 16), (512, 64), (_BLOCK, 128))  # up to so many rows: filled up to a multiple of
 
 
 class PackedLinear(nn.Linear):
