@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ _PUT = {"PUT", "BINPUT", "LONG_BINPUT"}
 _GET = {"GET", "BINGET", "LONG_BINGET"}
 _MARK = object()
 MAX_INT_BYTES = 8
+_SPOILT = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,14 @@ def _interpret(program: bytes, offset: int, path: Path) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     try:
-        for opcode, argument, position in pickletools.genops(program):
-            name, place = opcode.name, position or 0
-            if name == "STOP":
-                return _array_content(stack.pop()) if len(stack) == 1 else _refuse()
-            _step(name, argument, stack, memo)
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # of escapes in damaged texts
+            for opcode, argument, position in pickletools.genops(program):
+                name, place = opcode.name, position or 0
+                if name == "STOP":
+                    return _array_content(stack.pop()) if len(stack) == 1 else _refuse()
+                _step(name, argument, stack, memo)
+    except (*_SPOILT, DeprecationWarning) as error:
         word = f": {error}" if str(error) else ""
         raise DataError(
             f"{path}: byte {offset + place}: the pickle's instruction {name} is not one that an "

@@ -85,6 +85,7 @@ def test_a_pickle_that_would_call_something_is_refused_and_not_run(
         (b"\x80\x02]", "pickle ends|exhausted"),
         (b"\x80\x02\x8b\xff\xff\xff\x7f", "LONG4|PROTO"),
         (b"", "exhausted|ends"),
+        (b"\x80\x02c\\y\nx\n.", "invalid escape"),
     ],
 )
 def test_other_instructions_are_named(tmp_path: Path, program: bytes, message: str) -> None:
