@@ -177,7 +177,8 @@ class Engine:
 
         _keep_memory()
         settings = self._settings
-        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(settings.threads or max(min(2, cores), cores - 1))
         return Recommender.load(
             bundle,
             device=settings.device,

@@ -54,14 +54,14 @@ class ServingSettings(BaseSettings):
             nothing to do with each other.
         device: where the models run.
         dtype: their arithmetic.
-        threads: CPU threads of one forward pass; None leaves one core to everything else, since
-            threads that wait for a core hold up all others of their pass.
+        threads: CPU threads of one forward pass; None leaves one core of more than two to all else,
+            since threads that wait for a core hold up all others of their pass.
         mode: how to decode: `auto` plans on an accelerator and searches plainly on a CPU; `beam`,
             `exhaustive`, `draft` and `planned` insist (`recsys.decoding.Engine`).
         prefix_mb: memory for what was computed of users' histories, from which a returning user's
             next answer goes on; 0 keeps none. No answer changes by it.
         max_batch: requests computed together at most.
-        max_wait_ms: how long a request may wait for company.
+        max_wait_ms: how long a request may wait for company; never longer than the last batch took.
         queue_limit: requests waiting at most; more are answered 429.
         deadline_ms: a request not answered by then is answered 504.
         max_body_bytes: larger request bodies are answered 413.
@@ -106,7 +106,7 @@ class ServingSettings(BaseSettings):
     mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
     prefix_mb: int = Field(64, ge=0)
     max_batch: int = Field(32, ge=1)
-    max_wait_ms: float = Field(5.0, ge=0)
+    max_wait_ms: float = Field(40.0, ge=0)
     queue_limit: int = Field(256, ge=1)
     deadline_ms: float = Field(5000.0, gt=0)
     max_body_bytes: int = Field(1024 * 1024, ge=1024)

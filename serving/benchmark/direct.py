@@ -20,7 +20,8 @@ def main() -> None:
     from serving.settings import ServingSettings
 
     settings = ServingSettings.load(None, sys.argv[2:], bundle=Path(sys.argv[1]))
-    torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(settings.threads or max(min(2, cores), cores - 1))
     recommender = Recommender.load(
         settings.bundle,
         device=settings.device,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from recsys.errors import ConfigError
-from serving.batcher import _company as company
+from serving.batcher import PATIENCE
 from serving.capacity.costs import DRAWS
 from serving.capacity.traffic import NEW_USERS, owners
 
@@ -68,7 +68,7 @@ class Fleet:
     replicas: int = 1
     routing: Literal["user", "turn"] = "user"
     max_batch: int = 32
-    max_wait_ms: float = 5.0
+    max_wait_ms: float = 40.0
     queue_limit: int = 256
     deadline_ms: float = 5000.0
     kept: int | None = None
@@ -181,9 +181,10 @@ class _Replica:
     ids: list[int] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     extra: list[bool] = field(default_factory=list)
-    # The batch before: its end and size.
+    # The batch before: its end, size and seconds.
     free: float = float("-inf")
     last: int = 1
+    took: float = 0.0
     # Batches, each with its place in `batched` and `arrived`, size, begin, end and other time.
     batches: list[tuple[int, int, float, float, float]] = field(default_factory=list)
     batched: list[int] = field(default_factory=list)
@@ -221,21 +222,23 @@ class _Replica:
         fleet, times, ids, work, extra = self.fleet, self.times, self.ids, self.work, self.extra
         wait, deadline = fleet.max_wait_ms / 1e3, fleet.deadline_ms / 1e3
         limit, most, longer = fleet.queue_limit, fleet.max_batch, fleet.extra_ms / 1e3
-        free, last, table, draws = self.free, self.last, self.table, iter(numbers)
+        free, last, took = self.free, self.last, self.took
+        table, draws = self.table, iter(numbers)
         slow = any(work) or any(extra)
         at = 0  # everything before it has left the queue
         while at < len(times):
             oldest = times[at]
             start = now = max(oldest, free)
-            if last > 1 and now - free <= wait and now - oldest < wait:
+            patience = min(wait, PATIENCE * took)
+            if last > 1 and now - free <= patience and now - oldest < patience:
                 # Worth waiting for company: until so many are here, the oldest has waited long
                 # enough, or somebody comes when the batch before is no longer recent.
-                full = at + company(last) - 1
+                full = at + last - 1
                 if full >= len(times) or times[full] > now:
-                    start = oldest + wait
+                    start = oldest + patience
                     if full < len(times):
                         start = min(start, times[full])
-                    late = bisect_right(times, free + wait, at + 1)
+                    late = bisect_right(times, free + patience, at + 1)
                     if late < len(times):
                         start = min(start, times[late])
             if start >= until:
@@ -259,12 +262,12 @@ class _Replica:
             seconds = batch[draw]
             if slow:
                 seconds += sum(work[at:stop]) + (longer if any(extra[at:stop]) else 0.0)
-            free, last = start + seconds, size
+            free, last, took = start + seconds, size, seconds
             self.batches.append((len(self.batched), size, start, free, other[draw]))
             self.batched += ids[at:stop]
             self.arrived += times[at:stop]
             at = stop
-        self.free, self.last = free, last
+        self.free, self.last, self.took = free, last, took
         for column in (times, ids, work, extra):
             del column[:at]
 

@@ -50,6 +50,15 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def slowly(made: Batcher[int, int], worker: Worker, *numbers: int) -> None:
+    """Ask for some in one batch that takes half a second."""
+    worker.gate.clear()
+    tasks = [ask(made, number) for number in numbers]
+    await asyncio.sleep(0.5)
+    worker.gate.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_lone_request_does_not_wait_for_company() -> None:
     made = batcher(Worker())  # with company it would wait a minute
     async with asyncio.timeout(5):
@@ -90,7 +99,7 @@ async def test_no_batch_is_larger_than_allowed_and_the_order_is_that_of_arrival(
 async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None:
     worker = Worker()
     made = batcher(worker)
-    await asyncio.gather(ask(made, 1), ask(made, 2))
+    await slowly(made, worker, 1, 2)
     again = ask(made, 3)
     await settle()
     assert not again.done()
@@ -102,9 +111,21 @@ async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None
 async def test_company_that_does_not_come_is_awaited_no_longer_than_allowed() -> None:
     worker = Worker()
     made = batcher(worker, max_wait_ms=20)
-    await asyncio.gather(ask(made, 1), ask(made, 2))
+    await slowly(made, worker, 1, 2)
     answer = await ask(made, 3)
     assert (answer.result, answer.batch_size) == (9, 1)
+    assert answer.queue_s >= 0.019
+    await made.close()
+
+
+async def test_company_is_awaited_no_longer_than_the_batch_before_took() -> None:
+    worker = Worker()
+    made = batcher(worker)  # a minute is allowed
+    await slowly(made, worker, 1, 2)
+    async with asyncio.timeout(15):
+        answer = await ask(made, 3)
+    assert (answer.result, answer.batch_size) == (9, 1)
+    assert answer.queue_s >= 0.4
     await made.close()
 
 
@@ -222,9 +243,10 @@ async def test_closing_answers_those_who_wait_and_refuses_others() -> None:
 
 
 async def test_closing_does_not_wait_for_company_that_cannot_come() -> None:
-    made = batcher(Worker())
-    await asyncio.gather(ask(made, 1), ask(made, 2))
-    waiting = ask(made, 3)  # expects a second one, for a minute
+    worker = Worker()
+    made = batcher(worker)
+    await slowly(made, worker, 1, 2)
+    waiting = ask(made, 3)  # expects a second one, for half a second
     await settle()
     async with asyncio.timeout(5):
         await made.close()

@@ -47,7 +47,7 @@ def test_flags_beat_set_beats_environment_beats_file_beats_defaults(
     settings = ServingSettings.load(file, ["serve.port=3", "serve.max_batch=3"], port=4, host=None)
     assert (settings.port, settings.max_batch) == (4, 3)
     assert (settings.queue_limit, settings.deadline_ms) == (2, 1)
-    assert settings.max_wait_ms == 5
+    assert settings.max_wait_ms == 40
     assert settings.bundle.name == "shop"
 
 
