@@ -209,7 +209,7 @@ def ask(run: Run, rng: np.random.Generator, color: bool) -> Asked:
         wanted = None
         if color and i % 2:
             wanted = {"must": [{"key": "color", "match": COLORS[int(rng.integers(3))]}]}
-        requests.append(RecommendRequest(history, K, filter=wanted))
+        requests.append(RecommendRequest(history, K, filter=wanted, blend=False))
     with run.lock:
         begun = run.seen
     start = time.perf_counter()
