@@ -1,4 +1,4 @@
-"""Command-line options that every command shares. Imports nothing heavy."""
+"""Command-line options that commands share. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -22,3 +22,6 @@ Name = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Make it again even if it is up to date.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
+]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recsys.options import Json, Name, Seed
+from recsys.benchmark.result import asked, save, show
+from recsys.errors import ConfigError
+from recsys.options import Json, Name, Quick, Seed
 
 if TYPE_CHECKING:
-    from recsys.benchmark.decode import Reuse
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from recsys.benchmark.constraint import Options as TrieOptions
+    from recsys.benchmark.decode import Options, Reuse
+    from recsys.benchmark.result import Document
+    from recsys.benchmark.workload import Workload
 
 
 def decode(
@@ -71,9 +78,7 @@ def decode(
     seconds: Annotated[
         float, typer.Option(help="With --sweep-sizes: stop growing once a size takes longer.")
     ] = 90.0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
-    ] = False,
+    quick: Quick = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for report.html, plots and result.json.")
     ] = None,
@@ -87,116 +92,154 @@ def decode(
     Example: recsys benchmark decode --name beauty --threads 1 --out var/reports/decode
     """
     import torch
-    from rich.console import Console
 
     from recsys.benchmark import report
-    from recsys.benchmark.decode import MODES, Options, measure
+    from recsys.benchmark.decode import Options
     from recsys.benchmark.environment import environment
-    from recsys.benchmark.sizes import PRECISIONS, SIZES, sweep
-    from recsys.benchmark.workload import of_bundle, of_shape
-    from recsys.errors import ConfigError
-    from recsys.progress import say, track
+    from recsys.progress import say
 
     if threads is not None:
         torch.set_num_threads(threads)
-    sources = [s for s in (bundle, name, shape) if s is not None]
-    if len(sources) + sweep_sizes > 1:
+    if sum((bundle is not None, name is not None, shape is not None, sweep_sizes)) > 1:
         raise ConfigError("give one of --bundle, --name, --shape and --sweep-sizes")
-    precisions = _words("--dtype", dtype or ",".join(PRECISIONS if sweep_sizes else PRECISIONS[:1]))
-    for precision in precisions:
-        if precision not in ("float32", "bfloat16", "float64"):
-            raise ConfigError(f"--dtype {precision!r} is not float32, bfloat16 or float64")
-    if len(precisions) > 1 and not sweep_sizes:
-        raise ConfigError(f"--dtype {dtype!r}: more than one only with --sweep-sizes")
-    asked = _words("--modes", modes)
-    if unknown := set(asked) - set(MODES):
-        raise ConfigError(f"--modes {sorted(unknown)[0]!r} is not one of {', '.join(MODES)}")
-    kinds: dict[str, tuple[Reuse, ...]] = {
-        "cold": ("cold",),
-        "warm": ("warm",),
-        "both": ("cold", "warm"),
-    }
-    if reuse not in kinds:
-        raise ConfigError(f"--reuse {reuse!r} is not cold, warm or both")
-    items = items or (2_000 if quick else 12_000)
+    precisions = _precisions(dtype, sweep_sizes=sweep_sizes)
     repeats = repeats or (1 if quick else 4 if sweep_sizes else 15)
+    beams = beams or ("20" if sweep_sizes else "5" if quick else "5,10,20,50")
+    options = Options(
+        beams=_numbers("--beams", beams),
+        batches=_numbers("--batches", batches or ("1,2" if quick else "1,2,4,8,32")),
+        nodes=_numbers("--nodes", nodes),
+        reuse=_reuse(reuse),
+        modes=_modes(modes),
+        repeats=repeats,
+        hf_batches=_numbers("--hf-batches", hf_batches or ("1" if quick else "1,8")),
+        hf_repeats=min(repeats, hf_repeats),
+        seed=seed or 0,
+    )
+    random = {"items": items or (2_000 if quick else 12_000), "history": history}
     before = environment()
-    document = {
-        "benchmark": "decode",
-        "schema": report.SCHEMA,
-        "command": shlex.join(["recsys", *sys.argv[1:]]),
-        "quick": quick,
-    }
+    document = {"benchmark": "decode", "schema": report.SCHEMA, **asked(quick=quick)}
     if sweep_sizes:
-        sizes = SIZES[:2] if quick else SIZES
-        with track("sizes", total=len(precisions) * len(sizes)) as bar:
-            rows = sweep(
-                sizes=sizes,
-                precisions=precisions,
-                beams=_numbers("--beams", beams or "20")[0],
-                reuse=kinds[reuse],
-                items=items,
-                history=history,
-                repeats=repeats,
-                seconds=seconds,
-                device=device,
-                seed=seed or 0,
-                advance=bar.advance,
-            )
-        document |= report.of_sizes(rows, items=items, history=history)
+        document |= _sizes(options, precisions, seconds, device, quick=quick, **random)
     else:
-        options = Options(
-            beams=_numbers("--beams", beams or ("5" if quick else "5,10,20,50")),
-            batches=_numbers("--batches", batches or ("1,2" if quick else "1,2,4,8,32")),
-            nodes=_numbers("--nodes", nodes),
-            reuse=kinds[reuse],
-            modes=tuple(asked),
-            repeats=repeats,
-            hf_batches=_numbers("--hf-batches", hf_batches or ("1" if quick else "1,8")),
-            hf_repeats=min(repeats, hf_repeats),
-            seed=seed or 0,
-        )
-        common = {
-            "users": min(512, repeats * max(options.batches)),
-            "device": device,
-            "dtype": getattr(torch, precisions[0]),
-            "seed": options.seed,
-        }
-        if bundle is None and name is None:
-            workload = of_shape(
-                shape or ("tiny" if quick else "small"), items=items, history=history, **common
-            )
-        else:
-            bundle, dataset = _places(bundle, name, dataset)
-            workload = of_bundle(bundle, dataset, **common)
-        with track("cells", total=options.cells) as bar:
-            result = measure(workload, options, bar.advance)
-        document |= report.of_decode(workload.facts, options, result)
+        load = _source(bundle, name, dataset, shape or ("tiny" if quick else "small"), **random)
+        document |= _cells(options, load, precisions[0], device)
     after = environment()
     document |= {"dtype": precisions, "device": device, **after, "load_before": before["load"]}
     if not as_json:
-        console = Console()
-        for table in report.tables(document):
-            console.print(table)
-        for sentence in report.headline(document):
-            console.print(sentence, highlight=False)
+        show(report.tables(document), report.headline(document))
     if out is not None:
         report.write(document, out)
         say(f"report: {out / 'report.html'}")
     typer.echo(json.dumps(document))
 
 
-def _places(bundle: Path | None, name: str | None, dataset: Path | None) -> tuple[Path, Path]:
-    """Of the bundle and of its data set, which has the same name."""
-    from recsys.artifacts import Workspace
+def _precisions(dtype: str, *, sweep_sizes: bool) -> list[str]:
+    from recsys.benchmark.sizes import PRECISIONS
 
+    found = _words("--dtype", dtype or ",".join(PRECISIONS if sweep_sizes else PRECISIONS[:1]))
+    for precision in found:
+        if precision not in ("float32", "bfloat16", "float64"):
+            raise ConfigError(f"--dtype {precision!r} is not float32, bfloat16 or float64")
+    if len(found) > 1 and not sweep_sizes:
+        raise ConfigError(f"--dtype {dtype!r}: more than one only with --sweep-sizes")
+    return found
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    from recsys.benchmark.decode import MODES
+
+    found = _words("--modes", text)
+    if unknown := set(found) - set(MODES):
+        raise ConfigError(f"--modes {sorted(unknown)[0]!r} is not one of {', '.join(MODES)}")
+    return tuple(found)
+
+
+def _reuse(text: str) -> tuple[Reuse, ...]:
+    kinds: dict[str, tuple[Reuse, ...]] = {
+        "cold": ("cold",),
+        "warm": ("warm",),
+        "both": ("cold", "warm"),
+    }
+    if text not in kinds:
+        raise ConfigError(f"--reuse {text!r} is not cold, warm or both")
+    return kinds[text]
+
+
+def _sizes(
+    options: Options,
+    precisions: list[str],
+    seconds: float,
+    device: str,
+    *,
+    quick: bool,
+    items: int,
+    history: int,
+) -> Document:
+    """What targets that grow come to."""
+    from recsys.benchmark import report
+    from recsys.benchmark.sizes import SIZES, sweep
+    from recsys.progress import track
+
+    sizes = SIZES[:2] if quick else SIZES
+    with track("sizes", total=len(precisions) * len(sizes)) as bar:
+        rows = sweep(
+            sizes=sizes,
+            precisions=precisions,
+            beams=options.beams[0],
+            reuse=options.reuse,
+            items=items,
+            history=history,
+            repeats=options.repeats,
+            seconds=seconds,
+            device=device,
+            seed=options.seed,
+            advance=bar.advance,
+        )
+    return report.of_sizes(rows, items=items, history=history)
+
+
+def _source(
+    bundle: Path | None,
+    name: str | None,
+    dataset: Path | None,
+    shape: str,
+    *,
+    items: int,
+    history: int,
+) -> Callable[..., Workload]:
+    """A bundle and the data set of the same name, or else random weights of a shape."""
+    from recsys.artifacts import Workspace
+    from recsys.benchmark.workload import of_bundle, of_shape
+
+    if bundle is None and name is None:
+        return partial(of_shape, shape, items=items, history=history)
     workspace = Workspace.of(name or (bundle or Path()).resolve().name)
-    return bundle or workspace.bundle, dataset or workspace.dataset
+    return partial(of_bundle, bundle or workspace.bundle, dataset or workspace.dataset)
+
+
+def _cells(
+    options: Options, load: Callable[..., Workload], precision: str, device: str
+) -> Document:
+    """What every mode of one workload comes to."""
+    import torch
+
+    from recsys.benchmark import report
+    from recsys.benchmark.decode import measure
+    from recsys.progress import track
+
+    workload = load(
+        users=min(512, options.repeats * max(options.batches)),
+        device=device,
+        dtype=getattr(torch, precision),
+        seed=options.seed,
+    )
+    with track("cells", total=options.cells) as bar:
+        result = measure(workload, options, bar.advance)
+    return report.of_decode(workload.facts, options, result)
 
 
 def _words(option: str, text: str) -> list[str]:
-    from recsys.errors import ConfigError
-
     words = text.replace(",", " ").split()
     if not words:
         raise ConfigError(f"{option} {text!r}: want a list like 1,2,4")
@@ -204,8 +247,6 @@ def _words(option: str, text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
-    from recsys.errors import ConfigError
-
     words = _words(option, text)
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise ConfigError(f"{option} {text!r}: want whole numbers above 0, like 1,2,4")
@@ -226,9 +267,7 @@ def constraint(
     vocabulary: Annotated[
         int | None, typer.Option(min=258, help="Tokens of the texts' tokenizer (32000).")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
-    ] = False,
+    quick: Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and plots.")] = None,
     seed: Seed = None,
     as_json: Json = False,
@@ -242,14 +281,11 @@ def constraint(
     Example: recsys benchmark constraint --out var/reports/constraint
     """
     import torch
-    from rich.console import Console
 
-    from recsys.benchmark import constraint_report as report
-    from recsys.benchmark import text_constraint
-    from recsys.benchmark.constraint import Options, measure
+    from recsys.benchmark import constraint_report, text_constraint_report
+    from recsys.benchmark.constraint import Options
     from recsys.benchmark.environment import environment
-    from recsys.errors import ConfigError
-    from recsys.progress import say, track
+    from recsys.progress import say
 
     torch.set_num_threads(threads)
     chosen = _words("--parts", parts)
@@ -266,40 +302,46 @@ def constraint(
         seed=seed or 0,
     )
     before = environment()
-    document: dict[str, Any] = {
-        "benchmark": "constraint",
-        "kind": "constraint",
-        "command": shlex.join(["recsys", *sys.argv[1:]]),
-        "quick": quick,
-    }
-    tables, said, drawings = [], [], {}
+    document = {"benchmark": "constraint", "kind": "constraint", **asked(quick=quick)}
+    reports: list[tuple[ModuleType, Document]] = []
     if "items" in chosen:
-        with track("items", total=options.cells) as bar:
-            document |= measure(options, bar.advance)
-        tables, said = report.tables(document), report.headline(document)
-        drawings = report.plots(document)
+        document |= _of_items(options)
+        reports.append((constraint_report, document))
     if "text" in chosen:
-        sizes_of_text: dict[str, Any] = (
-            {"repeats": 2, "texts": 8, "beams": (3,), "titles_of": 400} if quick else {}
-        )
-        with track("text", total=text_constraint.PARTS) as bar:
-            text = text_constraint.measure(
-                vocabulary=vocabulary or (600 if quick else 32_000),
-                **sizes_of_text,
-                seed=options.seed,
-                advance=bar.advance,
-            )
-        document["text"] = text
-        tables, said = tables + text_constraint.tables(text), said + text_constraint.headline(text)
-        drawings |= text_constraint.plots(text)
+        document["text"] = _of_text(vocabulary, options.seed, quick=quick)
+        reports.append((text_constraint_report, document["text"]))
     document |= {**environment(), "load_before": before["load"]}
     if not as_json:
-        console = Console()
-        for table in tables:
-            console.print(table)
-        for sentence in said:
-            console.print(sentence, highlight=False)
+        show(
+            (table for report, part in reports for table in report.tables(part)),
+            (sentence for report, part in reports for sentence in report.headline(part)),
+        )
     if out is not None:
-        report.write(document, drawings, out)
+        drawings = {k: v for report, part in reports for k, v in report.plots(part).items()}
+        save(out, document, drawings)
         say(f"written: {out}")
     typer.echo(json.dumps(document))
+
+
+def _of_items(options: TrieOptions) -> Document:
+    """What tries cost."""
+    from recsys.benchmark.constraint import measure
+    from recsys.progress import track
+
+    with track("items", total=options.cells) as bar:
+        return measure(options, bar.advance)
+
+
+def _of_text(vocabulary: int | None, seed: int, *, quick: bool) -> Document:
+    """What grammars and titles cost."""
+    from recsys.benchmark.text_constraint import PARTS, measure
+    from recsys.progress import track
+
+    small: dict[str, Any] = {"repeats": 2, "texts": 8, "beams": (3,), "titles_of": 400}
+    with track("text", total=PARTS) as bar:
+        return measure(
+            vocabulary=vocabulary or (600 if quick else 32_000),
+            **(small if quick else {}),
+            seed=seed,
+            advance=bar.advance,
+        )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from recsys.benchmark.report import alone
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.figure import Figure
 
-    Document = dict[str, Any]
+    from recsys.benchmark.result import Document
 
 
 def table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Table:
@@ -210,12 +205,3 @@ def _style(i: int) -> dict[str, Any]:
         "marker": figures.MARKERS[i % len(figures.MARKERS)],
         "markersize": 4,
     }
-
-
-def write(document: Document, drawings: dict[str, str], folder: Path) -> None:
-    """Write `result.json` and drawings, an SVG file each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-    for name, drawing in drawings.items():
-        (folder / f"{name}.svg").write_text(alone(drawing), encoding="utf-8")

@@ -5,8 +5,6 @@ The document holds all that is shown, so everything can be made again from it al
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
@@ -16,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recsys.benchmark.decode import BEAM, HUGGING_FACE, PLANNED
+from recsys.benchmark.result import save
 from recsys.benchmark.sizes import NODES, pays_from
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from recsys.benchmark.decode import Options, Result
+    from recsys.benchmark.result import Document
 
-    Document = dict[str, Any]
     Row = dict[str, Any]
 
 SCHEMA = 1
@@ -316,30 +315,4 @@ def render(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> None:
     """Write `result.json`, `report.html` and a drawing for each part, `PART.svg`."""
-    save(folder, document, render(document), plots(document))
-
-
-def save(folder: Path, document: Document, page: str, drawings: dict[str, str]) -> None:
-    """Write a result, its page and its drawings (SVG) into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    for name, drawing in drawings.items():
-        (folder / f"{name}.svg").write_text(alone(drawing), encoding="utf-8")
-
-
-COLOURS = {
-    "ink": "#22262b", "grid": "#dcdad3", "series-0": "#1f6f6b", "series-1": "#c98a1b",
-    "series-2": "#5b6fb5", "series-3": "#b4496b", "series-4": "#7d8a3c", "series-5": "#8a8f98",
-}  # fmt: skip
-
-
-def alone(drawing: str) -> str:
-    """An inline drawing as a file: with name spaces, and colours that a page would have given."""
-    text = re.sub(r"var\(--([a-z0-9-]+)\)", lambda found: COLOURS[found.group(1)], drawing)
-    spaces = (
-        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        'font-family="sans-serif" style="background:#fff" '
-    )
-    return text.replace("<svg ", f"<svg {spaces}", 1) + "\n"
+    save(folder, document, plots(document), render(document))

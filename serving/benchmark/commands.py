@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recsys.options import Json, Name, Seed
+from recsys.benchmark.result import asked, save, show
+from recsys.errors import ConfigError
+from recsys.options import Json, Name, Quick, Seed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from serving.benchmark.measure import Options
+    from serving.benchmark.process import Server
+    from serving.benchmark.subject import Subject
 
 SCHEMA = 1
 
@@ -60,9 +68,7 @@ def serve(
     soak_rate: Annotated[
         float | None, typer.Option(min=0.1, help="An open loop of this rate for --soak instead.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
-    ] = False,
+    quick: Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and plots.")] = None,
     seed: Seed = None,
     as_json: Json = False,
@@ -75,22 +81,15 @@ def serve(
     Example: recsys benchmark serve --bundle var/bundles/demo --set serve.threads=1
     """
     import asyncio
-    from urllib.parse import urlsplit
 
-    from recsys.artifacts import Workspace, read_manifest
-    from recsys.config import Settings
-    from recsys.errors import ConfigError
+    from recsys.benchmark.environment import environment
     from recsys.progress import say
-    from serving.benchmark.measure import Bench, Options, measure
-    from serving.benchmark.process import Server, started
+    from serving.benchmark import report
+    from serving.benchmark.measure import Options
     from serving.benchmark.soak import soak as run_soak
+    from serving.benchmark.subject import Subject
 
-    bundle = bundle or Workspace.of(Settings.load(None, name=name).name).bundle
-    version = read_manifest(bundle, "bundle").digest
-    for setting in settings or ():
-        if not setting.startswith("serve."):
-            raise ConfigError(f"--set {setting}: this command reads serve.key=value only")
-    told = [setting.removeprefix("serve.") for setting in settings or ()]
+    subject = Subject.of(bundle, name, settings or ())
     options = Options(
         concurrencies=_numbers("--concurrency", "1,8" if quick else concurrency, int),
         rates=_numbers("--rates", rates, float),
@@ -102,67 +101,55 @@ def serve(
         events=2 if quick else events,
         seed=seed or 0,
     )
-    document = {
-        "benchmark": "serve",
-        "schema": SCHEMA,
-        "command": shlex.join(["recsys", *sys.argv[1:]]),
-        "quick": quick,
-        "bundle": {"name": bundle.absolute().name, "version": version},
-        "settings": told,
-    }
 
-    firsts: list[dict[str, Any]] = []
-
-    async def against(server: Server) -> dict[str, object]:
+    async def measured() -> dict[str, Any]:
         if soak is None:
-            return await measure(server, bundle, options, told, key, firsts)
-        found = await run_soak(
-            server, bundle, minutes=soak, clients=soak_clients, rate=soak_rate, seed=options.seed
-        )
+            return await _phases(url, key, subject, options, 1 if quick else starts)
+        async with _server(url, subject) as server:
+            found = await run_soak(
+                server, subject.bundle, minutes=soak, clients=soak_clients, rate=soak_rate,
+                seed=options.seed,
+            )  # fmt: skip
         return {"soak": found}
 
-    async def run() -> dict[str, object]:
-        if url is None:
-            for _ in range(0 if quick or soak is not None else starts - 1):
-                async with started(bundle, told) as server:
-                    bench = Bench(server, bundle, options, None)
-                    firsts.append(await bench.first_answer())
-                    bench.client.close()
-            async with started(bundle, told) as server:
-                return await against(server)
-        where = urlsplit(url)
-        if where.scheme != "http" or where.hostname is None:
-            raise ConfigError(f"--url {url}: expected http://HOST:PORT")
-        return await against(Server(where.hostname, where.port or 80))
-
-    document |= asyncio.run(run())
-    from rich.console import Console
-
-    from recsys.benchmark.environment import environment  # torch is imported when all is measured
-    from serving.benchmark import report
-
-    document |= {"environment": environment()}
+    document = {"benchmark": "serve", "schema": SCHEMA, **asked(quick=quick), **subject.facts}
+    document |= asyncio.run(measured())
+    document |= {"environment": environment()}  # torch is imported when all is measured
     if not as_json:
-        console = Console()
-        for table in report.tables(document):
-            console.print(table)
-        for sentence in report.sentences(document):
-            console.print(sentence, highlight=False, soft_wrap=True)
+        show(report.tables(document), report.sentences(document), soft_wrap=True)
     if out is not None:
-        from recsys.benchmark.report import alone
-
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(document, indent=1)
-        (out / "result.json").write_text(text + "\n", encoding="utf-8")
-        for part, drawing in report.drawings(document).items():
-            (out / f"{part}.svg").write_text(alone(drawing), encoding="utf-8")
+        save(out, document, report.drawings(document))
         say(f"written: {out}")
     typer.echo(json.dumps(document))
 
 
-def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
-    from recsys.errors import ConfigError
+@asynccontextmanager
+async def _server(url: str | None, subject: Subject) -> AsyncIterator[Server]:
+    """One that runs already, or one of ours."""
+    from serving.benchmark.process import Server, started
 
+    if url is None:
+        async with started(subject.bundle, subject.settings) as server:
+            yield server
+    else:
+        yield Server.at(url)
+
+
+async def _phases(
+    url: str | None, key: str | None, subject: Subject, options: Options, starts: int
+) -> dict[str, Any]:
+    """First answers of so many servers of ours, and everything else of the last of them."""
+    from serving.benchmark.measure import first_answer, measure
+
+    firsts = []
+    for _ in range(starts - 1 if url is None else 0):
+        async with _server(None, subject) as server:
+            firsts.append(await first_answer(server, subject.bundle, options))
+    async with _server(url, subject) as server:
+        return await measure(server, subject.bundle, options, subject.settings, key, firsts)
+
+
+def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
     try:
         found = tuple(kind(word) for word in text.split(",") if word.strip())
     except ValueError:

@@ -320,6 +320,15 @@ def _ms(run: Run, q: float) -> float | None:
     return None if found is None else round(found, 2)
 
 
+async def first_answer(server: Server, bundle: Path, options: Options) -> Row:
+    """`Bench.first_answer` of one server, and nothing else of it."""
+    bench = Bench(server, bundle, options, None)
+    try:
+        return await bench.first_answer()
+    finally:
+        bench.client.close()
+
+
 async def measure(
     server: Server,
     bundle: Path,
@@ -336,7 +345,7 @@ async def measure(
         options: what to measure.
         settings: of the server, for the direct calls.
         key: API key.
-        firsts: `Bench.first_answer` of servers that were started before.
+        firsts: `first_answer` of servers that were started before.
 
     Returns:
         `first`, `single`, `closed`, `open`, `equality` and `verdicts`; a phase that was left out is

@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from recsys.errors import RecsysError
+from recsys.errors import ConfigError, RecsysError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -50,6 +51,18 @@ class Server:
     port: int
     process: subprocess.Popen[bytes] | None = None
     start_s: float = 0.0
+
+    @classmethod
+    def at(cls, url: str) -> Server:
+        """One that was there before.
+
+        Raises:
+            ConfigError: `url` is not http://HOST:PORT.
+        """
+        where = urlsplit(url)
+        if where.scheme != "http" or where.hostname is None:
+            raise ConfigError(f"--url {url}: expected http://HOST:PORT")
+        return cls(where.hostname, where.port or 80)
 
     def usage(self) -> Usage | None:
         """Of the process; None for one that we did not start."""

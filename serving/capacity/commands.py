@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recsys.options import Json, Name, Seed
+from recsys.benchmark.result import asked, save, show
+from recsys.errors import ConfigError
+from recsys.options import Json, Name, Quick, Seed
+
+if TYPE_CHECKING:
+    from serving.benchmark.subject import Subject
+    from serving.capacity.costs import Costs
 
 SCHEMA = 1
 COSTS = "costs.json"
@@ -68,9 +72,7 @@ def capacity(
         list[str] | None,
         typer.Option("--set", help="Setting of the servers, serve.key=value. Repeatable."),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
-    ] = False,
+    quick: Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and costs.json.")] = None,
     seed: Seed = None,
     as_json: Json = False,
@@ -83,57 +85,29 @@ def capacity(
 
     Example: recsys benchmark capacity --bundle var/bundles/demo --daily-users 1e6 --p99 60
     """
-    import asyncio
-
-    from recsys.artifacts import Workspace, read_manifest
-    from recsys.config import Settings
-    from recsys.errors import ConfigError
+    from recsys.benchmark.environment import environment
     from recsys.progress import say
+    from serving.benchmark.subject import Subject
     from serving.capacity import report
-    from serving.capacity.check import Trial
-    from serving.capacity.check import check as run_check
     from serving.capacity.costs import Costs
-    from serving.capacity.measure import measure_one
     from serving.capacity.memory import Memory
     from serving.capacity.plan import Needs, plan
     from serving.capacity.simulation import Fleet
     from serving.settings import ServingSettings
 
-    bundle = bundle or Workspace.of(Settings.load(None, name=name).name).bundle
-    manifest = read_manifest(bundle, "bundle")
-    for setting in settings or ():
-        if not setting.startswith("serve."):
-            raise ConfigError(f"--set {setting}: this command reads serve.key=value only")
-    told = [setting.removeprefix("serve.") for setting in settings or ()]
-    serving = ServingSettings.load(None, settings or (), bundle=bundle)
-    document = {
-        "benchmark": "capacity",
-        "schema": SCHEMA,
-        "command": shlex.join(["recsys", *sys.argv[1:]]),
-        "quick": quick,
-        "bundle": {"name": bundle.absolute().name, "version": manifest.digest},
-        "settings": told,
-    }
+    subject = Subject.of(bundle, name, settings or ())
+    serving = ServingSettings.load(None, settings or (), bundle=subject.bundle)
+    document = {"benchmark": "capacity", "schema": SCHEMA, **asked(quick=quick), **subject.facts}
     if check:
-        trial = Trial.quick(k) if quick else Trial(k=k)
-        found = asyncio.run(run_check(bundle, trial, settings=told, seed=seed or 0))
+        found = _checked(subject, k, seed or 0, quick=quick)
         model = found.pop("costs")
         document |= {"check": found}
     else:
-        if (rate is None) == (daily_users is None):
-            raise ConfigError("give one of --rate and --daily-users")
-        wanted = rate or Needs.rate_of(daily_users or 0.0, daily_requests, peak)
         needs = Needs(
-            users, items or int(manifest.info["items"]), wanted, p50, p99,
+            users, items or int(subject.manifest.info["items"]),
+            _rate(rate, daily_users, daily_requests, peak), p50, p99,
             new=1 - hits, burst=burst, events=events, spare=spare, per_machine=per_machine,
         )  # fmt: skip
-        if costs is not None:
-            model = Costs.load(costs)
-        else:
-            seconds = 0.5 if quick else 8.0
-            model = asyncio.run(
-                measure_one(bundle, k=k, seconds=seconds, settings=told, seed=seed or 0)
-            )
         fleet = Fleet(
             max_batch=serving.max_batch,
             max_wait_ms=serving.max_wait_ms,
@@ -142,23 +116,48 @@ def capacity(
             extra_share=extra_share,
             extra_ms=extra_ms,
         )
-        memory = Memory.of_bundle(bundle, prefix_mb=serving.prefix_mb)
+        model = Costs.load(costs) if costs else _measured(subject, k, seed or 0, quick=quick)
+        memory = Memory.of_bundle(subject.bundle, prefix_mb=serving.prefix_mb)
         document |= {"plan": plan(model, needs, memory, fleet, seed=seed or 0)}
     document |= {"costs": model.summary()}
-    from rich.console import Console
-
-    from recsys.benchmark.environment import environment  # torch is imported when all is measured
-
-    document |= {"environment": environment()}
+    document |= {"environment": environment()}  # torch is imported when all is measured
     if not as_json:
-        console = Console()
-        for table in report.tables(document):
-            console.print(table)
-        for sentence in report.sentences(document):
-            console.print(sentence, highlight=False, soft_wrap=True)
+        show(report.tables(document), report.sentences(document), soft_wrap=True)
     if out is not None:
         model.save(out / COSTS)
-        text = json.dumps(document, indent=1)
-        (out / "result.json").write_text(text + "\n", encoding="utf-8")
+        save(out, document, {})
         say(f"written: {out}")
     typer.echo(json.dumps(document))
+
+
+def _rate(
+    rate: float | None, daily_users: float | None, daily_requests: float, peak: float
+) -> float:
+    """Requests a second at the peak, as given or of a day."""
+    from serving.capacity.plan import Needs
+
+    if (rate is None) == (daily_users is None):
+        raise ConfigError("give one of --rate and --daily-users")
+    return rate or Needs.rate_of(daily_users or 0.0, daily_requests, peak)
+
+
+def _measured(subject: Subject, k: int, seed: int, *, quick: bool) -> Costs:
+    """The cost model of one replica."""
+    import asyncio
+
+    from serving.capacity.measure import measure_one
+
+    seconds = 0.5 if quick else 8.0
+    return asyncio.run(
+        measure_one(subject.bundle, k=k, seconds=seconds, settings=subject.settings, seed=seed)
+    )
+
+
+def _checked(subject: Subject, k: int, seed: int, *, quick: bool) -> dict[str, Any]:
+    """Two replicas, as predicted and as measured."""
+    import asyncio
+
+    from serving.capacity.check import Trial, check
+
+    trial = Trial.quick(k) if quick else Trial(k=k)
+    return asyncio.run(check(subject.bundle, trial, settings=subject.settings, seed=seed))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recsys.benchmark.result import asked
 from recsys.options import ConfigFile, Force, Json, Name, Overrides
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ def atspeed(
     before = environment()
     document = experiment(Context.of(settings, force=force), options)
     document |= {
-        "command": shlex.join(["recsys", *sys.argv[1:]]),
-        "quick": quick,
+        **asked(quick=quick),
         **environment(),
         "load_before": before["load"],
     }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from recsys.benchmark.result import save
 from training.atspeed import paper
 from training.atspeed.lineup import COSTLY, OURS, PUBLISHED, RELAXED, STRICT, TITLES
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-    Document = dict[str, Any]
+    from recsys.benchmark.result import Document
+
     Row = dict[str, Any]
 
 INITS = {"scratch": "from scratch", "target": "from the target"}
@@ -566,6 +568,4 @@ def render(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> None:
     """Write `result.json`, `report.html` and a drawing for each part, `PART.svg`."""
-    from recsys.benchmark.report import save
-
-    save(folder, document, render(document), plots(document))
+    save(folder, document, plots(document), render(document))
