@@ -1,0 +1,57 @@
+"""The documents name every route, problem and metric of the service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.auth import ROUTES, Scope
+from serving.errors import KINDS
+from serving.metrics import Metrics
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
+SERVING = (DOCS / "serving.md").read_text(encoding="utf-8")
+
+
+def listed(scope: Scope) -> set[tuple[str, str]]:
+    """Routes that the table of `surfaces.md` has for a scope."""
+    rest = SURFACES.split("## REST")[1].split("A refusal")[0]
+    found: set[tuple[str, str]] = set()
+    current = ""
+    for line in rest.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 2 or not cells[1].startswith("`"):
+            continue
+        current = cells[0].strip("`") or current
+        if current == ("none" if scope is Scope.PUBLIC else scope.word):
+            method = ""
+            for word in re.findall(r"`([^`]+)`", cells[1]):
+                *new, path = word.split()
+                method = new[0] if new else method
+                found.add((method, path))
+    return found
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_every_route_is_documented_with_its_scope(scope: Scope) -> None:
+    assert listed(scope) == {route for route, needed in ROUTES.items() if needed is scope}
+
+
+def test_every_problem_is_documented_with_its_status() -> None:
+    table = SURFACES.split("A refusal")[1].split("## ")[0]
+    for code, kind in KINDS.items():
+        (row,) = [line for line in table.splitlines() if f"`{code}`" in line]
+        assert str(kind.status) in row.split("|")[1], code
+
+
+def test_every_metric_is_documented() -> None:
+    text = Metrics().exposition().decode()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    ours = {name.removeprefix("recsys_") for name in names if name.startswith("recsys_")}
+    assert ours
+    for name in ours:
+        assert re.search(rf"`{name}(_total)?`", SERVING), name
