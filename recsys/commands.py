@@ -14,8 +14,23 @@ import typer
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 
 if TYPE_CHECKING:
+    from recsys.explain import Explainer
     from recsys.pipeline import Context
+    from recsys.recommender import Recommender
 
+BundleFolder = Annotated[
+    Path | None, typer.Option(help="Bundle directory; by default that of --name.")
+]
+DatasetFolder = Annotated[
+    Path | None, typer.Option(help="Canonical data set; by default that of --name.")
+]
+User = Annotated[
+    str | None,
+    typer.Option(help="Outside id of a user of the data set; default: a random one."),
+]
+History = Annotated[
+    str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
+]
 SECTIONS = (
     "data", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate", "serve",
 )  # fmt: skip
@@ -87,19 +102,16 @@ def quickstart(
         config = default
     context = _context(config, set_, name, seed, force=force)
     results = run_stages(context)
-    _show(context.workspace.bundle, context.workspace.dataset, user=None, history=None, k=10)
+    user, items = _whose(context.workspace.dataset, None, None, seed=0)
+    _show(context.workspace.bundle, user, items, k=10)
     say(f"\nAll of it took {time.perf_counter() - start:.0f} s.")
     say(f"Report: {results['evaluate'][0] / 'report.html'}")
     say(f"Serve it: recsys serve --name {context.settings.name}   (or: make serve)")
 
 
 def evaluate(
-    bundle: Annotated[
-        Path | None, typer.Option(help="Bundle directory; by default that of --name.")
-    ] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="Canonical data set; by default that of --name.")
-    ] = None,
+    bundle: BundleFolder = None,
+    dataset: DatasetFolder = None,
     out: Annotated[Path | None, typer.Option(help="Where the report goes.")] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -164,20 +176,11 @@ def compare(
 
 
 def recommend(
-    user: Annotated[
-        str | None,
-        typer.Option(help="Outside id of a user of the data set; default: a random one."),
-    ] = None,
-    history: Annotated[
-        str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
-    ] = None,
+    user: User = None,
+    history: History = None,
     k: Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items wanted.")] = 10,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Bundle directory; by default that of --name.")
-    ] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="Canonical data set; by default that of --name.")
-    ] = None,
+    bundle: BundleFolder = None,
+    dataset: DatasetFolder = None,
     name: Name = None,
     seed: Seed = None,
     as_json: Json = False,
@@ -188,25 +191,13 @@ def recommend(
     """
     context = _context(None, None, name, seed)
     workspace = context.workspace
-    _show(
-        bundle or workspace.bundle,
-        dataset or workspace.dataset,
-        user=user,
-        history=history.split(",") if history else None,
-        k=k,
-        seed=context.settings.seed,
-        as_json=as_json,
-    )
+    user, items = _whose(dataset or workspace.dataset, user, history, context.settings.seed)
+    _show(bundle or workspace.bundle, user, items, k=k, as_json=as_json)
 
 
 def explain(
-    user: Annotated[
-        str | None,
-        typer.Option(help="Outside id of a user of the data set; default: a random one."),
-    ] = None,
-    history: Annotated[
-        str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
-    ] = None,
+    user: User = None,
+    history: History = None,
     k: Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items explained.")] = 3,
     model: Annotated[
         Path | None,
@@ -219,12 +210,8 @@ def explain(
         float, typer.Option(min=0, help="Of the words; 0 takes the most probable.")
     ] = 0.0,
     longest: Annotated[int, typer.Option(min=1, help="Characters of a reason.")] = 160,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Bundle directory; by default that of --name.")
-    ] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="Canonical data set; by default that of --name.")
-    ] = None,
+    bundle: BundleFolder = None,
+    dataset: DatasetFolder = None,
     name: Name = None,
     seed: Seed = None,
     as_json: Json = False,
@@ -236,41 +223,57 @@ def explain(
 
     Example: recsys explain --name beauty --user 42 --model path/to/llama
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from recsys.bundle import Bundle
     from recsys.explain import Explainer
-    from recsys.recommender import Recommender, RecommendRequest
+    from recsys.recommender import Recommender
 
     context = _context(None, None, name, seed)
-    bundle = bundle or context.workspace.bundle
+    workspace, seed = context.workspace, context.settings.seed
+    bundle = bundle or workspace.bundle
     options: dict[str, Any] = {"longest_reason": longest}
     writer = None if model is None else Explainer.load(model, **options)
     if writer is None and not (bundle / "target" / "tokenizer_config.json").is_file():
         Explainer.load(Bundle.load(bundle, check=False).target)  # says what is missing
-    items = history.split(",") if history else None
-    if items is None:
-        user, items = _history_of(dataset or context.workspace.dataset, user, context.settings.seed)
+    user, items = _whose(dataset or workspace.dataset, user, history, seed)
     recommender = Recommender.load(bundle)
     if writer is None:
         writer = Explainer.load(recommender.bundle.target, model=recommender.model, **options)
-    (result,) = recommender.recommend_batch([RecommendRequest(items, k)])
+    document = {
+        "user": user,
+        "history": items,
+        "model": str(model or bundle / "target"),
+        **_explained(recommender, writer, items, k, temperature, seed),
+    }
+    if as_json:
+        typer.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        _show_reasons(document)
+
+
+def _explained(
+    recommender: Recommender,
+    writer: Explainer,
+    history: list[str],
+    k: int,
+    temperature: float,
+    seed: int,
+) -> dict[str, Any]:
+    """The top-K of a history, a reason for each, and what writing took."""
+    from recsys.recommender import RecommendRequest
+
+    (result,) = recommender.recommend_batch([RecommendRequest(history, k)])
     catalog = recommender.catalog
-    known = [(i, row) for i, row in zip(items, catalog.index(items), strict=True) if row >= 0]
+    known = [(i, row) for i, row in zip(history, catalog.index(history), strict=True) if row >= 0]
     titles = {i: str(catalog.titles[row]) or i for i, row in known}
     found = writer.explain(
         list(titles.values()),
         [r.title or r.item_id for r in result.recommendations],
         temperature=temperature,
-        seed=context.settings.seed,
+        seed=seed,
     )
     ids = {title: i for i, title in titles.items()}
-    document: dict[str, Any] = {
-        "user": user,
-        "history": items,
+    return {
         "unknown_items": result.unknown_items,
-        "model": str(model or bundle / "target"),
         "explanations": [
             {
                 "item_id": r.item_id,
@@ -285,10 +288,14 @@ def explain(
         "forced": sum(f.written.forced for f in found),
         "forwards": sum(f.written.stats.target_passes for f in found),
     }
-    if as_json:
-        typer.echo(json.dumps(document, ensure_ascii=False))
-        return
-    table = Table("#", "item", "because", "reason", title=f"Reasons for {user or 'this session'}")
+
+
+def _show_reasons(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    whose = document["user"] or "this session"
+    table = Table("#", "item", "because", "reason", title=f"Reasons for {whose}")
     for rank, row in enumerate(document["explanations"], 1):
         because = "; ".join(part["title"] for part in row["because"])
         table.add_row(str(rank), row["title"] or row["item_id"], because, row["reason"])
@@ -300,22 +307,13 @@ def explain(
 
 
 def _show(
-    bundle: Path,
-    dataset: Path,
-    *,
-    user: str | None,
-    history: list[str] | None,
-    k: int,
-    seed: int = 0,
-    as_json: bool = False,
+    bundle: Path, user: str | None, history: list[str], *, k: int, as_json: bool = False
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from recsys.recommender import Recommender, RecommendRequest
 
-    if history is None:
-        user, history = _history_of(dataset, user, seed)
     recommender = Recommender.load(bundle)
     result = recommender.recommend_batch([RecommendRequest(history, k)])[0]
     if as_json:
@@ -340,13 +338,20 @@ def _show(
     console.print(past, top)
 
 
-def _history_of(dataset: Path, user: str | None, seed: int) -> tuple[str, list[str]]:
-    """A user's whole history; of a random user with at least three events if none is named."""
+def _whose(
+    dataset: Path, user: str | None, history: str | None, seed: int
+) -> tuple[str | None, list[str]]:
+    """The history given, or a user's whole one.
+
+    If no user is named either, of a random user with at least three events.
+    """
     import numpy as np
 
     from recsys.dataset import Dataset
     from recsys.errors import DataError
 
+    if history:
+        return user, history.split(",")
     data = Dataset.load(dataset)
     histories, ids = data.interactions.histories, data.interactions.user_ids
     if user is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Json, Name, Overrides
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -77,47 +79,30 @@ def score(
 
     Example: recsys batch score --users users.parquet --out var/batches/today --workers 2
     """
-    import json
-
-    from recsys.errors import ConfigError
+    from serving.batch.job import Job
+    from serving.batch.run import score as run
     from serving.settings import ServingSettings
 
     settings = ServingSettings.load(
         config, set_ or (), name=name, bundle=bundle, histories=histories
     )
-    asked = {}
-    if request is not None:
-        try:
-            asked = json.loads(request.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--request {request}: {error}") from error
-        if not isinstance(asked, dict):
-            raise ConfigError(f"--request {request}: expected an object")
+    asked = {} if request is None else _fields(request)
     if gpus and engine is not Engine.ray:
         raise ConfigError(
             "--gpus shares GPUs among Ray actors; local workers take --set serve.device=cuda"
         )
-    from serving.batch.job import Job
-    from serving.batch.run import score as run
-
-    summary = run(
-        Job(
-            settings.bundle.absolute(),
-            users and users.absolute(),
-            settings.histories and settings.histories.absolute(),
-            {"k": k, **asked},
-            part_rows,
-            settings.device,
-            settings.dtype,
-            settings.mode,
-            threads,
-        ),
-        out,
-        engine=engine.value,
-        workers=workers,
-        gpus=gpus,
-        force=force,
+    job = Job(
+        settings.bundle.absolute(),
+        users and users.absolute(),
+        settings.histories and settings.histories.absolute(),
+        {"k": k, **asked},
+        part_rows,
+        settings.device,
+        settings.dtype,
+        settings.mode,
+        threads,
     )
+    summary = run(job, out, engine=engine.value, workers=workers, gpus=gpus, force=force)
     if as_json:
         typer.echo(json.dumps(summary.to_json()))
         return
@@ -127,3 +112,14 @@ def score(
         f"{summary.users:,} users in {summary.parts:,} parts of {summary.out}; "
         f"{summary.scored:,} scored now{pace}"
     )
+
+
+def _fields(request: Path) -> dict[str, Any]:
+    """What a file of `--request` asks for."""
+    try:
+        found = json.loads(request.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--request {request}: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--request {request}: expected an object")
+    return found
