@@ -2,7 +2,7 @@
 
 Long histories are cut in blocks: with n items, a window of W and blocks of s, the prompt starts at
 item `s * ceil(max(0, n - W) / s)`. It then keeps between W - s + 1 and W items, and its beginning
-moves only every s events, so a cached prompt stays a prefix of the next one (DESIGN 4.4).
+moves only every s events, so a cached prompt stays a prefix of the next one.
 """
 
 from __future__ import annotations

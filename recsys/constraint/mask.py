@@ -1,7 +1,7 @@
 """Row masks: which part of a trie a request may reach, by what it may get and what it must not.
 
 With the number of allowed rows before each row, a state is alive iff its range holds one; a few
-excluded rows are counted against that, without touching the sums (DESIGN 4.2). NumPy, but for `to`.
+excluded rows are counted against that, without touching the sums. NumPy, but for `to`.
 """
 
 from __future__ import annotations

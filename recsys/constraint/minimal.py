@@ -3,7 +3,7 @@
 States of the trie from which the same sequences follow are one node. A node does not say which row
 a search is in, so each edge holds how many rows lie below its smaller siblings: summed up on the
 way, they are the row's number. So a decoding state is the number of its first row and a node, in
-one integer, and filters and exclusions are counts over a range of rows (DESIGN 4.2). Rows are the
+one integer, and filters and exclusions are counts over a range of rows. Rows are the
 trie's, but their tokens are not stored: they are walked to.
 
 It pays where many sequences end alike, as those of products in the same variants do. Residual codes

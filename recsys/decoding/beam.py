@@ -49,7 +49,7 @@ def beam_search(
 ) -> Beams:
     """The `num_beams` best catalogue sequences of each prompt, or a sample of that many.
 
-    Equals `generate(num_beams=K, prefix_allowed_tokens_fn=...)` of Hugging Face (DESIGN 4.3).
+    Equals `generate(num_beams=K, prefix_allowed_tokens_fn=...)` of Hugging Face.
 
     Args:
         model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.

@@ -1,7 +1,7 @@
 """Best-first completion: from beam search's list to the model's best K sequences of all.
 
 A prefix's log-probability bounds those of all its descendants (they only multiply by at most 1), so
-a search may stop when no prefix that was left out scores as much as the K-th answer (DESIGN 4.9).
+a search may stop when no prefix that was left out scores as much as the K-th answer.
 Beam search's answer is often global already, and its K-th score prunes the rest of the search.
 """
 

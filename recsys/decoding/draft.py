@@ -1,4 +1,4 @@
-"""Drafters: who proposes the tree that the target verifies (DESIGN 4.6).
+"""Drafters: who proposes the tree that the target verifies.
 
 A proposal is one frontier a level, for levels 1 .. L - 1 (the last level never needs nodes, only
 its parents' logits). Whatever is proposed, strict verification gives beam search's answer; a better

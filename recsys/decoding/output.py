@@ -70,7 +70,7 @@ class Beams:
 
     @property
     def certificates(self) -> list[Certificate]:
-        """How good each answer is (DESIGN 4.9).
+        """How good each answer is.
 
         `global-exact`: the model's best K sequences of all. `beam-exact`: those that beam search of
         width K finds, or plain sampling draws. `approximate`: neither. Exact means in this run's

@@ -5,8 +5,8 @@ children of the beams it already accepted is the next frontier; while every beam
 been run, the next frontier is known (`verify`). Where one has not, a *patch pass* runs the missing
 beams, and below them what the next frontier can need; everything that has been run is kept.
 
-By induction each accepted frontier is beam search's, so the answer is too, whatever was drafted
-(DESIGN 4.7). A pass always settles at least one level: never more passes than beam search.
+By induction each accepted frontier is beam search's, so the answer is too, whatever was drafted.
+A pass always settles at least one level: never more passes than beam search.
 """
 
 from __future__ import annotations

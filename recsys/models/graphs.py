@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 BATCHES = (1, 2, 4, 8, 16, 32)
 _STEP = 8
 # Padding is worth less than the launches it saves while the weights are what is waited for: an H200
-# is busy with the tokens themselves from about 180 a pass (DESIGN 4.6), whatever the model.
+# is busy with the tokens themselves from about 180 a pass, whatever the model.
 _FREE_TOKENS = 128
 _MOST_PADDING = 2
 _WARM_UPS = 3

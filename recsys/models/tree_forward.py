@@ -1,6 +1,6 @@
 """TreeModel: one forward of a Hugging Face decoder over explicit tokens, positions, mask and slots.
 
-The one call serves prefill, beam step, draft and verification (DESIGN 4.4). The model's code stays
+The one call serves prefill, beam step, draft and verification. The model's code stays
 Hugging Face's; it is given position ids, a 4-D additive mask and a `SlotCache`, and its LM head is
 applied only to the rows that are wanted. It does not know what a beam or an item is.
 """
