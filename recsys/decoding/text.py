@@ -39,7 +39,7 @@ from recsys.models.tree_forward import TreeModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from recsys.constraint.protocol import Constraint
 
@@ -333,13 +333,7 @@ def generate_text(
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
-    guide = None
-    if constraint is not None:
-        guide = Guide(constraint, len(ready), model.vocabulary_size, model.device)
-        if eos_token_id is not None:
-            raise ValueError("eos_token_id: the constraint has end tokens of its own")
-        eos_token_id = guide.end_tokens
-    eos = [] if eos_token_id is None else np.unique(np.atleast_1d(eos_token_id)).tolist()
+    guide, eos = _ends(constraint, eos_token_id, len(ready), model)
     _check(
         model.vocabulary_size,
         eos,
@@ -365,16 +359,12 @@ def generate_text(
     if not len(ready):
         tokens, lengths, scores, _ = (part[:, :num_return_sequences] for part in beams.finished)
         return Texts(tokens[..., :0], lengths, scores, [], [], 0)
-    room = most = num_beams * (max_new_tokens - 1)
+    room = num_beams * (max_new_tokens - 1)
     if collect:
-        room = min(most, _budget(num_beams, max_new_tokens, collect_every))
-    requests = np.arange(len(ready))  # those still in the batch
-    live = ready.host_lengths.copy()
-    ended: list[_Finished] = []
-    order: list[int] = []
-    stats: list[DecodeStats] = []
+        room = min(room, _budget(num_beams, max_new_tokens, collect_every))
     with TokenTree(model, ready, 0, prompt_slots=prompt_slots, reserve=room) as tree:
         nodes = _Nodes(tree, num_beams)
+        answers = _Answers(nodes, ready.host_lengths)
         logits = tree.forward()
         for depth in range(1, max_new_tokens + 1):
             beams = rules.advance(beams, logits, depth)
@@ -382,50 +372,109 @@ def generate_text(
             # reading costs nothing on a CPU, so a search stops at once there
             if look or depth == max_new_tokens or model.device.type == "cpu":
                 done = np.asarray(beams.done.tolist()) | (depth == max_new_tokens)
-                for i in requests[done].tolist():
-                    order.append(i)
-                    n, cached = int(ready.host_lengths[i]), int(tree.cached[i])
-                    stats.append(
-                        DecodeStats(
-                            target_passes=depth,
-                            target_tokens=n - cached + num_beams * (depth - 1),
-                            kv_slots=tree.cache.slots,
-                            kv_bytes=tree.cache.slots * tree.cache.bytes_per_slot,
-                            cached_tokens=cached,
-                        )
-                    )
-                if done.any():
-                    leave, stay = (torch.from_numpy(np.flatnonzero(d)) for d in (done, ~done))
-                    ended.append(beams.take(leave.to(model.device)).finished)
-                    requests = requests[~done]
-                    if not len(requests):
-                        break
-                    beams = beams.take(stay.to(model.device))
-                    nodes.keep(stay.to(model.device))
-                    if guide is not None:
-                        guide.keep(stay)
+                beams = answers.take(beams, done, depth, guide)
+                if not len(answers.requests):
+                    break
             if look and collect:
-                counts = nodes.collect(beams.parents)
-                live[requests] = np.maximum(live[requests], ready.host_lengths[requests] + counts)
+                answers.hold(nodes.collect(beams.parents))
                 nodes.reserve(nodes.count + num_beams * min(collect_every, max_new_tokens - depth))
             logits = nodes.forward(beams.tokens[:, :, depth - 1], beams.parents, depth)
-        collections = nodes.collections
-    place = np.argsort(order)
-    back = torch.from_numpy(place).to(model.device)
-    tokens, lengths, scores, _ = (
-        torch.cat(parts)[back, :num_return_sequences] for parts in zip(*ended, strict=True)
-    )
-    lengths = lengths.masked_fill(scores == -torch.inf, 0)
-    longest = int(lengths.max())
-    kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
-    return Texts(
-        tokens[..., :longest] * kept,
-        lengths,
-        scores,
-        [stats[i] for i in place],
-        live.tolist(),
-        collections,
-    )
+    return answers.texts(num_return_sequences)
+
+
+class _Answers:
+    """What the requests that are done have found, in the order in which they left the batch.
+
+    Attributes:
+        requests: places in the original batch of those still in it.
+    """
+
+    def __init__(self, nodes: _Nodes, lengths: NDArray[np.int64]) -> None:
+        self.requests = np.arange(len(lengths))
+        self._nodes, self._lengths, self._live = nodes, lengths, lengths.copy()
+        self._order: list[int] = []
+        self._found: list[_Finished] = []
+        self._stats: list[DecodeStats] = []
+
+    def take(
+        self, beams: _Beams, done: NDArray[np.bool_], depth: int, guide: Guide | None
+    ) -> _Beams:
+        """Take requests out of the search; all else that knows of the batch goes on without them.
+
+        Args:
+            beams: of the batch.
+            done: (b,) the requests of it that leave.
+            depth: tokens of their texts at most.
+            guide: that the batch is under.
+
+        Returns:
+            Beams of the others; as they were where nobody is left.
+        """
+        if not done.any():
+            return beams
+        tree = self._nodes.tree
+        for i in self.requests[done].tolist():
+            length, cached = int(self._lengths[i]), int(tree.cached[i])
+            self._order.append(i)
+            self._stats.append(
+                DecodeStats(
+                    target_passes=depth,
+                    target_tokens=length - cached + self._nodes.width * (depth - 1),
+                    kv_slots=tree.cache.slots,
+                    kv_bytes=tree.cache.slots * tree.cache.bytes_per_slot,
+                    cached_tokens=cached,
+                )
+            )
+        leave, stay = (torch.from_numpy(np.flatnonzero(d)) for d in (done, ~done))
+        self._found.append(beams.take(leave.to(beams.done.device)).finished)
+        self.requests = self.requests[~done]
+        if not len(self.requests):
+            return beams
+        going_on = stay.to(beams.done.device)
+        self._nodes.keep(going_on)
+        if guide is not None:
+            guide.keep(stay)
+        return beams.take(going_on)
+
+    def hold(self, nodes: list[int]) -> None:
+        """Note how many nodes of each request of the batch a collection found live."""
+        here = self.requests
+        self._live[here] = np.maximum(self._live[here], self._lengths[here] + nodes)
+
+    def texts(self, wanted: int) -> Texts:
+        """The best of every request, in the original order."""
+        place = np.argsort(self._order)
+        back = torch.from_numpy(place).to(self._found[0].tokens.device)
+        tokens, lengths, scores, _ = (
+            torch.cat(parts)[back, :wanted] for parts in zip(*self._found, strict=True)
+        )
+        lengths = lengths.masked_fill(scores == -torch.inf, 0)
+        longest = int(lengths.max())
+        kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+        return Texts(
+            tokens[..., :longest] * kept,
+            lengths,
+            scores,
+            [self._stats[i] for i in place],
+            self._live.tolist(),
+            self._nodes.collections,
+        )
+
+
+def _ends(
+    constraint: Constraint | Sequence[Constraint] | None,
+    eos_token_id: int | Sequence[int] | None,
+    requests: int,
+    model: TreeModel,
+) -> tuple[Guide | None, list[int]]:
+    """What guides the texts, and the tokens that end one: the constraint's, or those given."""
+    if constraint is None:
+        given = [] if eos_token_id is None else np.unique(np.atleast_1d(eos_token_id)).tolist()
+        return None, given
+    guide = Guide(constraint, requests, model.vocabulary_size, model.device)
+    if eos_token_id is not None:
+        raise ValueError("eos_token_id: the constraint has end tokens of its own")
+    return guide, np.unique(guide.end_tokens).tolist()
 
 
 def _budget(num_beams: int, max_new_tokens: int, collect_every: int) -> int:
