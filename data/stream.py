@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -89,11 +89,29 @@ class _Rows:
             offset=place.start * kind.itemsize,
         )
 
+    @property
+    def has_time(self) -> bool:
+        """Whether rows are dated, and not only ordered."""
+        return "timestamp" in self.kinds
+
+    def remove(self) -> None:
+        """Delete the files; nothing can be read any more."""
+        for file in self.folder.iterdir():
+            file.unlink()
+        self.folder.rmdir()
+
     def pairs(self) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
         """Places, users and items, block by block."""
         for start in range(0, self.count, BLOCK_ROWS):
             place = slice(start, min(start + BLOCK_ROWS, self.count))
             yield place, self.read("user", place), self.read("item", place)
+
+
+class _Numbers(NamedTuple):
+    """What users and items are called where they are written, by what rows call them."""
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]  # -1 for those that are not in the catalogue
 
 
 def prepare(
@@ -121,79 +139,37 @@ def prepare(
     counts: Counter[str] = Counter()
     with shuffle(source.events, folder / "shuffle", memory_gb) as shuffled:
         rows, of_user = _cleaned(shuffled.batches, len(shuffled.users), rules, work, counts)
-    users, items = len(shuffled.users), len(shuffled.items)
-    has_time = "timestamp" in rows.kinds
-
-    alive = np.ones(rows.count, bool)
     catalogue, codes, decided = source.catalogue(pa.table({"item": shuffled.items}))
     # The same checks as in memory: items described once, and all of them.
     RawData(events_table(shuffled.items, shuffled.items), catalogue, codes)
     counts.update(source.counts | decided)
+
+    alive, users = np.ones(rows.count, bool), len(shuffled.users)
     if rules.k_core:
-        alive = filtering.core(rows.pairs, rows.count, users, items, rules.k_core)
+        alive = filtering.core(rows.pairs, rows.count, users, len(shuffled.items), rules.k_core)
         counts["rows_outside_core_dropped"] = _gone(alive, "rows_outside_core_dropped")
-        in_core = np.zeros(items, bool)
-        for place, _, item in rows.pairs():
-            in_core[item[alive[place]]] = True
-        ids = shuffled.items.filter(pa.array(in_core))
-        stays = pc.is_in(catalogue["item_id"], value_set=ids)
+        stays = _described(catalogue, shuffled.items, rows, alive)
         counts["items_outside_core_dropped"] = pc.sum(pc.invert(stays)).as_py() or 0
         catalogue = catalogue.filter(stays)
         codes = None if codes is None else codes[stays.to_numpy()]
     left = _events_of_users(rows, alive, users)
     if rules.min_length:
-        before = int(alive.sum())
-        for place, user, _ in rows.pairs():
-            alive[place] &= left[user] >= rules.min_length
-        counts["rows_of_short_users_dropped"] = before - int(alive.sum())
-        if not alive.any():
-            raise filtering.nothing_left("rows_of_short_users_dropped")
-        left[left < rules.min_length] = 0
+        counts["rows_of_short_users_dropped"] = _drop_short(rows, alive, left, rules.min_length)
 
-    dates = rules.dates
-    if rules.by_time and not has_time:
-        raise ConfigError(
-            "data.split: a global-temporal split needs timestamps; this data set has only order"
-        )
-    if rules.by_time and dates is None:
-        times = [rows.read("timestamp", place)[alive[place]] for place, *_ in rows.pairs()]
-        dates = dates_of_shares(np.concatenate(times), rules.ratio)
-    number_of_user = (np.cumsum(left > 0) - 1).astype(np.int32)
-    number_of_item = np.asarray(
-        pc.fill_null(
-            pc.index_in(shuffled.items, value_set=catalogue["item_id"].combine_chunks()), -1
-        ),
-        np.int32,
+    item_ids = catalogue["item_id"].combine_chunks()
+    numbers = _Numbers(
+        (np.cumsum(left > 0) - 1).astype(np.int32),
+        np.asarray(pc.fill_null(pc.index_in(shuffled.items, value_set=item_ids), -1), np.int32),
     )
+    dates = _dates(rows, alive, rules) if rules.by_time else None
     tally = Tally(catalogue.num_rows)
-    with track("writing parts", rows.count) as bar:
-        part = 0
-        for place in _whole_users(of_user):
-            bar.advance(place.stop - place.start)
-            keep = alive[place]
-            if not keep.any():
-                continue
-            user = number_of_user[rows.read("user", place)[keep]]
-            item = number_of_item[rows.read("item", place)[keep]]
-            if has_time:
-                timestamp = rows.read("timestamp", place)[keep]
-            else:
-                timestamp = np.arange(len(user)) - np.searchsorted(user, user)
-            if "rating" in rows.kinds:
-                rating = rows.read("rating", place)[keep]
-            else:
-                rating = np.full(len(user), np.nan, np.float32)
-            split = label_times(timestamp, dates) if dates and rules.by_time else label_ends(user)
-            events = Events(user, item, timestamp, rating, split)
-            write_events(folder, events, has_time=has_time, part=part)
-            tally.add(events)
-            part += 1
+    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates)):
+        write_events(folder, events, has_time=rows.has_time, part=part)
+        tally.add(events)
     ids = shuffled.users.filter(pa.array(left > 0))
     write_catalogue(folder, ids, catalogue, codes)
-    for file in work.iterdir():
-        file.unlink()
-    work.rmdir()
-    stats = tally.describe(users=len(ids), items=catalogue, codes=codes, has_time=has_time)
+    rows.remove()
+    stats = tally.describe(users=len(ids), items=catalogue, codes=codes, has_time=rows.has_time)
     return stats, {name: count for name, count in counts.items() if count}
 
 
@@ -271,6 +247,69 @@ def _events_of_users(rows: _Rows, alive: NDArray[np.bool_], users: int) -> NDArr
     for place, user, _ in rows.pairs():
         left += np.bincount(user[alive[place]], minlength=users)
     return left
+
+
+def _described(
+    catalogue: pa.Table, items: pa.Array, rows: _Rows, alive: NDArray[np.bool_]
+) -> pa.ChunkedArray:
+    """Which rows of the catalogue have an event that is alive."""
+    wanted = np.zeros(len(items), bool)
+    for place, _, item in rows.pairs():
+        wanted[item[alive[place]]] = True
+    return pc.is_in(catalogue["item_id"], value_set=items.filter(pa.array(wanted)))
+
+
+def _drop_short(
+    rows: _Rows, alive: NDArray[np.bool_], left: NDArray[np.int64], minimum: int
+) -> int:
+    """Let users with fewer events go, from `alive` and `left`; how many rows went."""
+    before = int(alive.sum())
+    for place, user, _ in rows.pairs():
+        alive[place] &= left[user] >= minimum
+    if not alive.any():
+        raise filtering.nothing_left("rows_of_short_users_dropped")
+    left[left < minimum] = 0
+    return before - int(alive.sum())
+
+
+def _dates(rows: _Rows, alive: NDArray[np.bool_], rules: Rules) -> tuple[int, int]:
+    """Moments of the split by time."""
+    if not rows.has_time:
+        raise ConfigError(
+            "data.split: a global-temporal split needs timestamps; this data set has only order"
+        )
+    if rules.dates is not None:
+        return rules.dates
+    times = [rows.read("timestamp", place)[alive[place]] for place, *_ in rows.pairs()]
+    return dates_of_shares(np.concatenate(times), rules.ratio)
+
+
+def _parts(
+    rows: _Rows,
+    alive: NDArray[np.bool_],
+    of_user: NDArray[np.int64],
+    numbers: _Numbers,
+    dates: tuple[int, int] | None,
+) -> Iterator[Events]:
+    """What stays, whole users at a time; split at dates, or else by each user's last events."""
+    with track("writing parts", rows.count) as bar:
+        for place in _whole_users(of_user):
+            bar.advance(place.stop - place.start)
+            keep = alive[place]
+            if not keep.any():
+                continue
+            user = numbers.user[rows.read("user", place)[keep]]
+            item = numbers.item[rows.read("item", place)[keep]]
+            if rows.has_time:
+                timestamp = rows.read("timestamp", place)[keep]
+            else:
+                timestamp = np.arange(len(user)) - np.searchsorted(user, user)
+            if "rating" in rows.kinds:
+                rating = rows.read("rating", place)[keep]
+            else:
+                rating = np.full(len(user), np.nan, np.float32)
+            split = label_ends(user) if dates is None else label_times(timestamp, dates)
+            yield Events(user, item, timestamp, rating, split)
 
 
 def _gone(alive: NDArray[np.bool_], reason: str) -> int:
