@@ -1,4 +1,4 @@
-"""SqlStore: a store in a SQL database, whichever. Its two dialects are `sqlite` and `postgres`.
+"""SqlStore: a store in a SQL database, whichever. How that is reached is `database`'s business.
 
 Readers are a few threads with a connection each; all writes go through one thread (`group`), in
 one transaction a group. Queries are written once, with `?` for parameters.
@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
-import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from serving.stores.admission import admit
+from serving.stores.database import Database
 from serving.stores.group import GroupWriter, Write
 from serving.stores.protocol import (
     NOT_HISTORY,
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.stores.cache import HistoryCache
+    from serving.stores.database import Cursor
     from serving.stores.protocol import Observer
 
 logger = logging.getLogger("serving.stores")
 T = TypeVar("T")
-SCHEMA_VERSION = 3
 CHUNK = 50_000
 SERVED_KEPT = 100_000
 SERVED_WAITING = 10_000
@@ -57,40 +56,14 @@ EVENT_COLUMNS = (
 LAST_CHARACTER = "\U0010ffff"
 
 
-class Cursor(Protocol):
-    """What sqlite3's and psycopg's cursors share."""
-
-    @property
-    def rowcount(self) -> int:
-        """Rows changed by the last statement, over all of its parameter sets."""
-
-    def execute(self, query: str, parameters: Sequence[Any] = ..., /) -> Any:
-        """Run a statement."""
-
-    def executemany(self, query: str, parameters: Iterable[Sequence[Any]], /) -> Any:
-        """Run a statement for each set of parameters."""
-
-    def fetchone(self) -> Any:
-        """The next row, or None."""
-
-    def fetchall(self) -> list[Any]:
-        """The rows that are left."""
-
-
 class RaceError(Exception):
     """Another process wrote one of our events between our look and our write."""
 
 
-class SqlStore(ABC):
+class SqlStore(Database):
     """A store in a SQL database."""
 
-    migrations: ClassVar[Mapping[int, Sequence[str]]]
-    write_version: ClassVar[str]
     readers: ClassVar[int]
-    begin: ClassVar[str]
-    begin_snapshot: ClassVar[str]
-    failures: ClassVar[tuple[type[Exception], ...]]
-    unavailable: ClassVar[tuple[type[Exception], ...]]
 
     def __init__(
         self,
@@ -111,38 +84,20 @@ class SqlStore(ABC):
         Raises:
             StoreError: not a store, one of a newer version, or out of reach.
         """
-        self.place = place
+        super().__init__(place)
         self._not_history = sorted(not_history)
         self._served_kept = served_kept
         self._observer = observer
         self._cache: HistoryCache | None = None
-        self._local = threading.local()
-        self._connections: list[Any] = []
         self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
-        self._fails = False
-        with self._explained(), self._connected() as connection:
-            self._migrate(connection)
-            self.store_id = self._identify(connection)
         self._readers = ThreadPoolExecutor(self.readers, thread_name_prefix="store-reader")
         self._writer = GroupWriter(self._commit)
 
     # What a dialect says
 
     @abstractmethod
-    def _connect(self) -> Any:
-        """A new connection in autocommit mode, usable from any thread."""
-
-    @abstractmethod
-    def _migrate(self, connection: Any) -> None:
-        """Bring the schema to `SCHEMA_VERSION` (`_upgrade`), in one transaction."""
-
-    @abstractmethod
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
         """A condition that `column` is one of `values`, and its one parameter."""
-
-    @abstractmethod
-    def _sql(self, query: str) -> str:
-        """A query in the dialect's words."""
 
     @abstractmethod
     def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
@@ -151,10 +106,6 @@ class SqlStore(ABC):
     @abstractmethod
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         """Insert many new rows of `EVENT_COLUMNS`."""
-
-    @abstractmethod
-    def _is_lost(self, connection: Any) -> bool:
-        """Whether nothing more can be done with the connection."""
 
     @abstractmethod
     def _lock(self, cursor: Cursor, what: int) -> None:
@@ -302,8 +253,7 @@ class SqlStore(ABC):
         """See `HistoryStore.close`."""
         self._writer.close()
         self._readers.shutdown()
-        for connection in self._connections:
-            connection.close()
+        super().close()
         if self._cache is not None:
             self._cache.close()
 
@@ -395,21 +345,6 @@ class SqlStore(ABC):
         )
         return [item for (item,) in reversed(rows)] or None
 
-    def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
-        """Rows of a query on this thread's connection; a lost connection is replaced, once."""
-        sql = self._sql(query)
-        with self._explained():
-            for last in (False, True):
-                connection = self._own_connection()
-                try:
-                    rows = list(connection.execute(sql, parameters).fetchall())
-                    self._works()
-                    return rows
-                except self.unavailable:
-                    if last or not self._drop_if_lost(connection):
-                        raise
-        raise AssertionError  # pragma: no cover - the loop returns or raises
-
     async def _reading(self, operation: str, read: Callable[[], T]) -> T:
         start = time.perf_counter()
         try:
@@ -495,18 +430,6 @@ class SqlStore(ABC):
             except RaceError:
                 continue
         raise StoreError(f"store {self.place}: other processes write the same events; try again")
-
-    def _begun(self) -> Any:
-        """This thread's connection in a transaction; one that was lost while idle is replaced."""
-        connection = self._own_connection()
-        try:
-            connection.execute(self.begin)
-        except self.unavailable:
-            if not self._drop_if_lost(connection):
-                raise
-            connection = self._own_connection()
-            connection.execute(self.begin)
-        return connection
 
     def _append(self, cursor: Cursor, batches: list[Sequence[Event]]) -> list[Any]:
         events = [event for batch in batches for event in batch]
@@ -627,133 +550,6 @@ class SqlStore(ABC):
         if not erased:
             return {}
         return {user: erased[name] for user in users if (name := user_hash(user)) in erased}
-
-    def _upgrade(self, connection: Any, version: int) -> None:
-        """Run the migrations behind `version`; within a transaction.
-
-        Raises:
-            StoreError: the schema is of a newer version.
-        """
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.place}: schema {version} is newer than this program's {SCHEMA_VERSION}; "
-                "upgrade recsys"
-            )
-        for number in range(version + 1, SCHEMA_VERSION + 1):
-            for statement in self.migrations[number]:
-                connection.execute(statement)
-            connection.execute(self.write_version.format(number))
-        connection.execute(
-            self._sql("INSERT INTO state VALUES ('store_id', ?) ON CONFLICT DO NOTHING"),
-            (json.dumps(uuid.uuid4().hex),),
-        )
-
-    def _identify(self, connection: Any) -> str:
-        (found,) = connection.execute("SELECT value FROM state WHERE key = 'store_id'").fetchone()
-        return str(json.loads(found))
-
-    @contextmanager
-    def _connected(self) -> Iterator[Any]:
-        connection = self._connect()
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    def _own_connection(self) -> Any:
-        """This thread's connection."""
-        if not hasattr(self._local, "connection"):
-            self._local.connection = self._connect()
-            self._connections.append(self._local.connection)
-        return self._local.connection
-
-    def _drop_if_lost(self, connection: Any) -> bool:
-        if not self._is_lost(connection):
-            return False
-        connection.close()
-        self._connections.remove(connection)
-        del self._local.connection
-        return True
-
-    @contextmanager
-    def _committed(self, connection: Any) -> Iterator[Any]:
-        """Commit what a transaction did, or none of it."""
-        try:
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException:
-            self._roll_back(connection)
-            raise
-
-    @abstractmethod
-    def _roll_back(self, connection: Any) -> None:
-        """End a transaction, if the database has not done so."""
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except self.failures as error:
-            raise self._explain(error) from error
-
-    def _explain(self, error: BaseException) -> StoreError:
-        explained = StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
-        if not self._fails:  # told once, not with every request
-            self._fails = True
-            logger.warning("%s", explained)
-        return explained
-
-    def _works(self) -> None:
-        if self._fails:
-            self._fails = False
-            logger.info("store %s works again", self.place)
-
-    @property
-    @abstractmethod
-    def advice(self) -> str:
-        """What a person can do about a failure."""
-
-
-def admit(
-    batch: Sequence[Event],
-    known: Mapping[str | None, str | None],
-    erased: Mapping[str, int],
-    answers: Collection[str],
-) -> tuple[list[Event], Appended]:
-    """Tell the new events of a batch from those that are there.
-
-    Args:
-        batch: events with ids and digests.
-        known: id -> digest of those that are there.
-        erased: user -> when they were erased, in unix milliseconds.
-        answers: recommendation ids that are remembered.
-
-    Returns:
-        Events to write, and what became of the batch.
-
-    Raises:
-        EventConflictError: an id stands for two contents.
-    """
-    fresh: dict[str | None, Event] = {}
-    conflicts: list[str] = []
-    duplicates = ignored = unlinked = 0
-    for event in batch:
-        if event.event_id in fresh or event.event_id in known:
-            same = fresh.get(event.event_id)
-            before = same.digest if same is not None else known[event.event_id]
-            if before == event.digest:
-                duplicates += 1
-            else:
-                conflicts.append(str(event.event_id))
-        elif event.time_ms <= erased.get(event.user, -1):
-            ignored += 1
-        else:
-            fresh[event.event_id] = event
-            named = event.recommendation_id
-            unlinked += named is not None and named not in answers
-    if conflicts:
-        raise EventConflictError(conflicts)
-    return list(fresh.values()), Appended(len(fresh), duplicates, ignored, unlinked)
 
 
 def now_ms() -> int:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.stores import Event, EventConflictError
-from serving.stores.sql import admit
+from serving.stores.admission import admit
 
 EVENTS = st.builds(
     lambda name, user, content, answer: Event(

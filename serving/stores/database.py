@@ -1,0 +1,219 @@
+"""Database: how a SQL database is reached, whichever: connections, transactions, schema, failures.
+
+Each thread that asks has a connection of its own, which is replaced when it is lost. Knows no table
+but the one that names the store. Its two dialects are `sqlite` and `postgres`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from serving.stores.protocol import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+logger = logging.getLogger("serving.stores")
+SCHEMA_VERSION = 3
+
+
+class Cursor(Protocol):
+    """What sqlite3's and psycopg's cursors share."""
+
+    @property
+    def rowcount(self) -> int:
+        """Rows changed by the last statement, over all of its parameter sets."""
+
+    def execute(self, query: str, parameters: Sequence[Any] = ..., /) -> Any:
+        """Run a statement."""
+
+    def executemany(self, query: str, parameters: Iterable[Sequence[Any]], /) -> Any:
+        """Run a statement for each set of parameters."""
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+
+    def fetchall(self) -> list[Any]:
+        """The rows that are left."""
+
+
+class Database(ABC):
+    """A SQL database whose schema is up to date.
+
+    Attributes:
+        place: names it in messages, without secrets.
+        store_id: names what is in it, wherever it is reached from.
+    """
+
+    migrations: ClassVar[Mapping[int, Sequence[str]]]
+    write_version: ClassVar[str]
+    begin: ClassVar[str]
+    begin_snapshot: ClassVar[str]
+    failures: ClassVar[tuple[type[Exception], ...]]
+    unavailable: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(self, place: str) -> None:
+        """Open the database and bring its schema up to date.
+
+        Args:
+            place: names it in messages, without secrets.
+
+        Raises:
+            StoreError: not a store, one of a newer version, or out of reach.
+        """
+        self.place = place
+        self._local = threading.local()
+        self._connections: list[Any] = []
+        self._fails = False
+        with self._explained(), self._connected() as connection:
+            self._migrate(connection)
+            self.store_id = self._identify(connection)
+
+    def close(self) -> None:
+        """Close what connections there are; no thread may use them any more."""
+        for connection in self._connections:
+            connection.close()
+
+    # What a dialect says
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """A new connection in autocommit mode, usable from any thread."""
+
+    @abstractmethod
+    def _migrate(self, connection: Any) -> None:
+        """Bring the schema to `SCHEMA_VERSION` (`_upgrade`), in one transaction."""
+
+    @abstractmethod
+    def _sql(self, query: str) -> str:
+        """A query in the dialect's words."""
+
+    @abstractmethod
+    def _is_lost(self, connection: Any) -> bool:
+        """Whether nothing more can be done with the connection."""
+
+    @abstractmethod
+    def _roll_back(self, connection: Any) -> None:
+        """End a transaction, if the database has not done so."""
+
+    @property
+    @abstractmethod
+    def advice(self) -> str:
+        """What a person can do about a failure."""
+
+    # Asking
+
+    def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
+        """Rows of a query on this thread's connection; a lost connection is replaced, once."""
+        sql = self._sql(query)
+        with self._explained():
+            for last in (False, True):
+                connection = self._own_connection()
+                try:
+                    rows = list(connection.execute(sql, parameters).fetchall())
+                    self._works()
+                    return rows
+                except self.unavailable:
+                    if last or not self._drop_if_lost(connection):
+                        raise
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    # The schema
+
+    def _upgrade(self, connection: Any, version: int) -> None:
+        """Run the migrations behind `version`; within a transaction.
+
+        Raises:
+            StoreError: the schema is of a newer version.
+        """
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.place}: schema {version} is newer than this program's {SCHEMA_VERSION}; "
+                "upgrade recsys"
+            )
+        for number in range(version + 1, SCHEMA_VERSION + 1):
+            for statement in self.migrations[number]:
+                connection.execute(statement)
+            connection.execute(self.write_version.format(number))
+        connection.execute(
+            self._sql("INSERT INTO state VALUES ('store_id', ?) ON CONFLICT DO NOTHING"),
+            (json.dumps(uuid.uuid4().hex),),
+        )
+
+    def _identify(self, connection: Any) -> str:
+        (found,) = connection.execute("SELECT value FROM state WHERE key = 'store_id'").fetchone()
+        return str(json.loads(found))
+
+    # Connections and transactions
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        connection = self._connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _own_connection(self) -> Any:
+        """This thread's connection."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = self._connect()
+            self._connections.append(self._local.connection)
+        return self._local.connection
+
+    def _drop_if_lost(self, connection: Any) -> bool:
+        if not self._is_lost(connection):
+            return False
+        connection.close()
+        self._connections.remove(connection)
+        del self._local.connection
+        return True
+
+    def _begun(self) -> Any:
+        """This thread's connection in a transaction; one that was lost while idle is replaced."""
+        connection = self._own_connection()
+        try:
+            connection.execute(self.begin)
+        except self.unavailable:
+            if not self._drop_if_lost(connection):
+                raise
+            connection = self._own_connection()
+            connection.execute(self.begin)
+        return connection
+
+    @contextmanager
+    def _committed(self, connection: Any) -> Iterator[Any]:
+        """Commit what a transaction did, or none of it."""
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            self._roll_back(connection)
+            raise
+
+    # Failures
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self.failures as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: BaseException) -> StoreError:
+        explained = StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
+        if not self._fails:  # told once, not with every request
+            self._fails = True
+            logger.warning("%s", explained)
+        return explained
+
+    def _works(self) -> None:
+        if self._fails:
+            self._fails = False
+            logger.info("store %s works again", self.place)
