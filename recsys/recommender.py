@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from recsys.decoding.trace import Trace
     from recsys.live import Epoch, NewItem
     from recsys.prompts import PromptEncoder
-    from recsys.retrieval import Retrieval
+    from recsys.retrieval import Candidates, Retrieval
 
     Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -284,10 +284,10 @@ class Recommender:
             ValueError: k below 1.
             RequestError: a blend of a bundle that has no retrieval.
         """
-        found, _ = self.rank_both(
+        ((found, _),) = self.rank_modes(
             histories,
             k,
-            exclude_seen,
+            (exclude_seen,),
             beams=beams,
             blend=blend,
             batch_size=batch_size,
@@ -295,20 +295,25 @@ class Recommender:
         )
         return found
 
-    def rank_both(
+    def rank_modes(
         self,
         histories: Histories,
         k: int,
-        exclude_seen: bool = True,
+        exclude_seen: Sequence[bool] = (True, False),
         *,
         beams: int | None = None,
         blend: bool | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
-    ) -> tuple[Ranked, Ranked]:
-        """As `rank`, and the lists that the model alone gives, from the same search.
+    ) -> list[tuple[Ranked, Ranked]]:
+        """As `rank`, with and without the items of the history, and what the model alone ranks.
 
-        Without a blend both are the model's.
+        All of it comes from one search (`recsys.decoding.shared`), which costs little more than one
+        of the lists would.
+
+        Returns:
+            For each of `exclude_seen` two rankings: what `rank` gives, and the model's own list.
+            Without a blend both are the model's.
 
         Raises:
             ValueError: k below 1.
@@ -317,22 +322,24 @@ class Recommender:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         blends = self._blends(RecommendRequest([], k, blend=blend))
-        epoch = self._begin()
-        items = np.full((2, len(histories), k), -1, np.int32)
-        scores = np.full((2, len(histories), k), -np.inf, np.float32)
+        kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
+        epoch, modes = self._begin(), len(exclude_seen)
+        items = np.full((modes, 2, len(histories), k), -1, np.int32)
+        scores = np.full(items.shape, -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             group = histories.take(places)
-            seen = group if exclude_seen else Histories.of([[]] * len(group))
-            kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
-            masks = [epoch.mask] * len(group)
-            *both, _ = self._top(epoch, group, seen, masks, [None] * len(group), k, kind)
-            for place, found in enumerate(both):
-                items[place, places], scores[place, places] = found.items, found.scores
+            owner = np.tile(np.arange(len(group)), modes)
+            seen = group.take(owner).where(np.repeat(exclude_seen, len(group.items)))
+            found = self._top_shared(epoch, group, owner, seen, k, kind)
+            for which, lists in enumerate(found):
+                here = (slice(None), which, places)
+                items[here] = lists.items.reshape(modes, len(group), k)
+                scores[here] = lists.scores.reshape(modes, len(group), k)
             if advance is not None:
                 advance(len(places))
-        return (items[0], scores[0]), (items[1], scores[1])
+        return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
 
     def warm_up(self) -> None:
         """Pay one-time costs now: allocations, and the planner's measurements if one plans.
@@ -554,17 +561,7 @@ class Recommender:
 
         A blend's own list of the model is without boosts.
         """
-        blend = None if self.retrieval is None or not kind.blend else self.retrieval.blend
-        along: dict[str, Any] = {}
-        if self.retrieval is not None and blend is not None:
-            allowed = [
-                allowed_items(epoch.trie, epoch.alive, mask, len(self.retrieval)) for mask in masks
-            ]
-            candidates = self.retrieval.candidates(
-                histories, blend.candidates, False, excluded=excluded, allowed=allowed
-            )
-            along["candidates"] = candidate_rows(epoch.trie, candidates)
-            along["candidate_nodes"] = blend.nodes
+        candidates, along = self._along(epoch, histories, excluded, masks, kind)
         beams = self.engine.decode(
             epoch.encoder.encode_all(histories),
             kind.beams,
@@ -581,26 +578,93 @@ class Recommender:
             traced=kind.trace,
             **along,
         ).beams
+        lists = self._lists(epoch, histories, excluded, masks, boosts, k, candidates, beams)
+        return *lists, beams
+
+    def _top_shared(
+        self,
+        epoch: Epoch,
+        histories: Histories,
+        owner: NDArray[np.int64],
+        excluded: Histories,
+        k: int,
+        kind: _Kind,
+    ) -> tuple[Lists, Lists]:
+        """As `_top`, by plain search, of requests that have `owner`'s histories."""
+        from recsys.decoding import shared_beam_search
+
+        asked, masks = histories.take(owner), [epoch.mask] * len(owner)
+        candidates, along = self._along(epoch, asked, excluded, masks, kind)
+        beams = shared_beam_search(
+            self.engine.target,
+            epoch.encoder.encode_all(histories),
+            owner,
+            epoch.trie,
+            kind.beams,
+            exclude=[epoch.excluded_rows(items, epoch.mask) for items in excluded],
+            masks=masks,
+            **along,
+        )
+        boosts = [None] * len(owner)
+        return self._lists(epoch, asked, excluded, masks, boosts, k, candidates, beams)
+
+    def _along(
+        self,
+        epoch: Epoch,
+        histories: Histories,
+        excluded: Histories,
+        masks: Sequence[RowMask | None],
+        kind: _Kind,
+    ) -> tuple[Candidates | None, dict[str, Any]]:
+        """What retrieval proposes if the kind blends, and the search's options for it."""
+        blend = None if self.retrieval is None or not kind.blend else self.retrieval.blend
+        if self.retrieval is None or blend is None:
+            return None, {}
+        size = len(self.retrieval)
+        candidates = self.retrieval.candidates(
+            histories,
+            blend.candidates,
+            False,
+            excluded=excluded,
+            allowed=[allowed_items(epoch.trie, epoch.alive, mask, size) for mask in masks],
+        )
+        rows = candidate_rows(epoch.trie, candidates)
+        return candidates, {"candidates": rows, "candidate_nodes": blend.nodes}
+
+    def _lists(
+        self,
+        epoch: Epoch,
+        histories: Histories,
+        excluded: Histories,
+        masks: Sequence[RowMask | None],
+        boosts: Sequence[Boost | None],
+        k: int,
+        candidates: Candidates | None,
+        beams: Beams,
+    ) -> tuple[Lists, Lists]:
+        """The best k of each request, and the model's own."""
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        if self.retrieval is None or blend is None or beams.candidate_scores is None:
+        blend = None if self.retrieval is None else self.retrieval.blend
+        found = candidates, beams.candidate_scores
+        if self.retrieval is None or blend is None or found[0] is None or found[1] is None:
             own = Lists.of_model(
                 *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
             )
-            return own, own, beams
+            return own, own
         width, plainly = max(k, rows.shape[1]), [None] * len(rows)
         own = Lists.of_model(
             *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, plainly, width)
         )
         union = Union.of(
             own,
-            candidates,
-            beams.candidate_scores.cpu().numpy(),
+            found[0],
+            found[1].cpu().numpy(),
             self.retrieval,
             histories,
             trie=epoch.trie,
             boosts=boosts,
         )
-        return union.best(blend, k), own.first(k), beams
+        return union.best(blend, k), own.first(k)
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

@@ -342,6 +342,11 @@ class DeviceTrie:
         start, stop = self.source.depth_start[depth : depth + 2]
         return states.clamp(start, stop - 1)
 
+    def parents_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Parent of each state (any but the root): the last whose children begin at or before."""
+        inner = self.first_child[:-1]
+        return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1
+
     def ended(self, states: torch.Tensor) -> torch.Tensor:
         """Whether a sequence has ended at a state."""
         return (self.tokens_of(states.clamp(min=0)) == self.source.end) & (states > 0)

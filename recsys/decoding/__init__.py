@@ -10,6 +10,7 @@ from recsys.decoding.engine import Decoded, Engine
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.planner import Plan
 from recsys.decoding.score import score_rows
+from recsys.decoding.shared import shared_beam_search
 from recsys.decoding.speculative import speculative_beam_search
 from recsys.decoding.text import Texts, generate_text
 from recsys.decoding.trace import Trace, TraceNode
@@ -33,5 +34,6 @@ __all__ = [
     "complete",
     "generate_text",
     "score_rows",
+    "shared_beam_search",
     "speculative_beam_search",
 ]

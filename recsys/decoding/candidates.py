@@ -75,7 +75,7 @@ class CandidateDrafter:
             score = score.masked_fill(again | (row.gather(1, order) < 0), -torch.inf)
             # Equal prefixes lie together: the parent is the first place of the parent's state.
             above = levels[-1].states if levels else torch.zeros_like(state)
-            parent = torch.searchsorted(above, _parents(state, step), right=False)
+            parent = torch.searchsorted(above, step.trie.parents_of(state), right=False)
             token = step.trie.tokens_of(state)
             levels.append(Frontier.proposed(state, score, token, parent))
         return Proposal(levels)
@@ -137,7 +137,7 @@ def _merge(found: list[Frontier], above: torch.Tensor, width: int, step: Step) -
     states, alive, rank = (x.gather(1, order) for x in (states, alive, rank))
     again = torch.zeros_like(alive)
     again[:, 1:] = (states[:, 1:] == states[:, :-1]) & alive[:, :-1]
-    wanted = _parents(states, step)
+    wanted = step.trie.parents_of(states)
     ordered = above.sort(dim=1)
     at = torch.searchsorted(ordered.values, wanted).clamp(max=above.shape[1] - 1)
     known = ordered.values.gather(1, at) == wanted
@@ -150,9 +150,3 @@ def _merge(found: list[Frontier], above: torch.Tensor, width: int, step: Step) -
         step.trie.tokens_of(states),
         ordered.indices.gather(1, at).gather(1, best),
     )
-
-
-def _parents(states: torch.Tensor, step: Step) -> torch.Tensor:
-    """Parent of each state (any but the root): the last whose children begin at or before it."""
-    inner = step.trie.first_child[:-1]
-    return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1

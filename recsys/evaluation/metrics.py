@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import sparse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     from recsys.interactions import Histories
 
 RESAMPLES_AT_A_TIME = 64  # bounds memory: 64 * users counts
-USERS_AT_A_TIME = 2048  # bounds memory: so many lists' vectors
 
 
 @dataclass(frozen=True)
@@ -130,18 +132,36 @@ def diversity_at_k(ranked: NDArray[np.int32], k: int, vectors: NDArray[np.floati
         k: places.
         vectors: (items, D) of length 1, or 0.
     """
-    total, lists = 0.0, 0
-    for start in range(0, len(ranked), USERS_AT_A_TIME):
-        items = ranked[start : start + USERS_AT_A_TIME, :k]
-        of_items = np.where((items >= 0)[..., None], vectors[items], 0)
-        squares = (of_items**2).sum(axis=(1, 2))
-        together = (of_items.sum(axis=1) ** 2).sum(axis=1) - squares  # each pair twice
-        length = (items >= 0).sum(axis=1)
+    return diversities(ranked, (k,), vectors)[0]
+
+
+def diversities(
+    ranked: NDArray[np.int32], ks: Sequence[int], vectors: NDArray[np.floating]
+) -> list[float]:
+    """`diversity_at_k` for each of the rising `ks`; a list's vectors are read once for all."""
+    total, lists = np.zeros(len(ks)), np.zeros(len(ks), np.int64)
+    n, begin = len(ranked), 0
+    square = np.einsum("nd,nd->n", vectors, vectors)
+    whole, squares = np.zeros((n, vectors.shape[1])), np.zeros(n)
+    length = np.zeros(n, np.int64)
+    for place, k in enumerate(ks):
+        here = ranked[:, begin:k]
+        shown = here >= 0
+        added = shown.sum(axis=1)
+        ends = np.append(0, np.cumsum(added))
+        pick = sparse.csr_array(
+            (np.ones(ends[-1], vectors.dtype), here[shown], ends), shape=(n, len(vectors))
+        )
+        whole += pick @ vectors
+        squares += pick @ square
+        length += added
+        begin = k
+        together = np.einsum("nd,nd->n", whole, whole) - squares  # each pair twice
         several = length > 1
         pairs = length * (length - 1)
-        total += float((1 - together[several] / pairs[several]).sum())
-        lists += int(several.sum())
-    return total / lists if lists else 0.0
+        total[place] = (1 - together[several] / pairs[several]).sum()
+        lists[place] = several.sum()
+    return [float(t / many) if many else 0.0 for t, many in zip(total, lists, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from recsys.errors import DataError
 from recsys.evaluation.metrics import (
     Hits,
     coverage_at_k,
-    diversity_at_k,
+    diversities,
     gini_at_k,
     interval,
     mrr_at_k,
@@ -77,8 +77,11 @@ class EvaluationConfig:
         targets: what the headline figures are about: the user's `next` event, or `all` of the
             split's. Both are measured.
         users: evaluate a random sample of so many users; by default all.
-        batch_size: users ranked together.
+        batch_size: users whose lists are searched together.
         processes: that rank at once, each with its own copy of the model; no figure depends on it.
+            By default one a core (a thread of torch's), and one alone for a few users.
+        dtype: of the model's numbers, `float32` or `bfloat16`; the latter is quicker where the
+            processor has it, and changes the order of some lists.
         resamples: draws of the bootstrap.
         examples: users whose lists the report shows.
         seed: of the sample, the bootstrap and the choice of examples.
@@ -91,7 +94,8 @@ class EvaluationConfig:
     targets: Literal["next", "all"] = "next"
     users: int | None = None
     batch_size: int = 64
-    processes: int = 1
+    processes: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
     resamples: int = 1000
     examples: int = 6
     seed: int = 0
@@ -415,24 +419,23 @@ def _coverage(
     vectors: NDArray[np.floating[Any]] | None,
     config: EvaluationConfig,
 ) -> list[dict[str, Any]]:
-    num_items = len(popularity)
-    return [
-        {
-            "ranker": name,
-            "seen": mode,
-            "k": k,
-            "coverage": round(coverage_at_k(ranking.items, k, num_items), 6),
-            "gini": round(gini_at_k(ranking.items, k, num_items), 6),
-            "novelty": round(novelty_at_k(ranking.items, k, popularity), 6),
-            "diversity": None
-            if vectors is None
-            else round(diversity_at_k(ranking.items, k, vectors), 6),
-            "short_share": round(short_share_at_k(ranking.items, k), 6),
-        }
-        for name, modes in rankings.items()
-        for mode, ranking in modes.items()
-        for k in config.ks
-    ]
+    num_items, rows = len(popularity), []
+    for name, modes in rankings.items():
+        for mode, ranking in modes.items():
+            alike: list[float | None] = [None] * len(config.ks)
+            if vectors is not None:
+                alike = [round(d, 6) for d in diversities(ranking.items, config.ks, vectors)]
+            for k, diversity in zip(config.ks, alike, strict=True):
+                found = {
+                    "coverage": coverage_at_k(ranking.items, k, num_items),
+                    "gini": gini_at_k(ranking.items, k, num_items),
+                    "novelty": novelty_at_k(ranking.items, k, popularity),
+                    "short_share": short_share_at_k(ranking.items, k),
+                }
+                rounded = {key: round(value, 6) for key, value in found.items()}
+                about = {"ranker": name, "seen": mode, "k": k}
+                rows.append({**about, **rounded, "diversity": diversity})
+    return rows
 
 
 def _segments(

@@ -35,10 +35,8 @@ from recsys.progress import console, say, track
 from recsys.semantic_ids.report import health
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterable
+    from typing import Any, Self
 
     from recsys.catalog import Catalog
     from recsys.evaluation.protocol import Ranker
@@ -49,7 +47,8 @@ if TYPE_CHECKING:
 KIND = "evaluation"
 # The ranker under test is `blended` where the bundle blends, with the model alone beside it.
 MODEL, BLENDED = "model", "blended"
-CHUNK = 512  # users that a process ranks at a time
+CHUNK = 256  # users that a process ranks at a time
+WORTH_A_PROCESS = 2000  # users; a process takes seconds to start
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
@@ -114,15 +113,20 @@ def evaluate_bundle(
 
 @dataclass(frozen=True)
 class _Ahead:
-    """A ranker whose lists were made ahead, by mode and history."""
+    """A ranker whose lists were made ahead.
 
-    lists: dict[tuple[bool, bytes], tuple[NDArray[np.int32], NDArray[np.float32]]]
+    Attributes:
+        places: history, as bytes -> its place among the lists.
+        lists: whether seen items are left out -> (n, k) items and scores.
+    """
 
-    def rank(
-        self, histories: Histories, k: int, exclude_seen: bool
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        found = [self.lists[exclude_seen, history.tobytes()] for history in histories]
-        return np.stack([items for items, _ in found]), np.stack([scores for _, scores in found])
+    places: dict[bytes, int]
+    lists: dict[bool, Ranked]
+
+    def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
+        rows = [self.places[history.tobytes()] for history in histories]
+        items, scores = self.lists[exclude_seen]
+        return items[rows, :k], scores[rows, :k]
 
 
 class _Worker:
@@ -131,62 +135,87 @@ class _Worker:
     recommender: Recommender
 
     @classmethod
-    def start(cls, bundle: Path, processes: int) -> None:
+    def start(cls, bundle: Path, dtype: str, threads: int) -> None:
         import torch
 
         from recsys.recommender import Recommender
 
-        if processes > 1:
-            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-        cls.recommender = Recommender.load(bundle, check=False)
+        torch.set_num_threads(threads)
+        cls.recommender = Recommender.load(bundle, dtype=dtype, check=False)
 
     @classmethod
     def rank(
-        cls, histories: Histories, k: int, masked: bool, config: EvaluationConfig
-    ) -> tuple[Ranked, Ranked]:
-        return cls.recommender.rank_both(
-            histories, k, masked, beams=config.beams, batch_size=config.batch_size
-        )
+        cls, histories: Histories, k: int, modes: tuple[bool, ...], beams: int | None, batch: int
+    ) -> list[tuple[Ranked, Ranked]]:
+        return cls.recommender.rank_modes(histories, k, modes, beams=beams, batch_size=batch)
 
 
-def _rank_ahead(
-    bundle: Path, recommender: Recommender, histories: Histories, config: EvaluationConfig
-) -> dict[str, Ranker]:
-    """The recommender's rankers, by name: all lists of all modes, from one search each."""
-    retrieval = recommender.retrieval
-    blends = retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
-    order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
-    work = [
-        (mode == "masked", order[start : start + CHUNK])
-        for mode in config.seen_modes
-        for start in range(0, len(order), CHUNK)
-    ]
-    lists: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
-    with track("model", len(order) * len(config.seen_modes)) as bar, ExitStack() as stack:
-        jobs: Iterable[tuple[Ranked, Ranked]]
-        arguments = [
-            (histories.take(rows), max(config.ks), masked, config) for masked, rows in work
-        ]
-        if config.processes > 1:
-            pool = stack.enter_context(
-                ProcessPoolExecutor(
-                    config.processes,
+class _Search:
+    """All users' lists, chunk by chunk, in this process or in several; a context."""
+
+    def __init__(
+        self, bundle: Path, recommender: Recommender, users: int, config: EvaluationConfig
+    ) -> None:
+        self.config, self._stack = config, ExitStack()
+        self._map: Callable[..., Iterable[list[tuple[Ranked, Ranked]]]] = map
+        _Worker.recommender = recommender
+        most = -(-users // WORTH_A_PROCESS)
+        if (config.processes or most) > 1:
+            import torch
+
+            threads = torch.get_num_threads()
+            processes = config.processes or min(threads, most)
+            if processes > 1:
+                pool = ProcessPoolExecutor(
+                    processes,
                     mp_context=get_context("spawn"),
                     initializer=_Worker.start,
-                    initargs=(bundle, config.processes),
+                    initargs=(bundle, config.dtype, max(1, threads // processes)),
                 )
-            )
-            jobs = pool.map(_Worker.rank, *zip(*arguments, strict=True))
-        else:
-            _Worker.recommender = recommender
-            jobs = (_Worker.rank(*one) for one in arguments)
-        for (masked, rows), both in zip(work, jobs, strict=True):
-            keys = [(masked, histories[int(row)].tobytes()) for row in rows]
-            for mine, (items, scores) in zip(lists, both, strict=True):
-                mine.update(zip(keys, zip(items, scores, strict=True), strict=True))
-            bar.advance(len(rows))
-    first, alone = map(_Ahead, lists)
-    return {BLENDED: first, MODEL: alone} if blends else {MODEL: alone}
+                self._map = self._stack.enter_context(pool).map
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def lists(
+        self, what: str, histories: Histories, modes: tuple[bool, ...], beams: int | None
+    ) -> list[tuple[Ranked, Ranked]]:
+        """What `Recommender.rank_modes` says of all histories."""
+        k, n = max(self.config.ks), len(histories)
+        items = np.full((len(modes), 2, n, k), -1, np.int32)
+        scores = np.full(items.shape, -np.inf, np.float32)
+        # Alike lengths share a batch; what takes longest comes first, so that no process is late.
+        order = np.argsort(-histories.lengths, kind="stable")
+        work = [order[start : start + CHUNK] for start in range(0, n, CHUNK)]
+        same = ([value] * len(work) for value in (k, modes, beams, self.config.batch_size))
+        with track(what, n) as bar:
+            found = self._map(_Worker.rank, [histories.take(rows) for rows in work], *same)
+            for rows, lists in zip(work, found, strict=True):
+                for mode, both in enumerate(lists):
+                    for which, (mine, rated) in enumerate(both):
+                        items[mode, which, rows], scores[mode, which, rows] = mine, rated
+                bar.advance(len(rows))
+        return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
+
+
+def _rankers(search: _Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
+    """The recommender's rankers, by name: all lists of all modes, from one search a user."""
+    modes = tuple(mode == "masked" for mode in search.config.seen_modes)
+    found = search.lists("model", histories, modes, search.config.beams)
+    places = {history.tobytes(): place for place, history in enumerate(histories)}
+    first, alone = (
+        _Ahead(places, {mode: both[which] for mode, both in zip(modes, found, strict=True)})
+        for which in range(2)
+    )
+    return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
+
+
+def _blends(recommender: Recommender) -> bool:
+    retrieval = recommender.retrieval
+    return retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
 
 
 def _write(
@@ -199,7 +228,7 @@ def _write(
     from recsys.recommender import Recommender
 
     dataset = Dataset.load(dataset_path)
-    recommender = Recommender.load(bundle_path)
+    recommender = Recommender.load(bundle_path, dtype=config.dtype)
     _check_catalog(recommender.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
@@ -211,11 +240,14 @@ def _write(
         if (known := recommender.retrieval) is not None:
             warnings += check_retrieval(known.counts, known.fitted_on, dataset, config.split)
         asked = sample(dataset.examples(config.split, "next"), config).histories
-        ahead = _rank_ahead(bundle_path, recommender, asked, config)
+        with _Search(bundle_path, recommender, len(asked), config) as search:
+            ahead = _rankers(search, recommender, asked)
         info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
         near = known.vectors if known is not None else None
-        result = evaluate(rankers, dataset, config, None if near is None else near.vectors)
+        together = replace(config, batch_size=CHUNK)  # nothing but look-ups and baselines is left
+        result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
+        result = replace(result, config=config)
         document = report.document(
             result,
             dataset,

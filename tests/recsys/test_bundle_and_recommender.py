@@ -426,9 +426,23 @@ def test_rank_equals_recommend_batch(recommender, k, exclude_seen):
     ):
         n = len(result.recommendations)
         assert [catalog.item_ids[i] for i in row[:n]] == [r.item_id for r in result.recommendations]
-        assert row_scores[:n].tolist() == [r.score for r in result.recommendations]
+        expected = [r.score for r in result.recommendations]
+        assert row_scores[:n].tolist() == pytest.approx(expected, rel=1e-5)  # other slots
         assert (row[n:] == -1).all()
         assert (row_scores[n:] == -np.inf).all()
+
+
+def test_all_ways_to_treat_seen_items_from_one_search_are_those_of_each_alone(recommender):
+    rng = np.random.default_rng(4)
+    items = len(recommender.catalog)
+    histories = Histories.of([rng.integers(0, items, n) for n in rng.integers(0, 12, 20)])
+    both = recommender.rank_modes(histories, 10, batch_size=8)
+    for exclude_seen, (found, alone) in zip((True, False), both, strict=True):
+        items, scores = recommender.rank(histories, 10, exclude_seen)
+        np.testing.assert_array_equal(found[0], items)
+        np.testing.assert_allclose(found[1], scores, rtol=1e-5)
+        np.testing.assert_array_equal(alone[0], items)  # a bundle without a blend
+    assert (both[0][0][0] != both[1][0][0]).any()
 
 
 def test_rank_takes_no_histories(recommender):

@@ -516,23 +516,26 @@ class FakeRecommender:
         self.asked: list[tuple[int | None, int]] = []
 
     @classmethod
-    def load(cls, path: Path) -> FakeRecommender:
+    def load(cls, path: Path, dtype: str = "float32") -> FakeRecommender:
         FakeRecommender.loaded += 1
         return cls(path)
 
-    def rank_both(
+    def rank_modes(
         self,
         histories: Histories,
         k: int,
-        exclude_seen: bool = True,
+        exclude_seen: tuple[bool, ...] = (True, False),
         *,
         beams: int | None = None,
         batch_size: int = 64,
-    ) -> tuple[Any, Any]:
+    ) -> list[tuple[Any, Any]]:
         self.asked.append((beams, batch_size))
-        own = Fixed(list(range(ITEMS))).rank(histories, k, exclude_seen)
-        other = Fixed(list(range(ITEMS))[::-1]).rank(histories, k, exclude_seen)
-        return (own if self.retrieval is None else other), own
+        found = []
+        for masked in exclude_seen:
+            own = Fixed(list(range(ITEMS))).rank(histories, k, masked)
+            other = Fixed(list(range(ITEMS))[::-1]).rank(histories, k, masked)
+            found.append((own if self.retrieval is None else other, own))
+        return found
 
 
 @pytest.fixture
@@ -589,7 +592,7 @@ def test_beams_and_batch_size_reach_the_model(
     made: list[FakeRecommender] = []
     plain = FakeRecommender.load.__func__  # type: ignore[attr-defined]
 
-    def load(path: Path) -> FakeRecommender:
+    def load(path: Path, dtype: str) -> FakeRecommender:
         made.append(plain(FakeRecommender, path))
         return made[-1]
 

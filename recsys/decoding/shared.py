@@ -1,0 +1,160 @@
+"""Shared search: several requests of one prompt, searched over one tree.
+
+Requests that differ only in what they may get, such as an evaluation's with and without the items
+of the history, mostly keep the same beams. Here the prompt is run once for all of them, and each
+prefix that any of them wants, as a beam or on the way to a candidate, is one node. The answers are
+`beam_search`'s; scores may differ in their last bits, for nodes lie in other slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from recsys.decoding.beam import finish, prepare, row_tree
+from recsys.decoding.expand import Frontier, TokenLogits
+from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.models.tree_forward import TreeModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+    from recsys.constraint import ItemTrie
+    from recsys.constraint.mask import RowMask
+    from recsys.decoding.expand import Step
+    from recsys.decoding.row_tree import RowTree
+
+
+@torch.inference_mode()
+def shared_beam_search(
+    model: Any,
+    prompts: Sequence[ArrayLike] | Prompts,
+    owner: ArrayLike,
+    trie: ItemTrie,
+    num_beams: int = 20,
+    *,
+    exclude: Sequence[ArrayLike] | None = None,
+    masks: Sequence[RowMask | None] | None = None,
+    candidates: Sequence[ArrayLike] | None = None,
+    candidate_nodes: int | None = None,
+) -> Beams:
+    """As `beam_search` of R requests of which several may have the same prompt.
+
+    Args:
+        model: as `beam_search`'s, like `trie` and `num_beams`.
+        prompts: (B) token ids of each prompt, once.
+        owner: (R) which of the prompts each request has. Memory grows with the most that one has.
+        trie: the catalogue.
+        num_beams: K.
+        exclude: trie rows that each request must not get.
+        masks: what each request may get; None for everything.
+        candidates: trie rows of each request that are scored along.
+        candidate_nodes: of each request, as for `beam_search`.
+
+    Returns:
+        Beams of shape (R, K). The tokens and slots in the stats are those of the whole tree.
+
+    Raises:
+        ValueError: as `beam_search`, or an owner that is not one of the prompts.
+    """
+    model = TreeModel.of(model)
+    ready = Prompts.of(prompts, model)
+    named = np.asarray(owner, np.int64).reshape(-1)
+    if len(named) and not (named.min() >= 0 and named.max() < len(ready)):
+        raise ValueError(f"owner: must lie in 0 .. {len(ready) - 1}")
+    step = prepare(model, len(named), trie, num_beams, exclude, "vocabulary", masks=masks)
+    frontier = Frontier.root(len(named), model.score_dtype, model.device)
+    if not len(named):
+        return finish(frontier, step, num_beams, [])
+    rows = row_tree(step, candidates, candidate_nodes)
+    widths = [trie.width(depth, num_beams) for depth in range(1, step.levels + 1)]
+    room = sum(widths[:-1]) + (0 if rows is None else rows.width)
+    with TokenTree(model, ready, room * int(np.bincount(named).max())) as tree:
+        level = _Level(tree, step, torch.from_numpy(named).to(model.device))
+        scores = None if rows is None else level.scores(rows, 0)
+        for depth, width in enumerate(widths):
+            frontier = step.expand(frontier, level.logits(frontier.states), depth, width)
+            if depth + 1 < step.levels:
+                level.descend(frontier, rows, depth + 1)
+                if rows is not None and scores is not None:
+                    scores = scores + level.scores(rows, depth + 1)
+        stats = [
+            DecodeStats(
+                target_passes=tree.passes,
+                target_tokens=n - cached + tree.run,
+                kv_slots=n + tree.run,
+                kv_bytes=(n + tree.run) * tree.cache.bytes_per_slot,
+                cached_tokens=cached,
+            )
+            for n, cached in zip(ready.host_lengths.tolist(), tree.cached.tolist(), strict=True)
+        ]
+        if rows is not None and scores is not None:
+            scores = scores.masked_fill(~rows.known, -torch.inf)
+        return finish(frontier, step, num_beams, [stats[i] for i in named.tolist()], scores)
+
+
+class _Level:
+    """The nodes of one depth: a state of a prompt's tree is one node, whoever wants it.
+
+    Attributes:
+        owner: (R, 1) int64 prompt of each request.
+    """
+
+    def __init__(self, tree: TokenTree, step: Step, owner: torch.Tensor) -> None:
+        """Begin at the prompts, which are run."""
+        self.owner = owner.unsqueeze(-1)
+        self._tree, self._step = tree, step
+        # One integer names a state of a prompt's tree.
+        self._stride = step.trie.source.num_states
+        self._begins = torch.arange(len(tree.lengths) + 1, device=owner.device)
+        self._keys = self._begins[:-1] * self._stride
+        self._start = self._begins
+        self._first = ROOT
+        self._logits = TokenLogits.of(tree.forward(), step.trie)
+
+    def logits(self, states: torch.Tensor) -> TokenLogits:
+        """(R, W) of the states; of any node, for states that nobody wanted."""
+        place = self._place(states)
+        return TokenLogits(*(part[self.owner, place] for part in self._logits))
+
+    def scores(self, rows: RowTree, depth: int) -> torch.Tensor:
+        """(R, C) log-probabilities of the rows' tokens behind `depth` others."""
+        states = torch.nn.functional.pad(rows.states, (1, 0)).gather(1, rows.places[..., depth])
+        place, (logits, total) = self._place(states), self._logits
+        symbols = rows.symbols[..., depth]
+        steps = logits[self.owner, place, symbols] - total[self.owner, place]
+        return steps if rows.free is None else steps.masked_fill(rows.free[..., depth], 0.0)
+
+    def descend(self, frontier: Frontier, rows: RowTree | None, depth: int) -> None:
+        """Go on to the states of the live beams at `depth`, and of the rows' prefixes there."""
+        wanted = [self._named(frontier.states)[frontier.scores > -torch.inf]]
+        if rows is not None:
+            wanted.append(self._named(rows.states)[rows.real & (rows.depth == depth)])
+        keys = torch.unique(torch.cat(wanted))
+        start = torch.searchsorted(keys, self._begins * self._stride)
+        prompt, state = keys // self._stride, keys % self._stride
+        place = torch.arange(len(keys), device=keys.device) - start[prompt]
+        shape = (len(start) - 1, max(1, int(start.diff().max())))
+        tokens = keys.new_zeros(shape)  # padding is a node like any other that nobody asks about
+        tokens[prompt, place] = self._step.trie.tokens_of(state)
+        parents = torch.full_like(tokens, ROOT)
+        if depth > 1:
+            above = prompt * self._stride + self._step.trie.parents_of(state)
+            at = torch.searchsorted(self._keys, above) - self._start[prompt]
+            parents[prompt, place] = self._first + at
+        self._first = self._tree.add(tokens, parents, depth)
+        self._keys, self._start = keys, start
+        self._logits = TokenLogits.of(self._tree.forward(), self._step.trie)
+
+    def _named(self, states: torch.Tensor) -> torch.Tensor:
+        return self.owner * self._stride + states
+
+    def _place(self, states: torch.Tensor) -> torch.Tensor:
+        """(R, W) of the states among the nodes of their prompt."""
+        place = torch.searchsorted(self._keys, self._named(states)) - self._start[self.owner]
+        return place.clamp_(0, self._logits.total.shape[1] - 1)

@@ -1,0 +1,86 @@
+"""Shared search: each request gets what it gets alone, and their prompt is run once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import RowMask
+from recsys.decoding import beam_search, shared_beam_search
+from recsys.testing import random_catalogue, random_prompts, tiny_model
+
+MODELS = {n: tiny_model(n, dtype=torch.float64) for n in ("llama-gqa", "mistral-window")}
+VOCABULARY = 64
+
+
+def random_case(seed):
+    """A catalogue, prompts, and requests that have them, each with wishes of its own."""
+    rng = np.random.default_rng(seed)
+    levels = int(rng.integers(1, 5))
+    trie = ItemTrie.build(random_catalogue(rng, int(rng.integers(1, 60)), levels, VOCABULARY))
+    prompts = random_prompts(rng, int(rng.integers(1, 5)), 12)
+    owner = rng.integers(0, len(prompts), int(rng.integers(1, 9)))
+    some = [rng.integers(0, trie.num_rows, int(rng.integers(0, 12))) for _ in owner]
+    return rng, trie, prompts, owner, some
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(list(MODELS)),
+    st.sampled_from([None, 0, 5]),
+    st.integers(1, 12),
+)
+@settings(max_examples=15, deadline=None)
+def test_answers_are_those_of_beam_search(seed, architecture, nodes, num_beams):
+    rng, trie, prompts, owner, rows = random_case(seed)
+    exclude = [rng.integers(0, trie.num_rows, int(rng.integers(0, 9))) for _ in owner]
+    mask = RowMask.of(trie, rng.random(trie.num_items) < 0.7)
+    masks = [mask if rng.random() < 0.5 else None for _ in owner]
+    wishes = {"exclude": exclude, "masks": masks, "candidates": rows, "candidate_nodes": nodes}
+    model = MODELS[architecture]
+    alone = beam_search(model, [prompts[i] for i in owner], trie, num_beams, **wishes)
+    found = shared_beam_search(model, prompts, owner, trie, num_beams, **wishes)
+    assert torch.equal(found.rows, alone.rows)
+    pairs = [(found.scores, alone.scores), (found.candidate_scores, alone.candidate_scores)]
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+    assert found.certificates == alone.certificates
+
+
+def test_prefixes_that_several_want_are_run_once():
+    rng = np.random.default_rng(3)
+    trie = ItemTrie.build(random_catalogue(rng, 60, 4, VOCABULARY))
+    (prompt,) = random_prompts(rng, 1, 12)
+    model = MODELS["llama-gqa"]
+    (once,) = beam_search(model, [prompt], trie, 8).stats
+    thrice = shared_beam_search(model, [prompt], [0, 0, 0], trie, 8).stats
+    assert {s.target_tokens for s in thrice} == {once.target_tokens}
+    assert {s.target_passes for s in thrice} == {once.target_passes}
+    found = beam_search(model, [prompt], trie, 8).rows[0]
+    along = shared_beam_search(model, [prompt], [0], trie, 8, candidates=[found])
+    assert along.stats[0].target_tokens == once.target_tokens  # they are beams already
+    torch.testing.assert_close(along.candidate_scores, along.scores, rtol=0, atol=1e-9)
+
+
+def test_sequences_that_end_early_cost_nothing_behind_their_end():
+    trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=63)
+    wishes = {"candidates": [[0, 1, 2, 3]]}
+    alone = beam_search(MODELS["llama-gqa"], [[3, 4, 4]], trie, 4, **wishes)
+    found = shared_beam_search(MODELS["llama-gqa"], [[3, 4, 4]], [0], trie, 4, **wishes)
+    assert torch.equal(found.rows, alone.rows)
+    for mine, theirs in (
+        (found.scores, alone.scores),
+        (found.candidate_scores, alone.candidate_scores),
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+def test_nobody_gets_nothing_and_unknown_prompts_are_refused():
+    trie = ItemTrie.build([[5, 6], [7, 8]])
+    assert shared_beam_search(MODELS["llama-gqa"], [[1]], [], trie, 3).rows.shape == (0, 3)
+    with pytest.raises(ValueError, match="owner: must lie in 0"):
+        shared_beam_search(MODELS["llama-gqa"], [[1]], [1], trie, 3)
