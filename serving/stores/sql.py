@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("serving.stores")
 T = TypeVar("T")
 CHUNK = 50_000
-SERVED_KEPT = 100_000
-SERVED_WAITING = 10_000
+SERVED_KEPT = 100_000  # answers remembered at most
+SERVED_WAITING = 10_000  # of them, not yet written
 RACES = 5
 SEEDING, JOURNAL = range(2)  # what one process does at a time
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
@@ -70,7 +70,6 @@ class SqlStore(Database):
         place: str,
         *,
         not_history: Collection[str] = NOT_HISTORY,
-        served_kept: int = SERVED_KEPT,
         observer: Observer | None = None,
     ) -> None:
         """Open the database and bring its schema up to date.
@@ -78,7 +77,6 @@ class SqlStore(Database):
         Args:
             place: names the store in messages, without secrets.
             not_history: types of events that are no part of a history.
-            served_kept: answers remembered at most.
             observer: told of every call.
 
         Raises:
@@ -86,7 +84,6 @@ class SqlStore(Database):
         """
         super().__init__(place)
         self._not_history = sorted(not_history)
-        self._served_kept = served_kept
         self._observer = observer
         self._cache: HistoryCache | None = None
         self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
@@ -507,7 +504,7 @@ class SqlStore(Database):
             self._sql(
                 "DELETE FROM recommendations WHERE id <= (SELECT max(id) FROM recommendations) - ?"
             ),
-            (self._served_kept,),
+            (SERVED_KEPT,),
         )
 
     def _last_place(self, cursor: Cursor, model: str) -> int:

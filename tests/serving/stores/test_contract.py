@@ -216,7 +216,7 @@ async def test_feedback_is_linked_to_a_remembered_answer_at_once(
 async def test_answers_are_written_without_events_and_the_oldest_are_forgotten(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    monkeypatch.setattr(store, "_served_kept", 10)
+    monkeypatch.setattr("serving.stores.sql.SERVED_KEPT", 10)
     for i in range(25):
         store.remember(Served(f"r{i}", None, "m", (), i))
 
