@@ -136,7 +136,7 @@ def rate_each(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> flo
     """Requests a second that one replica answers as quickly as wanted.
 
     Raises:
-        ConfigError: none.
+        ConfigError: not even when it has hardly anything to do.
     """
 
     def quick(rate: float) -> bool:

@@ -4,6 +4,7 @@
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.config import JsonDict
 
 MAX_K = 200
 MAX_HISTORY = 2_000
@@ -38,6 +39,14 @@ class ModelRef(BaseModel):
     epoch: int | None = Field(
         None, description="State of its live catalogue; it grows with each change."
     )
+
+
+MODEL_EXAMPLE: JsonDict = {
+    "name": "demo",
+    "version": "3f2a9c0d1b7e4a55",
+    "alias": "champion",
+    "epoch": 0,
+}
 
 
 class Health(BaseModel):

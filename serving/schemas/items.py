@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from serving.schemas.common import CHAMPION, MAX_K, Alias, Body, ItemId, K, ModelRef, Source
+from serving.schemas.common import (
+    CHAMPION,
+    MAX_K,
+    MODEL_EXAMPLE,
+    Alias,
+    Body,
+    ItemId,
+    K,
+    ModelRef,
+    Source,
+)
 from serving.schemas.recommendations import ONE_SUBJECT, Subject
 
 MAX_PAGE = 200
@@ -224,12 +234,7 @@ class SimilarResponse(BaseModel):
         json_schema_extra={
             "examples": [
                 {
-                    "model": {
-                        "name": "demo",
-                        "version": "3f2a9c0d1b7e4a55",
-                        "alias": "champion",
-                        "epoch": 0,
-                    },
+                    "model": MODEL_EXAMPLE,
                     "item_id": "B0012",
                     "items": [
                         {
@@ -271,12 +276,7 @@ class RankResponse(BaseModel):
         json_schema_extra={
             "examples": [
                 {
-                    "model": {
-                        "name": "demo",
-                        "version": "3f2a9c0d1b7e4a55",
-                        "alias": "champion",
-                        "epoch": 0,
-                    },
+                    "model": MODEL_EXAMPLE,
                     "items": [
                         {
                             "item_id": "B0077",

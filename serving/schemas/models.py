@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from serving.schemas.common import AliasName, Body, ModelRef
+from serving.schemas.common import MODEL_EXAMPLE, AliasName, Body, ModelRef
 
 BundleName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)
@@ -120,12 +120,7 @@ class Evaluation(BaseModel):
         json_schema_extra={
             "examples": [
                 {
-                    "model": {
-                        "name": "demo",
-                        "version": "3f2a9c0d1b7e4a55",
-                        "alias": "champion",
-                        "epoch": 0,
-                    },
+                    "model": MODEL_EXAMPLE,
                     "files": {"validation": {"recall@10": 0.09}},
                 }
             ]

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
+    MODEL_EXAMPLE,
     Alias,
     Body,
     Certificate,
@@ -246,12 +247,7 @@ class RecommendationsResponse(BaseModel):
             "examples": [
                 {
                     "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
-                    "model": {
-                        "name": "demo",
-                        "version": "3f2a9c0d1b7e4a55",
-                        "alias": "champion",
-                        "epoch": 0,
-                    },
+                    "model": MODEL_EXAMPLE,
                     "items": [
                         {
                             "item_id": "B0077",
