@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import threading
@@ -19,7 +20,7 @@ import pytest
 import uvicorn
 
 from recsys.artifacts import Manifest, write_artifact
-from recsys.bundle import Bundle
+from recsys.bundle import CATALOG, PROMPTS, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.trace import Trace, TraceNode
@@ -204,6 +205,43 @@ def recommender() -> FakeRecommender:
 @pytest.fixture(scope="session")
 def fake() -> type[FakeRecommender]:
     return FakeRecommender
+
+
+def write_bundle(path: Path, items: int, *, seed: int = 0, **columns: Any) -> Path:
+    """A bundle of a random model; its catalogue is the same whatever the seed."""
+    import torch
+
+    from recsys.models.checkpoint import build, save_model
+
+    rng = np.random.default_rng(0)
+    flat = rng.choice(16**3, items, replace=False)
+    codes = np.stack(np.unravel_index(flat, (16, 16, 16)), axis=1).astype(np.int32)
+    table = pa.table(
+        {
+            "item_id": [f"B{i:04d}" for i in range(items)],
+            "title": [f"Thing no. {i}" for i in range(items)],
+            "text": [""] * items,
+            **columns,
+        }
+    )
+    vocabulary = Vocabulary.from_levels([16, 16, 16])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
+        for weight in model.parameters():
+            weight.data.mul_(3)  # peaked enough that scores rarely tie
+    with write_artifact(path, "bundle") as folder:
+        (folder / CATALOG).mkdir()
+        Catalog(table, codes).save(folder / CATALOG)
+        vocabulary.save(folder)
+        (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
+        save_model(model, folder / TARGET)
+    return path
+
+
+@pytest.fixture(scope="session")
+def random_bundle() -> Callable[..., Path]:
+    return write_bundle
 
 
 @pytest.fixture

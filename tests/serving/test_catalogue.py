@@ -12,9 +12,14 @@ from recsys.errors import RequestError
 from serving.stores import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import httpx
 
+    from serving.service import Service
     from serving.settings import ServingSettings
+
+    Neighbours = tuple[httpx.AsyncClient, httpx.AsyncClient, Service]
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
@@ -241,77 +246,72 @@ async def test_another_model_has_items_that_are_like_ones_that_went_or_moved(
         assert found["chair"] is not None
 
 
-async def test_processes_over_one_store_make_each_others_changes(
-    settings: ServingSettings,
-    fake: Any,
-    running: Any,
-    until: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+async def neighbours(
+    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Neighbours]:
+    """Two processes over one store, which look into it often; the service of the second."""
     monkeypatch.setattr("serving.catalogue.LOOK_S", 0.02)
     async with (
         running(settings, recommender=fake()) as (one, _),
         running(settings, recommender=fake()) as (two, service),
     ):
+        yield one, two, service
 
-        async def title(client: httpx.AsyncClient, item: str) -> str | None:
-            answer = (await client.get(f"/v1/items/{item}")).json()
-            return None if "code" in answer else answer["title"]
 
-        async def agree(item: str, wanted: str | None) -> None:
-            async with asyncio.timeout(60):
-                while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
-                    await asyncio.sleep(0.01)
+async def test_processes_over_one_store_make_each_others_changes(neighbours: Neighbours) -> None:
+    one, two, service = neighbours
 
-        await one.put("/v1/items/lamp", json=LAMP)
-        await agree("lamp", "Lamp")
-        assert (await two.delete("/v1/items/lamp")).status_code == 204
-        await agree("lamp", None)
-        await two.delete("/v1/items/item-3")
-        await agree("item-3", None)
-        # what the other one put just now can be taken away at once
-        await one.put("/v1/items/lamp", json=LAMP)
-        assert (await two.delete("/v1/items/lamp")).status_code == 204
-        await agree("lamp", None)
-        # of changes to one item at once, the one that was kept last holds everywhere
-        titles = [f"Lamp {n}" for n in range(8)]
-        puts = [
-            client.put("/v1/items/lamp", json=LAMP | {"title": name})
-            for client, name in zip([one, two] * 4, titles, strict=True)
-        ]
-        await asyncio.gather(*puts)
-        (kept,) = [
-            record
-            for record in (await service.store.journal("catalogue")).records
-            if record["item_id"] == "lamp"
-        ]
-        await agree("lamp", kept["title"])
+    async def title(client: httpx.AsyncClient, item: str) -> str | None:
+        answer = (await client.get(f"/v1/items/{item}")).json()
+        return None if "code" in answer else answer["title"]
+
+    async def agree(item: str, wanted: str | None) -> None:
+        async with asyncio.timeout(60):
+            while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
+                await asyncio.sleep(0.01)
+
+    await one.put("/v1/items/lamp", json=LAMP)
+    await agree("lamp", "Lamp")
+    assert (await two.delete("/v1/items/lamp")).status_code == 204
+    await agree("lamp", None)
+    await two.delete("/v1/items/item-3")
+    await agree("item-3", None)
+    # what the other one put just now can be taken away at once
+    await one.put("/v1/items/lamp", json=LAMP)
+    assert (await two.delete("/v1/items/lamp")).status_code == 204
+    await agree("lamp", None)
+    # of changes to one item at once, the one that was kept last holds everywhere
+    titles = [f"Lamp {n}" for n in range(8)]
+    puts = [
+        client.put("/v1/items/lamp", json=LAMP | {"title": name})
+        for client, name in zip([one, two] * 4, titles, strict=True)
+    ]
+    await asyncio.gather(*puts)
+    (kept,) = [
+        record
+        for record in (await service.store.journal("catalogue")).records
+        if record["item_id"] == "lamp"
+    ]
+    await agree("lamp", kept["title"])
 
 
 async def test_changes_of_other_processes_come_when_the_store_is_back(
-    settings: ServingSettings,
-    fake: Any,
-    running: Any,
-    until: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    neighbours: Neighbours, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.catalogue.LOOK_S", 0.01)
-    async with (
-        running(settings, recommender=fake()) as (one, _),
-        running(settings, recommender=fake()) as (_, service),
-    ):
-        looks = 0
+    one, _, service = neighbours
+    looks = 0
 
-        async def away(model: str, after: int = 0) -> Any:
-            nonlocal looks
-            looks += 1
-            raise StoreError("away")
+    async def away(model: str, after: int = 0) -> Any:
+        nonlocal looks
+        looks += 1
+        raise StoreError("away")
 
-        with monkeypatch.context() as broken:
-            broken.setattr(service.store, "journal", away)
-            await one.put("/v1/items/lamp", json=LAMP)
-            await until(lambda: looks > 2)
-        await until(lambda: service.catalog.find("lamp") >= 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(service.store, "journal", away)
+        await one.put("/v1/items/lamp", json=LAMP)
+        await until(lambda: looks > 2)
+    await until(lambda: service.catalog.find("lamp") >= 0)
 
 
 async def test_own_changes_are_not_made_twice(

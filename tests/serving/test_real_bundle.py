@@ -13,54 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from recsys import Recommender
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, PROMPTS, TARGET
-from recsys.catalog import Catalog
+from recsys.bundle import TARGET
 from recsys.errors import ArtifactError
-from recsys.models.checkpoint import build, save_model
 from recsys.recommender import RecommendRequest
-from recsys.vocabulary import Vocabulary
 from serving.server import serve
 from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ITEMS = 500
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-
-    rng = np.random.default_rng(0)
-    flat = rng.choice(16**3, ITEMS, replace=False)
-    codes = np.stack(np.unravel_index(flat, (16, 16, 16)), axis=1).astype(np.int32)
-    items = pa.table(
-        {
-            "item_id": [f"B{i:04d}" for i in range(ITEMS)],
-            "title": [f"Thing no. {i}" for i in range(ITEMS)],
-            "text": [""] * ITEMS,
-        }
-    )
-    vocabulary = Vocabulary.from_levels([16, 16, 16])
-    path = tmp_path_factory.mktemp("home") / "bundles" / "tiny"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
-        for weight in model.parameters():
-            weight.data.mul_(3)  # peaked enough that scores rarely tie
-    with write_artifact(path, "bundle") as folder:
-        (folder / CATALOG).mkdir()
-        Catalog(items, codes).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
-        save_model(model, folder / TARGET)
-    return path
+def bundle(tmp_path_factory: pytest.TempPathFactory, random_bundle: Callable[..., Path]) -> Path:
+    return random_bundle(tmp_path_factory.mktemp("home") / "bundles" / "tiny", ITEMS)
 
 
 @pytest.fixture
