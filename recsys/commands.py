@@ -166,7 +166,7 @@ def compare(
         verdict = "A" if row["low"] > 0 else "B" if row["high"] < 0 else "level"
         table.add_row(
             row["seen"],
-            f"{row['metric']}@{row['k']}",
+            f"{row['metric']}@{row['k']}" + (" of all" if row["targets"] == "all" else ""),
             *(f"{row[side]:.4f}" for side in ("a", "b")),
             f"{row['mean']:+.4f}",
             f"{row['low']:+.4f} to {row['high']:+.4f}",

@@ -33,7 +33,9 @@ def compare(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The first report minus the second, for the next event, in every mode that both have.
+    """The first report minus the second, in every mode that both have.
+
+    Of the next event, and where users have several targets, Recall of all of them, too.
 
     Args:
         a: folder of a report.
@@ -45,8 +47,8 @@ def compare(
         seed: of the draws.
 
     Returns:
-        `a`, `b` (report and ranker), `users`, and `rows`: mode, metric, both means, and `mean`,
-        `low`, `high` of the difference.
+        `a`, `b` (report and ranker), `users`, and `rows`: mode, targets (`next` or `all`), metric,
+        both means, and `mean`, `low`, `high` of the difference.
 
     Raises:
         ArtifactError: not a report.
@@ -72,11 +74,14 @@ def compare(
                 raise DataError(f"{a} and {b} have other {what}; evaluate both on the same data")
         users = len(mine)
         values = [_gains(table, k) for table in (mine, theirs)]
-        for metric in values[0]:
-            left, right = values[0][metric], values[1][metric]
+        for (targets, metric), left in values[0].items():
+            right = values[1].get((targets, metric))
+            if right is None:
+                continue
             gap = paired_bootstrap(left, right, resamples=resamples, seed=seed)
             means = {"a": float(left.mean()), "b": float(right.mean())}
-            rows.append({"seen": mode, "metric": metric, "k": k, **means, **vars(gap)})
+            about = {"seen": mode, "targets": targets, "metric": metric, "k": k}
+            rows.append({**about, **means, **vars(gap)})
     if not rows:
         raise DataError(f"{a} and {b} have no mode in common: masked here, unmasked there")
     reports = [{"report": str(path), "ranker": n} for path, n in zip((a, b), names, strict=True)]
@@ -108,11 +113,15 @@ def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:
     return table.filter(pc.and_(pc.equal(table["ranker"], ranker), pc.equal(table["seen"], mode)))
 
 
-def _gains(table: pa.Table, k: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Recall@k and NDCG@k of each user, from the rank of the next target."""
+def _gains(table: pa.Table, k: int) -> dict[tuple[str, str], np.ndarray[Any, np.dtype[np.float64]]]:
+    """What each user's list is worth, by targets and metric."""
     rank = table["rank"].fill_null(0).to_numpy()
     found = (rank >= 1) & (rank <= k)
-    return {
-        "recall": found.astype(np.float64),
-        "ndcg": np.where(found, 1 / np.log2(1 + np.maximum(rank, 1)), 0.0),
+    gains = {
+        ("next", "recall"): found.astype(np.float64),
+        ("next", "ndcg"): np.where(found, 1 / np.log2(1 + np.maximum(rank, 1)), 0.0),
     }
+    asked, hits = table["targets"].to_numpy(), f"hits_at_{k}"
+    if (asked > 1).any() and hits in table.column_names:
+        gains["all", "recall"] = table[hits].to_numpy() / asked
+    return gains

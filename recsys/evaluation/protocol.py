@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 Seen = Literal["masked", "unmasked"]
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
-# Lowest value and name of each segment: training events of the target, events of the history.
+# Lowest value and name of each segment: training events of the target (twice), events of the
+# history.
 SEGMENTS = {
+    "target": ((0, "cold"), (1, "warm")),
     "target_popularity": ((0, "0 (cold)"), (1, "1–4"), (5, "5–19"), (20, "20–49"), (50, "50+")),
     "history_length": ((0, "0"), (1, "1–4"), (5, "5–9"), (10, "10–19"), (20, "20+")),
 }
@@ -72,6 +74,8 @@ class EvaluationConfig:
             two under leave-one-out: never quote it.
         ks: lengths K at which lists are measured.
         beams: beam width of the model's search; by default the model's own for lists of max(ks).
+        widths: other beam widths to search with, rising; the report then says what each is worth
+            and what it costs, in the headline's mode.
         seen: whether the items of the history may be recommended: `masked` (they may not),
             `unmasked`, or `both`, one after the other.
         targets: what the headline figures are about: the user's `next` event, or `all` of the
@@ -90,6 +94,7 @@ class EvaluationConfig:
     split: Literal["test", "valid"] = "test"
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
     beams: int | None = None
+    widths: tuple[int, ...] = ()
     seen: Literal["both", "masked", "unmasked"] = "both"
     targets: Literal["next", "all"] = "next"
     users: int | None = None
@@ -103,6 +108,8 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
             raise ValueError(f"ks: want rising positive numbers, found {list(self.ks)}")
+        if list(self.widths) != sorted({width for width in self.widths if width > 0}):
+            raise ValueError(f"widths: want rising positive numbers, found {list(self.widths)}")
         lowest = {
             "batch_size": 1,
             "processes": 1,
@@ -225,6 +232,7 @@ def evaluate(
         _segments(
             rankings,
             {
+                "target": popularity[targets["next"].items],
                 "target_popularity": popularity[targets["next"].items],
                 "history_length": histories.lengths,
             },
@@ -258,7 +266,9 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         raise DataError(f"leak: histories do not end where the {split} split begins")
 
 
-def check_ids(fitted_on: str | None, dataset: Dataset, split: SplitName) -> None:
+def check_ids(
+    fitted_on: str | None, dataset: Dataset, split: SplitName, *, learned: bool = False
+) -> list[str]:
     """Check that semantic IDs were learned from the training events, and nothing else.
 
     Args:
@@ -266,6 +276,10 @@ def check_ids(fitted_on: str | None, dataset: Dataset, split: SplitName) -> None
             imported, or where that was not kept.
         dataset: that the model is measured on.
         split: likewise.
+        learned: whether they were learned, and not imported.
+
+    Returns:
+        What a reader must know if that cannot be told.
 
     Raises:
         DataError: they were learned from other events.
@@ -275,6 +289,12 @@ def check_ids(fitted_on: str | None, dataset: Dataset, split: SplitName) -> None
             "leak: semantic IDs were learned from other events than the data set's training "
             f"events; run from the stage 'ids' on again before measuring the {split} split"
         )
+    if fitted_on is not None or not learned:
+        return []
+    return [
+        "The bundle does not say which events its semantic IDs were learned from; run from the "
+        "stage 'ids' on again to have that checked."
+    ]
 
 
 def check_retrieval(

@@ -38,6 +38,7 @@ def document(
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    widths: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The result as plain JSON values; its keys and the columns of its rows are stable.
 
@@ -48,6 +49,7 @@ def document(
         made_from: name -> digest of bundle and data set.
         semantic_ids: health of the catalogue's semantic IDs, if it has any.
         warnings: what a reader must know before the figures.
+        widths: rows of `recsys.evaluation.widths`, if beam widths were swept.
     """
     config = result.config
     return {
@@ -68,13 +70,14 @@ def document(
         "comparisons": result.comparisons,
         "coverage": result.coverage,
         "segments": result.segments,
+        "widths": [dict(row) for row in widths],
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
         "examples": _examples(result, dataset),
     }
 
 
 def per_user(result: Result, dataset: Dataset) -> pa.Table:
-    """One row a user, ranker and mode, from which every metric can be computed again.
+    """One row a user, ranker and mode: all metrics of the next event, recall of all events.
 
     Columns: `user_id`, `ranker`, `seen`, `history_length`, `target_item_id` (the next one),
     `target_popularity` (its training events), `rank` (of the next target, from 1; null beyond
@@ -135,7 +138,34 @@ def tables(document: dict[str, Any]) -> list[Table]:
                 cells.append(f"{row['coverage']:.1%}")
                 table.add_row(ranker, *cells, style="bold" if i == 0 else "")
             shown.append(table)
-    return shown
+    return [*shown, *_width_tables(document)]
+
+
+def _width_tables(document: dict[str, Any]) -> list[Table]:
+    """What each beam width is worth, if any were swept."""
+    if not document["widths"]:
+        return []
+    k, seen = document["headline"]["k"], document["headline"]["seen"]
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        title=f"Beam widths, Recall@{k}, seen items {seen}",
+        caption="in brackets the 95 % interval of the paired difference",
+    )
+    for name in ("beams", "", f"Recall@{k}", "against the widest", "ms a user"):
+        table.add_column(name, justify="right")
+    for row in document["widths"]:
+        if row["metric"] == "recall":
+            gap = row["gap"]
+            table.add_row(
+                str(row["beams"]),
+                row["ranker"],
+                f"{row['mean']:.4f}",
+                f"{gap['mean']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})",
+                f"{row['milliseconds']:.1f}",
+            )
+    return [table]
 
 
 def headline(document: dict[str, Any]) -> list[str]:
@@ -176,6 +206,8 @@ def render(document: dict[str, Any]) -> str:
         "target_popularity": figures.by_segment(document, "target_popularity"),
         "history_length": figures.by_segment(document, "history_length"),
     }
+    if document["widths"]:
+        drawings["widths"] = figures.by_width(document)
     folder = files("recsys.evaluation")
     template = folder.joinpath(TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(

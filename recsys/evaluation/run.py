@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.bundle import CATALOG, QUANTIZER
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
-from recsys.evaluation import report
+from recsys.evaluation import report, widths
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.protocol import (
     EvaluationConfig,
@@ -213,6 +214,18 @@ def _rankers(search: _Search, recommender: Recommender, histories: Histories) ->
     return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
 
 
+def _swept(
+    search: _Search, recommender: Recommender, histories: Histories, beams: int
+) -> widths.Swept:
+    """Lists of the headline's mode at another beam width."""
+    mode = search.config.seen_modes[0] == "masked"
+    start = time.perf_counter()
+    ((first, alone),) = search.lists(f"beam width {beams}", histories, (mode,), beams)
+    seconds = time.perf_counter() - start
+    items = {BLENDED: first[0]} if _blends(recommender) else {}
+    return widths.Swept(beams, items | {MODEL: alone[0]}, seconds)
+
+
 def _blends(recommender: Recommender) -> bool:
     retrieval = recommender.retrieval
     return retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
@@ -235,14 +248,20 @@ def _write(
     settings = _settings(config)
     with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
         check_no_leak(dataset, config.split)
-        check_ids(recommender.manifest.info.get("ids_fitted_on"), dataset, config.split)
         warnings = _warnings(recommender.manifest.parents, parents["dataset"])
+        warnings += check_ids(
+            recommender.manifest.info.get("ids_fitted_on"),
+            dataset,
+            config.split,
+            learned=(bundle_path / CATALOG / QUANTIZER).is_dir(),
+        )
         if (known := recommender.retrieval) is not None:
             warnings += check_retrieval(known.counts, known.fitted_on, dataset, config.split)
         asked = sample(dataset.examples(config.split, "next"), config).histories
         with _Search(bundle_path, recommender, len(asked), config) as search:
             ahead = _rankers(search, recommender, asked)
-        info["decoding_seconds"] = round(time.perf_counter() - start, 1)
+            info["decoding_seconds"] = round(time.perf_counter() - start, 1)
+            swept = [_swept(search, recommender, asked, beams) for beams in config.widths]
         rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # nothing but look-ups and baselines is left
@@ -255,6 +274,7 @@ def _write(
             made_from=parents,
             semantic_ids=health(recommender.catalog.codes),
             warnings=warnings,
+            widths=widths.measure(swept, result.targets[config.targets], config),
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")

@@ -207,7 +207,7 @@ def test_a_sample_is_drawn_by_seed_and_asks_each_user_for_the_users_own_targets(
 
 
 def test_segments_divide_the_users_and_average_to_the_whole(result: Result) -> None:
-    for by in ("target_popularity", "history_length"):
+    for by in ("target", "target_popularity", "history_length"):
         about = {"ranker": "model", "seen": "masked", "metric": "recall", "k": 10}
         rows = [r for r in result.segments if r["by"] == by and about.items() <= r.items()]
         users = np.asarray([row["users"] for row in rows])
@@ -292,7 +292,15 @@ def test_a_split_without_events_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"ks": [10, 5]}, {"ks": []}, {"ks": [0, 1]}, {"users": 0}, {"resamples": 0}, {"beams": 0}],
+    [
+        {"ks": [10, 5]},
+        {"ks": []},
+        {"ks": [0, 1]},
+        {"users": 0},
+        {"resamples": 0},
+        {"beams": 0},
+        {"widths": [20, 10]},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"evaluate: {next(iter(values))}"):
@@ -341,7 +349,8 @@ class Page(HTMLParser):
 def test_the_document_has_the_keys_and_columns_that_programs_rely_on(page: dict[str, Any]) -> None:
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "protocol", "headline", "data",
-        "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids", "examples",
+        "rankers", "metrics", "comparisons", "coverage", "segments", "widths", "semantic_ids",
+        "examples",
     }  # fmt: skip
     assert page["schema"] == 1
     about = {"seen", "metric", "k", "mean", "low", "high"}
@@ -604,6 +613,43 @@ def test_beams_and_batch_size_reach_the_model(
     assert set(made[0].asked) == {(33, 16)}
 
 
+def test_beam_widths_are_measured_beside_each_other(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def rank_modes(
+        self: FakeRecommender,
+        histories: Histories,
+        k: int,
+        exclude_seen: tuple[bool, ...],
+        *,
+        beams: int | None = None,
+        batch_size: int = 64,
+    ) -> list[tuple[Any, Any]]:
+        """The wider the more items."""
+        ranker = Fixed(list(range(beams or k)))
+        return [(ranker.rank(histories, k, masked),) * 2 for masked in exclude_seen]
+
+    monkeypatch.setattr(FakeRecommender, "rank_modes", rank_modes)
+    workspace = context.workspace
+    config = EvaluationConfig(ks=(5, 10), beams=10, widths=(1, 10), resamples=20, seen="unmasked")
+    path = run.evaluate_bundle(workspace.bundle, workspace.dataset, config, tmp_path / "out")
+    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    about = {"metric": "recall", "k": 10, "ranker": "model"}
+    narrow, wide = (find(document["widths"], beams=beams, **about) for beams in (1, 10))
+    whole = find(document["metrics"], seen="unmasked", targets="next", **about)
+    assert [wide[key] for key in ("mean", "low", "high")] == [
+        whole[key] for key in ("mean", "low", "high")
+    ]
+    assert narrow["mean"] < wide["mean"]
+    assert narrow["gap"]["mean"] == pytest.approx(narrow["mean"] - wide["mean"], abs=2e-6)
+    assert wide["gap"] == {"mean": 0, "low": 0, "high": 0}
+    page = (path / "report.html").read_text(encoding="utf-8")
+    Page(page)
+    assert "How wide need the search be?" in page
+    titles = [table.title for table in report.tables(document)]
+    assert titles[-1] == "Beam widths, Recall@10, seen items unmasked"
+
+
 def test_a_bundle_of_another_catalogue_is_refused_and_nothing_is_written(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -672,6 +718,16 @@ def test_semantic_ids_of_other_events_are_refused(context: Context, shop: Datase
         run.stage(context)
 
 
+def test_learned_semantic_ids_of_unknown_events_are_marked(context: Context) -> None:
+    parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
+    with write_artifact(context.workspace.bundle, "bundle", parents=parents) as folder:
+        (folder / "catalog" / "quantizer").mkdir(parents=True)
+        (folder / "catalog" / "quantizer" / "x.json").write_text("{}")
+    path = run.stage(context)
+    (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
+    assert "semantic IDs were learned from" in warning
+
+
 def test_a_retrieval_of_other_events_with_honest_counts_is_refused(shop: Dataset) -> None:
     trained = shop.train_histories
     counts = np.bincount(trained.items, minlength=ITEMS).astype(float)
@@ -704,6 +760,23 @@ def test_two_rankers_of_a_report_are_compared_user_by_user(
         compare(path, path, ranker_a="nobody")
     with pytest.raises(DataError, match="lists of 10"):
         compare(path, path, k=50)
+
+
+def test_all_events_are_compared_where_users_have_several(
+    context: Context, shop: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    split = shop.split.copy()
+    split[split == 1] = 2  # validation events test, too: two targets a user
+    dataset = tmp_path / "dataset"
+    with write_artifact(dataset, "dataset") as folder:
+        Dataset(shop.interactions, split, shop.items).save(folder)
+    path = run.stage(context, dataset=dataset, out=tmp_path / "report")
+    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    found = compare(path, path, k=5, ranker_b="directional")
+    (row,) = (r for r in found["rows"] if r["targets"] == "all" and r["seen"] == "masked")
+    about = {"seen": "masked", "targets": "all", "metric": "recall", "k": 5}
+    gap = find(document["comparisons"], against="directional", **about)
+    assert row["mean"] == pytest.approx(gap["mean"], abs=2e-6)
 
 
 def test_reports_of_other_users_or_splits_cannot_be_paired(

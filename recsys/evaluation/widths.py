@@ -1,0 +1,79 @@
+"""Beam widths beside each other: what a narrower search loses, and what a wider one costs.
+
+A list is measured as everywhere; the difference to the widest search is paired, user by user.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from recsys.evaluation.protocol import EvaluationConfig
+    from recsys.interactions import Histories
+
+METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The lists of one beam width.
+
+    Attributes:
+        beams: the width.
+        items: ranker -> (n, k) int32 items, -1 behind the end.
+        seconds: wall time that the search took.
+    """
+
+    beams: int
+    items: dict[str, NDArray[np.int32]]
+    seconds: float
+
+
+def measure(
+    swept: Sequence[Swept], targets: Histories, config: EvaluationConfig
+) -> list[dict[str, Any]]:
+    """One row a width, ranker and metric, at the headline K: `mean`, `low`, `high`, `gap`.
+
+    Args:
+        swept: lists of the same users, narrowest first.
+        targets: of the headline.
+        config: the protocol.
+
+    Returns:
+        Rows; `gap` holds `mean`, `low` and `high` of the paired difference to the widest search,
+        and `milliseconds` are a user's.
+    """
+    rows: list[dict[str, Any]] = []
+    k = config.headline_k
+    drawn = {"resamples": config.resamples, "seed": config.seed}
+    values = [
+        {
+            (ranker, metric): function(Hits.of(items, targets), k)
+            for ranker, items in one.items.items()
+            for metric, function in METRICS.items()
+        }
+        for one in swept
+    ]
+    for one, mine in zip(swept, values, strict=True):
+        for (ranker, metric), column in mine.items():
+            widest = values[-1][ranker, metric]
+            rows.append(
+                {
+                    "beams": one.beams,
+                    "ranker": ranker,
+                    "metric": metric,
+                    "k": k,
+                    **vars(bootstrap(column, **drawn)),
+                    "gap": vars(paired_bootstrap(column, widest, **drawn)),
+                    "milliseconds": round(1e3 * one.seconds / max(1, len(targets)), 3),
+                }
+            )
+    return rows
