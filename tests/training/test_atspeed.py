@@ -17,8 +17,9 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import Beams
 from recsys.models.checkpoint import Architecture, build
 from recsys.vocabulary import Vocabulary
-from training.atspeed import paper, report
+from training.atspeed import paper
 from training.atspeed.commands import atspeed
+from training.atspeed.findings import _order
 from training.atspeed.lineup import (
     Budget,
     DraftSpace,
@@ -233,7 +234,7 @@ def test_an_order_that_does_not_hold_is_said():
         }
         for k, lead in ((1, 0.1), (3, -0.25))
     ]  # fmt: skip
-    found = report._order(rows, "scratch")
+    found = _order(rows, "scratch")
     assert not found["held"]
     assert "1 of 2 K (SeqKD leads by 0.25 ± 0.05 at K = 3)" in found["text"]
-    assert report._order(rows[:1], "scratch")["held"]
+    assert _order(rows[:1], "scratch")["held"]

@@ -85,6 +85,7 @@ def atspeed(
     from recsys.pipeline import Context
     from recsys.progress import say
     from training.atspeed import report
+    from training.atspeed.findings import findings
     from training.atspeed.run import experiment
 
     settings = _settings(config, set_, name, quick)
@@ -97,7 +98,7 @@ def atspeed(
         **environment(),
         "load_before": before["load"],
     }
-    document["findings"] = report.findings(document)
+    document["findings"] = findings(document)
     if not as_json:
         report.show(document, Console())
     if out is not None:

@@ -24,6 +24,7 @@ TITLES = {
     "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
     "atspeed-s": "AtSpeed-S", "atspeed-r": "AtSpeed-R",
 }  # fmt: skip
+INITS = {"scratch": "from scratch", "target": "from the target"}  # where drafts start, in words
 STRICT, RELAXED = "atspeed-s", "atspeed-r"  # whom the paper's studies of each verification look at
 
 # What is taken away, by objective (figure 3 of the paper, and its table 4).
