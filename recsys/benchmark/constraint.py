@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
 
     Row = dict[str, Any]
@@ -222,44 +223,10 @@ def _filters(trie: ItemTrie, options: Options, batch: int, beams: int) -> list[R
             }
             for i in range(max(batch, options.rounds))
         ]
-        first, again = [], []
-        for expression in wanted:
-            start = time.process_time()
-            cache.mask(expression)
-            first.append(time.process_time() - start)
-            cache.mask(expression)
-            start = time.process_time()
-            cache.mask(expression)
-            again.append(time.process_time() - start)
+        first, again = _mask_times(cache, wanted)
         masks = [cache.mask(expression) for expression in wanted[:batch]]
         gone = [rng.choice(trie.num_rows, EXCLUDED, replace=False) for _ in masks]
-        one, different = [masks[0]] * batch, masks
-        limits: dict[str, dict[str, Any]] = {
-            "none": {},
-            "one": {"allowed": device.allow(one)},
-            "different": {"allowed": device.allow(different)},
-            "excluded": {
-                "allowed": device.allow(one),
-                "excluded": device.pad_excluded(gone, one),
-            },
-        }
-        states = [
-            [
-                _frontier(trie, depth, batch, beams, np.random.default_rng([options.seed, r]))
-                for r in range(options.rounds)
-            ]
-            for depth in range(trie.num_levels)
-        ]
-        sides = {
-            (kind, depth): Side(partial(_step, device, states[depth], depth, **limits[kind]))
-            for kind in KINDS
-            for depth in range(trie.num_levels)
-        }
-        seconds = _timed(sides, options)
-        total = {
-            kind: np.sum([seconds[kind, d] for d in range(trie.num_levels)], axis=0).tolist()
-            for kind in KINDS
-        }
+        total = _filtered_steps(trie, device, masks, gone, options, beams)
         rows.append(
             {
                 "items": count,
@@ -275,6 +242,66 @@ def _filters(trie: ItemTrie, options: Options, batch: int, beams: int) -> list[R
             }
         )
     return rows
+
+
+def _mask_times(
+    cache: FilterCache, wanted: list[dict[str, Any]]
+) -> tuple[list[float], list[float]]:
+    """Seconds to make each filter's mask, and to find it again."""
+    first, again = [], []
+    for expression in wanted:
+        start = time.process_time()
+        cache.mask(expression)
+        first.append(time.process_time() - start)
+        cache.mask(expression)
+        start = time.process_time()
+        cache.mask(expression)
+        again.append(time.process_time() - start)
+    return first, again
+
+
+def _filtered_steps(
+    trie: ItemTrie,
+    device: DeviceTrie,
+    masks: list[RowMask],
+    gone: list[NDArray[np.int64]],
+    options: Options,
+    beams: int,
+) -> dict[str, list[float]]:
+    """Seconds of a search's steps, by `KINDS`: no mask, one for all, one each, one and exclusions.
+
+    Args:
+        trie: the catalogue.
+        device: the same.
+        masks: one a request.
+        gone: rows that each request must not get.
+        options: rounds and seed.
+        beams: K.
+    """
+    batch, one = len(masks), [masks[0]] * len(masks)
+    limits: dict[str, dict[str, Any]] = {
+        "none": {},
+        "one": {"allowed": device.allow(one)},
+        "different": {"allowed": device.allow(masks)},
+        "excluded": {"allowed": device.allow(one), "excluded": device.pad_excluded(gone, one)},
+    }
+    states = [
+        [
+            _frontier(trie, depth, batch, beams, np.random.default_rng([options.seed, r]))
+            for r in range(options.rounds)
+        ]
+        for depth in range(trie.num_levels)
+    ]
+    sides = {
+        (kind, depth): Side(partial(_step, device, states[depth], depth, **limits[kind]))
+        for kind in KINDS
+        for depth in range(trie.num_levels)
+    }
+    seconds = _timed(sides, options)
+    return {
+        kind: np.sum([seconds[kind, d] for d in range(trie.num_levels)], axis=0).tolist()
+        for kind in KINDS
+    }
 
 
 def _peers(

@@ -86,7 +86,6 @@ def serve(
     from recsys.progress import say
     from serving.benchmark import report
     from serving.benchmark.measure import Options
-    from serving.benchmark.soak import soak as run_soak
     from serving.benchmark.subject import Subject
 
     subject = Subject.of(bundle, name, settings or ())
@@ -101,19 +100,12 @@ def serve(
         events=2 if quick else events,
         seed=seed or 0,
     )
-
-    async def measured() -> dict[str, Any]:
-        if soak is None:
-            return await _phases(url, key, subject, options, 1 if quick else starts)
-        async with _server(url, subject) as server:
-            found = await run_soak(
-                server, subject.bundle, minutes=soak, clients=soak_clients, rate=soak_rate,
-                seed=options.seed,
-            )  # fmt: skip
-        return {"soak": found}
-
     document = {"benchmark": "serve", "schema": SCHEMA, **asked(quick=quick), **subject.facts}
-    document |= asyncio.run(measured())
+    if soak is None:
+        document |= asyncio.run(_phases(url, key, subject, options, 1 if quick else starts))
+    else:
+        found = _soaked(url, subject, soak, soak_clients, soak_rate, options.seed)
+        document |= {"soak": asyncio.run(found)}
     document |= {"environment": environment()}  # torch is imported when all is measured
     if not as_json:
         show(report.tables(document), report.sentences(document), soft_wrap=True)
@@ -147,6 +139,22 @@ async def _phases(
             firsts.append(await first_answer(server, subject.bundle, options))
     async with _server(url, subject) as server:
         return await measure(server, subject.bundle, options, subject.settings, key, firsts)
+
+
+async def _soaked(
+    url: str | None,
+    subject: Subject,
+    minutes: float,
+    clients: int,
+    rate: float | None,
+    seed: int,
+) -> dict[str, Any]:
+    from serving.benchmark.soak import soak
+
+    async with _server(url, subject) as server:
+        return await soak(
+            server, subject.bundle, minutes=minutes, clients=clients, rate=rate, seed=seed
+        )
 
 
 def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
