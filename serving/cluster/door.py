@@ -42,6 +42,8 @@ TO_ALL = {
     ("DELETE", "/v1/aliases/{name}"),
     ("POST", "/v1/aliases/{name}/rollback"),
 }
+# Replicas that share a store may have heard of it from one another before they are asked.
+DELETIONS = {route for route in TO_ALL if route[0] == "DELETE"}
 TWICE_IS_WRONG = {("POST", "/v1/events")}  # one without an id counts as often as it is sent
 # A replica that says so has not begun; another may be further.
 NOT_BEGUN = (b'"code": "not_ready"', b'"code": "shutting_down"')
@@ -118,7 +120,8 @@ class Door:
         route = (call.method, auth.template_of(call.path, call.method) or "")
         if route in TO_ALL:
             async with self._changing:  # a bundle takes its time to load
-                return _worst(await self._replicas.ask_all(call))
+                replies = await self._replicas.ask_all(call)
+            return _deleted(replies) if route in DELETIONS else _worst(replies)
         try:
             async with asyncio.timeout(2 * self._deadline_s + GRACE_S):
                 if route == ("GET", "/metrics"):
@@ -192,6 +195,11 @@ def _worst(replies: Sequence[Reply]) -> Reply:
     if not replies:
         raise ProblemError("not_ready", "No replica answered; try again.")
     return max(replies, key=lambda reply: reply.status)
+
+
+def _deleted(replies: Sequence[Reply]) -> Reply:
+    """What to tell of a deletion: that nothing was there only if all say so."""
+    return _worst([r for r in replies if r.status != HTTPStatus.NOT_FOUND] or replies)
 
 
 def _together(replies: Sequence[Reply]) -> Reply:

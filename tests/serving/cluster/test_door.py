@@ -146,6 +146,54 @@ async def test_a_change_goes_to_all_and_one_refusal_is_the_answer(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/items/a", "/v1/aliases/shadow"])
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [((204, 404), 204), ((404, 204), 204), ((404, 404), 404), ((404, 503), 503), ((204, 409), 409)],
+)
+async def test_a_deletion_found_nothing_only_if_no_replica_found_anything(
+    client: Any, replicas: Any, path: str, statuses: tuple[int, ...], told: int
+) -> None:
+    replicas.replies = [Reply(status, [JSON], b"", "a:1") for status in statuses]
+    assert (await client.delete(path)).status_code == told
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/v1/aliases/champion"), ("POST", "/v1/aliases/champion/rollback")],
+)
+async def test_a_replica_without_the_bundle_or_alias_to_change_to_is_told_of(
+    client: Any, replicas: Any, method: str, path: str
+) -> None:
+    replicas.replies = [Reply(200, [JSON], b"{}", "a:1"), problem("unknown_bundle", 404)]
+    assert (await client.request(method, path, json={})).status_code == 404
+
+
+@pytest.mark.anyio
+async def test_an_item_is_taken_away_though_the_second_replica_heard_of_it_first(
+    bundles: Path, tmp_path: Path
+) -> None:
+    class Two(FakeReplicas):
+        async def ask_all(self, call: Call) -> list[Reply]:
+            first = await one.answer(call)
+            await other._service.catalogue._catch_up()
+            return [first, await other.answer(call)]
+
+    settings = {"bundle": bundles / "one", "histories": None, "store": tmp_path / "h.db"}
+    settings |= {"keys": None, "threads": 1, "gc_freeze": False}
+    one, other = Replica(settings), Replica(settings)
+    for replica in (one, other):
+        await replica.reconfigure({})
+    door = httpx.ASGITransport(Door(Two(), deadline_ms=2000, max_body_bytes=2000))
+    async with httpx.AsyncClient(transport=door, base_url="http://localhost") as client:
+        statuses = [(await client.delete("/v1/items/B0003")).status_code for _ in range(2)]
+    assert statuses == [204, 404]
+    for replica in (one, other):
+        await replica.stop()
+
+
+@pytest.mark.anyio
 async def test_a_change_that_no_replica_heard_of_is_told(client: Any) -> None:
     assert (await client.delete("/v1/items/a")).json()["code"] == "not_ready"
 
