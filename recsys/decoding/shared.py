@@ -73,7 +73,10 @@ def shared_beam_search(
         return finish(frontier, step, num_beams, [])
     rows = row_tree(step, candidates, candidate_nodes)
     widths = [trie.width(depth, num_beams) for depth in range(1, step.levels + 1)]
-    room = sum(widths[:-1]) + (0 if rows is None else rows.width)
+    room = sum(widths[:-1])
+    if rows is not None:  # each depth is as wide as the prompt with most there
+        of_depth = (rows.real & (rows.depth == depth) for depth in range(1, step.levels))
+        room += sum(int(here.sum(1).max()) for here in of_depth)
     with TokenTree(model, ready, room * int(np.bincount(named).max())) as tree:
         level = _Level(tree, step, torch.from_numpy(named).to(model.device))
         scores = None if rows is None else level.scores(rows, 0)

@@ -66,6 +66,18 @@ def test_prefixes_that_several_want_are_run_once():
     torch.testing.assert_close(along.candidate_scores, along.scores, rtol=0, atol=1e-9)
 
 
+def test_prompts_whose_candidates_spread_at_other_depths_have_room_for_all():
+    wide = [[first, 40, 41] for first in range(20)]
+    deep = [[30, second, 41] for second in range(39)]
+    trie = ItemTrie.build([*wide, *deep])
+    wishes = {"candidates": [np.arange(20), np.arange(20, 59)], "candidate_nodes": 40}
+    prompts = [[1, 2], [3, 4]]
+    alone = beam_search(MODELS["llama-gqa"], prompts, trie, 1, **wishes)
+    found = shared_beam_search(MODELS["llama-gqa"], prompts, [0, 1], trie, 1, **wishes)
+    assert torch.equal(found.rows, alone.rows)
+    torch.testing.assert_close(found.candidate_scores, alone.candidate_scores, rtol=0, atol=1e-9)
+
+
 def test_sequences_that_end_early_cost_nothing_behind_their_end():
     trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=63)
     wishes = {"candidates": [[0, 1, 2, 3]]}
