@@ -1,23 +1,11 @@
 """Free text: Hugging Face's beam search over one shared-prefix cache that is kept clean.
 
-The beams of a request form a tree below its prompt. Each token takes one slot, however many beams
-share it, and most nodes soon have no beam below them: the beams of a long text share a trunk. Every
-few steps the dead are therefore **collected**: live is what some beam still sees (mark), the rest
-is forgotten (prune), and the live move together, oldest first (compact). So the trunk keeps its
-slots for good and only the young end of the tree is ever copied. What is held is the prompt, about
-one slot a generated token, and the last few steps of every beam: near greedy search, where one
-cache a beam takes K times as much.
-
-The slots come from a budget that is allocated once; should the live nodes ever outgrow it, as they
-do where beams hardly differ and share little, the cache moves to a larger one (both are held while
-it does). The host reads from the device once in `collect_every` steps (twice in a row: who has
-ended, and what is live), and at the end; on a CPU, where it costs nothing, it looks for an end at
-every step.
+Beams share slots, and those that no beam needs any more are collected (`text_nodes`). The host
+reads from the device once in `collect_every` steps (twice in a row: who has ended, and what is
+live), and at the end; on a CPU, where it costs nothing, it looks for an end at every step.
 
 Under a constraint, only what it allows may follow and only whole texts are answers. Of beams that
 stand for the same, as those that write one title with unlike tokens, the best goes on alone.
-
-After: Chan et al., Efficient Beam Search for LLMs Using Trie-Based Decoding (EMNLP 2025).
 """
 
 from __future__ import annotations
@@ -31,9 +19,8 @@ import torch
 
 from recsys.decoding.guide import Guide, repeated
 from recsys.decoding.output import DecodeStats
+from recsys.decoding.text_nodes import TextNodes, node_budget, pick
 from recsys.decoding.tree import Prompts, TokenTree
-from recsys.models.cache import whole_blocks
-from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -154,7 +141,7 @@ class _Rules:
         ends = torch.isin(last, self.end)
         if guide is None:
             ends = ends | (depth == self.max_new_tokens)
-        texts = _pick(beams.tokens, parents)
+        texts = pick(beams.tokens, parents)
         texts[:, :, depth - 1] = last
 
         new = ends[:, :K] & ~beams.done[:, None]
@@ -166,7 +153,7 @@ class _Rules:
             both = both.masked_fill(repeated(guide.merge_keys(whole), both), -torch.inf)
         best, kept = both.topk(K)
         finished = _Finished(
-            _pick(torch.cat([old.tokens, texts[:, :K]], dim=1), kept),
+            pick(torch.cat([old.tokens, texts[:, :K]], dim=1), kept),
             torch.cat([old.lengths, torch.full_like(old.lengths, depth)], dim=1).gather(1, kept),
             best,
             whole.gather(1, kept),
@@ -180,107 +167,7 @@ class _Rules:
         if self.early_stopping is True:
             done = done | (best[:, -1] > -torch.inf)
         parents, states = parents.gather(1, on), states.gather(1, on)
-        return _Beams(_pick(texts, on), live, parents, states, finished, done)
-
-
-class _Nodes:
-    """The nodes behind the prompts: where they lie and which of them each beam sees.
-
-    Attributes:
-        count: slots in use, one number for the batch.
-        collections: times that dead slots were collected.
-    """
-
-    def __init__(self, tree: TokenTree, num_beams: int) -> None:
-        self.tree, self.width = tree, num_beams
-        self.count = self.collections = 0
-        batch, room, device = len(tree.lengths), self.room, tree.lengths.device
-        self._seen = torch.zeros((batch, num_beams, room), dtype=torch.bool, device=device)
-        self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
-
-    @property
-    def room(self) -> int:
-        """Node slots."""
-        return self.tree.cache.slots - self.tree.cache.prompt
-
-    def forward(self, tokens: torch.Tensor, parents: torch.Tensor, depth: int) -> torch.Tensor:
-        """Run the beams' last tokens, each in a slot of its own.
-
-        Args:
-            tokens: (B, K) int64.
-            parents: (B, K) places in the step before.
-            depth: of these tokens, 1 below the prompt.
-
-        Returns:
-            (B, K, V) logits.
-        """
-        model, cache = self.tree.model, self.tree.cache
-        slot = torch.arange(self.count, self.count + self.width, device=tokens.device)
-        self._seen = _pick(self._seen, parents)
-        self._seen[:, torch.arange(self.width, device=tokens.device), slot] = True
-        self._depth[:, slot] = depth
-        self.count += self.width
-        nodes = whole_blocks(self.count)
-        here = torch.full_like(tokens, depth)
-
-        def mask(window: int | None) -> torch.Tensor:
-            return tree_mask(
-                self._seen[:, :, :nodes],
-                self.tree.lengths,
-                cache.prompt,
-                depth=here,
-                node_depth=self._depth[:, :nodes],
-                window=window,
-                dtype=model.dtype,
-            )
-
-        return model.forward(
-            tokens,
-            self.tree.lengths[:, None] + here - 1,
-            mask,
-            cache,
-            write=(cache.prompt + slot).expand_as(tokens),
-            view=cache.prompt + nodes,
-        )
-
-    def keep(self, requests: torch.Tensor) -> None:
-        """Go on with some requests of the batch only; (b,) places."""
-        self.tree.keep(requests)
-        self._seen, self._depth = self._seen[requests], self._depth[requests]
-
-    def collect(self, parents: torch.Tensor) -> list[int]:
-        """Forget every node that no beam descends from, and move the others together.
-
-        Args:
-            parents: (B, K) the beams' places in the last step that was run.
-
-        Returns:
-            Live nodes of each request.
-        """
-        live = _pick(self._seen, parents).any(1)[:, : self.count]
-        first_dead = live.long().cumprod(1).sum(1)
-        counts: list[int]
-        counts, trunk = torch.stack([live.sum(1), first_dead]).tolist()
-        self.count, start = max(counts), min(trunk)
-        # Live before dead, oldest first. Requests with fewer live nodes keep some dead ones: nobody
-        # sees them.
-        order = (~live).long().argsort(dim=1, stable=True)[:, start : self.count]
-        cache = self.tree.cache
-        cache.gather(cache.prompt + order, cache.prompt + start)
-        here = slice(start, self.count)
-        self._depth[:, here] = self._depth.gather(1, order)
-        self._seen[:, :, here] = self._seen.gather(2, order[:, None].expand(-1, self.width, -1))
-        self._seen[:, :, self.count :] = False
-        self.collections += 1
-        return counts
-
-    def reserve(self, nodes: int) -> None:
-        """Have room for `nodes` nodes; where that is more than now, a quarter more at least."""
-        if nodes > self.room:
-            self.tree.move(max(nodes, self.room * 5 // 4))
-            more = self.room - self._depth.shape[1]
-            self._seen = torch.nn.functional.pad(self._seen, (0, more))
-            self._depth = torch.nn.functional.pad(self._depth, (0, more))
+        return _Beams(pick(texts, on), live, parents, states, finished, done)
 
 
 @torch.inference_mode()
@@ -361,9 +248,9 @@ def generate_text(
         return Texts(tokens[..., :0], lengths, scores, [], [], 0)
     room = num_beams * (max_new_tokens - 1)
     if collect:
-        room = min(room, _budget(num_beams, max_new_tokens, collect_every))
+        room = min(room, node_budget(num_beams, max_new_tokens, collect_every))
     with TokenTree(model, ready, 0, prompt_slots=prompt_slots, reserve=room) as tree:
-        nodes = _Nodes(tree, num_beams)
+        nodes = TextNodes(tree, num_beams)
         answers = _Answers(nodes, ready.host_lengths)
         logits = tree.forward()
         for depth in range(1, max_new_tokens + 1):
@@ -389,7 +276,7 @@ class _Answers:
         requests: places in the original batch of those still in it.
     """
 
-    def __init__(self, nodes: _Nodes, lengths: NDArray[np.int64]) -> None:
+    def __init__(self, nodes: TextNodes, lengths: NDArray[np.int64]) -> None:
         self.requests = np.arange(len(lengths))
         self._nodes, self._lengths, self._live = nodes, lengths, lengths.copy()
         self._order: list[int] = []
@@ -475,19 +362,6 @@ def _ends(
     if eos_token_id is not None:
         raise ValueError("eos_token_id: the constraint has end tokens of its own")
     return guide, np.unique(guide.end_tokens).tolist()
-
-
-def _budget(num_beams: int, max_new_tokens: int, collect_every: int) -> int:
-    """Node slots to allocate: a trunk, live branches of it, and the nodes of one period.
-
-    Branches were 2 to 4 nodes a beam on models of perplexity 2.5 to 36 (`benchmarks/text_memory`).
-    """
-    return max_new_tokens + num_beams * (6 + collect_every)
-
-
-def _pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(B, n, X) rows of (B, N, X) values at (B, n) places."""
-    return values.gather(1, places.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
 def _check(

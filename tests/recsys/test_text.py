@@ -175,7 +175,7 @@ def test_neither_collection_nor_its_interval_nor_the_budget_change_an_answer(
     assert kept.collections == 0
     with pytest.MonkeyPatch.context() as patch:
         # just enough for the steps before the first collection: the cache has to grow
-        patch.setattr(text, "_budget", lambda K, _, g: K * g + budget)
+        patch.setattr(text, "node_budget", lambda K, _, g: K * g + budget)
         found = generate_text(model, prompts, collect_every=every, **rules)
     assert torch.equal(found.tokens, kept.tokens)
     torch.testing.assert_close(found.scores, kept.scores, atol=1e-9, rtol=1e-9)
@@ -184,7 +184,7 @@ def test_neither_collection_nor_its_interval_nor_the_budget_change_an_answer(
 
 def test_the_cache_grows_when_the_live_nodes_do_not_fit(monkeypatch):
     plenty = generate_text(DOUBLE, PROMPTS, 8, 40)
-    monkeypatch.setattr(text, "_budget", lambda K, _, g: K * g)
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
     found = generate_text(DOUBLE, PROMPTS, 8, 40)
     assert torch.equal(found.tokens, plenty.tokens)
     assert found.stats[0].kv_slots > 16 + 8 * 8
@@ -236,7 +236,7 @@ def test_a_search_that_is_given_up_gives_its_cache_back(monkeypatch, after):
             raise KeyboardInterrupt
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(text, "_budget", lambda K, _, g: K * g)  # it also moves on the way
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)  # it also moves on the way
     monkeypatch.setattr(model, "forward", broken)
     with pytest.raises(KeyboardInterrupt):
         generate_text(model, PROMPTS, 4, 30)
@@ -253,7 +253,7 @@ def test_a_cache_that_cannot_grow_is_given_back(monkeypatch):
             raise MemoryError
         return lend(*args)
 
-    monkeypatch.setattr(text, "_budget", lambda K, _, g: K * g)
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
     monkeypatch.setattr(model.pool, "lend", scarce)
     with pytest.raises(MemoryError):
         generate_text(model, PROMPTS, 4, 60)
