@@ -6,21 +6,19 @@ Models, catalogue, shadow and store meet here. It knows the wire format and no H
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from recsys.artifacts import Workspace
-from recsys.bundle import EVAL
 from recsys.errors import RecsysError, RequestError
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from serving import answers
 from serving.batcher import DeadlineExceededError, QueueFullError
 from serving.catalogue import Catalogue, find, item_of
 from serving.engine import Engine, RankRequest
+from serving.evaluations import evaluations
 from serving.metrics import Metrics
 from serving.models import BundleRefusedError, KeptAlias, Models
 from serving.reads import Reads
@@ -33,9 +31,7 @@ from serving.stores import Served, StoreError, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
-    from recsys.bundle import Bundle
     from recsys.catalog import Catalog
     from recsys.recommender import Source
     from serving.batcher import Answer
@@ -55,8 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("serving.service")
 ALIASES = "aliases"
-MAX_EVALUATION = 4 << 20
-REPORT = "report"  # what `recsys evaluate` writes
 
 
 class NotReadyError(Exception):
@@ -382,7 +376,7 @@ class Service:
             UnknownModelError: of the alias.
         """
         model = self.models.get(alias)
-        files = await asyncio.to_thread(_evaluations, model.recommender.bundle)
+        files = await asyncio.to_thread(evaluations, model.recommender.bundle)
         return Evaluation(model=model.ref(alias), files=files)
 
     # What the above is made of
@@ -557,29 +551,3 @@ def _scored(catalog: Catalog, item_id: str, score: float, rank: int, source: Sou
         rank=rank,
         source=source,
     )
-
-
-def _evaluations(bundle: Bundle) -> dict[str, Any]:
-    """JSON files of a bundle's folder `eval`, by name without suffix, and the workspace's report.
-
-    The report is there if it was made from this very bundle. A damaged or a huge file is left out.
-    """
-    read = {file.stem: _read(file) for file in sorted((bundle.path / EVAL).glob("*.json"))}
-    files = {name: content for name, content in read.items() if content is not None}
-    file = Workspace.of(bundle.path.absolute().name).report / f"{REPORT}.json"
-    report = _read(file) if file.is_file() else None
-    if (
-        isinstance(report, dict)
-        and report.get("made_from", {}).get("bundle") == bundle.manifest.digest
-    ):
-        files[REPORT] = report
-    return files
-
-
-def _read(file: Path) -> Any:
-    try:
-        if file.stat().st_size <= MAX_EVALUATION:
-            return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        logger.warning("%s: %s", file, error)
-    return None

@@ -1,0 +1,45 @@
+"""Evaluations: the files that tell of a bundle's quality, read as they are."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from recsys.artifacts import Workspace
+from recsys.bundle import EVAL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from recsys.bundle import Bundle
+
+logger = logging.getLogger("serving.evaluations")
+LARGEST = 4 << 20  # bytes of a file
+REPORT = "report"  # what `recsys evaluate` writes
+
+
+def evaluations(bundle: Bundle) -> dict[str, Any]:
+    """JSON files of a bundle's folder `eval`, by name without suffix, and the workspace's report.
+
+    The report is there if it was made from this very bundle. A damaged or a huge file is left out.
+    """
+    read = {file.stem: _read(file) for file in sorted((bundle.path / EVAL).glob("*.json"))}
+    files = {name: content for name, content in read.items() if content is not None}
+    file = Workspace.of(bundle.path.absolute().name).report / f"{REPORT}.json"
+    report = _read(file) if file.is_file() else None
+    if (
+        isinstance(report, dict)
+        and report.get("made_from", {}).get("bundle") == bundle.manifest.digest
+    ):
+        files[REPORT] = report
+    return files
+
+
+def _read(file: Path) -> Any:
+    try:
+        if file.stat().st_size <= LARGEST:
+            return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        logger.warning("%s: %s", file, error)
+    return None
