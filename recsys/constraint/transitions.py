@@ -359,10 +359,6 @@ class DeviceTrie:
         """Row of each leaf; 0 for other states."""
         return (leaves - self.source.depth_start[-2]).clamp(min=0)
 
-    def leaves_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Leaf of each row."""
-        return rows + self.source.depth_start[-2]
-
     def sizes(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Rows below each of the states, all at `depth`."""
         source = self.source

@@ -65,7 +65,7 @@ def test_answers_are_ranked_by_log_probability_and_boost(
         rows = every.rows[i][every.rows[i] >= 0]
         worth = every.scores[i][: len(rows)]
         if boosts[i] is not None:
-            worth = worth + torch.from_numpy(boosts[i].most).double()[trie.to().leaves_of(rows)]
+            worth = worth + torch.from_numpy(boosts[i].most).double()[trie.depth_start[-2] + rows]
         order = sorted(range(len(rows)), key=lambda r: (-float(worth[r]), int(rows[r])))
         wanted = [int(rows[r]) for r in order[:beams]]
         assert best.beams.certificates[i] == "global-exact"
