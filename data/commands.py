@@ -40,7 +40,7 @@ def prepare(
     ] = None,
     path: Annotated[
         Path | None,
-        typer.Option("--path", help="File or folder; relative to $RECSYS_DATASETS or here."),
+        typer.Option("--path", help="File or folder, under $RECSYS_DATASETS, var/raw or here."),
     ] = None,
     name: Name = None,
     config: ConfigFile = None,
@@ -64,7 +64,7 @@ def download(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", help="Where it goes (default $RECSYS_DATASETS, or var/raw)."),
+        typer.Option("--folder", help="Where it goes (default $RECSYS_DATASETS, else var/raw)."),
     ] = None,
     sha256: Annotated[
         str | None, typer.Option("--sha256", help="What a file by URL must hash to.")
@@ -78,11 +78,10 @@ def download(
 
     Example: recsys data download s3rec-beauty
     """
-    import os
-
     from data.download import GIB, public_sets
     from data.download import download as fetch
     from recsys.errors import ConfigError
+    from recsys.raw_files import raw_folders
 
     known = public_sets()
     if listed:
@@ -91,7 +90,7 @@ def download(
         return
     if wanted is None:
         raise ConfigError("name a public data set or a URL; recsys data download --list names them")
-    place = folder or Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
+    place = folder or raw_folders()[0]
     path = fetch(wanted, place, digest=sha256, max_bytes=int(max_gb * GIB))
     typer.echo(path)
     if wanted in known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.interactions import Interactions
+from recsys.raw_files import find_raw, raw_folders
 from recsys.splits import global_temporal, leave_one_out
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ MEANS = ("engine", "memory_gb")
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Section `data`. Paths are absolute, or relative to `$RECSYS_DATASETS` or the working folder.
+    """Section `data`. Paths are absolute, or below a folder of raw data or the working folder.
 
     Attributes:
         source: `synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `movielens`,
@@ -277,11 +277,11 @@ def _find(name: str, path: str | None) -> Path | None:
     """A path of the configuration, where it is on disk."""
     if path is None:
         return None
-    datasets = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
-    for candidate in (datasets / Path(path).expanduser(), Path(path).expanduser()):
-        if candidate.exists():
-            return candidate
-    raise ConfigError(
-        f"data.{name}: {path!r} is neither under $RECSYS_DATASETS ({datasets}) "
-        f"nor under {Path.cwd()}"
-    )
+    own = Path(path).expanduser()
+    found = find_raw(own) or (own if own.exists() else None)
+    if found is None:
+        raise ConfigError(
+            f"data.{name}: {path!r} is neither under {', '.join(map(str, raw_folders()))} "
+            f"nor under {Path.cwd()}; $RECSYS_DATASETS may name another folder"
+        )
+    return found

@@ -4,19 +4,17 @@ Cases are those of Koo et al. (Automata-based constraints for language model dec
 appendix C.4), shorthands of this package, and catalogues of titles, as a trie and as a choice. A
 step is a mask and an advance, on random walks. Texts are a random model's, each of them checked.
 
-Titles are those of MovieLens and Yelp where `RECSYS_DATASETS` has them, made-up ones elsewhere; the
-tokenizer is a byte-level BPE trained on them.
+Titles are those of MovieLens and Yelp where they lie among the raw files, made-up ones elsewhere;
+the tokenizer is a byte-level BPE trained on them.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,6 +37,7 @@ from recsys.constraint.titles import TitleTrie
 from recsys.constraint.token_trie import TextTokenizer
 from recsys.decoding.constrained_text import sample_text
 from recsys.decoding.titles import generate_titles
+from recsys.raw_files import find_raw
 from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
 
 if TYPE_CHECKING:
@@ -180,12 +179,9 @@ def measure(
 
 def _catalogues(seed: int) -> tuple[dict[str, list[str]], list[str]]:
     """Titles of each catalogue, and other texts to train a tokenizer on."""
-    folder = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
-    movies, places = (
-        folder / "movielens-latest-small-2016" / "movies.csv",
-        folder / "letter-yelp" / "Yelp.item.json",
-    )
-    if movies.is_file() and places.is_file():
+    movies = find_raw("movielens-latest-small-2016/movies.csv")
+    places = find_raw("letter-yelp/Yelp.item.json")
+    if movies is not None and places is not None:
         with movies.open(encoding="utf-8", newline="") as file:
             films = [row["title"] for row in csv.DictReader(file)]
         records = json.loads(places.read_text(encoding="utf-8")).values()

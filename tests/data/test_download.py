@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data import download as module
+from data import prepare
 from data.commands import app
 from data.download import Remote, download, fetch, public_sets, unpack
 from recsys.errors import ConfigError, DataError
@@ -290,3 +291,19 @@ def test_the_command_fetches_a_set_by_name(
         download("toy", tmp_path, digest=DIGEST)
     with pytest.raises(ConfigError, match="is no name for a file"):
         download(f"http://127.0.0.1:{server.server_port}/", tmp_path)
+
+
+def test_what_was_downloaded_is_found_without_being_told_where(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RECSYS_DATASETS", raising=False)
+    monkeypatch.delenv("RECSYS_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    remote = Remote(server.url("t.csv"), "e.csv", DIGEST)
+    entry = module.PublicSet("toy", (remote,), "free", "Nobody", "--source table")
+    monkeypatch.setattr(module, "public_sets", lambda: {"toy": entry})
+    run = CliRunner().invoke(app, ["download", "toy"])
+    assert run.exit_code == 0, run.output
+    found = prepare._find("path", "toy/e.csv")
+    assert found is not None
+    assert found.samefile("var/raw/toy/e.csv")

@@ -93,7 +93,8 @@ def test_text_is_measured_on_every_library_and_each_text_checked(quick):
 
 
 def test_a_part_may_be_left_out_and_titles_made_up(monkeypatch, tmp_path):
-    monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path))
+    monkeypatch.delenv("RECSYS_DATASETS", raising=False)
+    monkeypatch.chdir(tmp_path)
     command = ["benchmark", "constraint", "--quick", "--parts", "text", "--json"]
     document = json.loads(CliRunner().invoke(app, command).stdout.splitlines()[-1])
     assert "build" not in document
