@@ -15,6 +15,7 @@ from serving.cluster.ray import import_ray
 from serving.cluster.replica import Replica
 from serving.cluster.settings import ClusterSettings
 from serving.settings import ServingSettings
+from serving.stores import POSTGRES
 
 if TYPE_CHECKING:
     from serving.cluster.exchange import Call, Reply
@@ -77,7 +78,7 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
     """
     ray = import_ray("serve")
     machines = sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
-    if machines > 1 and "postgresql://" not in str(settings.store):
+    if machines > 1 and not str(settings.store).startswith(POSTGRES):
         raise ConfigError(
             f"store {settings.store}: a file is for replicas of one machine and the cluster has "
             f"{machines}; set serve.store to postgresql://..."

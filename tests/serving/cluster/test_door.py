@@ -10,12 +10,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 import yaml
 
 from recsys.errors import ConfigError
+from serving.cluster import deployment
 from serving.cluster.deployment import REPLICAS, ServedDoor
 from serving.cluster.door import Door, OverloadedError, ReplicaLostError, session_of
 from serving.cluster.exchange import Call, Reply, answer
@@ -332,3 +334,17 @@ def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     with pytest.raises(ConfigError, match=r"pip install 'recsys\[ray\]'"):
         import_ray("serve")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_replicas_on_several_machines_need_a_database(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str
+) -> None:
+    ray = MagicMock()
+    ray.nodes.return_value = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+    monkeypatch.setattr(deployment, "import_ray", lambda part: ray)
+    for store in (tmp_path / "h.db", f"sqlite:///{scheme}.db"):
+        with pytest.raises(ConfigError, match="a file is for replicas of one machine .* has 2"):
+            deployment.replicas(ServingSettings(bundle=tmp_path, store=store), ClusterSettings())
+    settings = ServingSettings(bundle=tmp_path, store=f"{scheme}://db/r")
+    assert deployment.replicas(settings, ClusterSettings()) is not None
