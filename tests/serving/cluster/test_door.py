@@ -344,7 +344,7 @@ def test_replicas_on_several_machines_need_a_database(
     ray.nodes.return_value = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     monkeypatch.setattr(deployment, "import_ray", lambda part: ray)
     for store in (tmp_path / "h.db", f"sqlite:///{scheme}.db"):
-        with pytest.raises(ConfigError, match="a file is for replicas of one machine .* has 2"):
+        with pytest.raises(ConfigError, match=r"is for replicas of one machine .* has 2"):
             deployment.replicas(ServingSettings(bundle=tmp_path, store=store), ClusterSettings())
     settings = ServingSettings(bundle=tmp_path, store=f"{scheme}://db/r")
     assert deployment.replicas(settings, ClusterSettings()) is not None
