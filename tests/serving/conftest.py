@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 
 from recsys.artifacts import Manifest, write_artifact
-from recsys.bundle import CATALOG, PROMPTS, TARGET, Bundle
+from recsys.bundle import CATALOG, PROMPTS, RETRIEVAL, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.trace import Trace, TraceNode
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from recsys.live import Epoch, NewItem
+    from recsys.retrieval import Retrieval
 ITEMS = 300
 
 
@@ -207,7 +208,9 @@ def fake() -> type[FakeRecommender]:
     return FakeRecommender
 
 
-def write_bundle(path: Path, items: int, *, seed: int = 0, **columns: Any) -> Path:
+def write_bundle(
+    path: Path, items: int, *, seed: int = 0, retrieval: Retrieval | None = None, **columns: Any
+) -> Path:
     """A bundle of a random model; its catalogue is the same whatever the seed."""
     import torch
 
@@ -236,6 +239,9 @@ def write_bundle(path: Path, items: int, *, seed: int = 0, **columns: Any) -> Pa
         vocabulary.save(folder)
         (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
         save_model(model, folder / TARGET)
+        if retrieval is not None:
+            (folder / RETRIEVAL).mkdir()
+            retrieval.save(folder / RETRIEVAL)
     return path
 
 

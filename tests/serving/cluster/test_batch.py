@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
-from recsys.interactions import Interactions
+from recsys.interactions import Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
+from recsys.retrieval import Blend, ItemItem, Retrieval, decayed_counts
 from serving.batch import workers
 from serving.batch.job import Job
 from serving.batch.output import Output
 from serving.batch.run import score
+from serving.batch.scoring import Scorer
 from serving.batch.users import DatasetUsers, UsersFile, open_users
 from serving.settings import ServingSettings
 
@@ -98,6 +100,55 @@ async def test_the_table_is_what_the_endpoint_says(
             assert row["item_id"] == [item["item_id"] for item in items]
             assert row["score"] == [float(np.float32(item["score"])) for item in items]
             assert row["source"] == [item["source"] for item in items]
+
+
+@pytest.fixture(scope="module")
+def retrieving(tmp_path_factory: pytest.TempPathFactory, random_bundle: Any) -> Path:
+    """A bundle whose retrieval answers those whom the model does not know."""
+    rng = np.random.default_rng(8)
+    trained = Histories.of([rng.integers(0, 300, 6) for _ in range(60)])
+    retrieval = Retrieval(
+        ItemItem.directional(trained, 300), decayed_counts(trained.items, 300), blend=Blend(0.5)
+    )
+    folder: Path = tmp_path_factory.mktemp("retrieving") / "bundle"
+    random_bundle(folder, 300, retrieval=retrieval, price=np.arange(300) / 2)
+    return folder
+
+
+CHEAP = {"must": [{"key": "price", "range": {"lt": 4}}]}
+STRANGERS: list[list[str] | None] = [None, [], ["gone"], ["gone", "B0001"], ["B0002", "B0003"]]
+
+
+@pytest.mark.anyio
+async def test_with_retrieval_strangers_get_what_the_endpoint_says(
+    retrieving: Path, tmp_path: Path, running: Any
+) -> None:
+    users = write_users(
+        tmp_path / "u.parquet", [f"stranger-{n}" for n in range(len(STRANGERS))], STRANGERS
+    )
+    service = ServingSettings(bundle=retrieving, histories=None, store=tmp_path / "h.db", threads=1)
+    sources = []
+    async with running(service) as (client, _):
+        # fewer items than wanted; the model's own list; no fallback
+        for more in ({"filter": CHEAP}, {"blend": False}, {"fallback": False}):
+            request = {"k": 12} | more
+            table = Scorer(Job(retrieving, users, None, request)).part(0)
+            for row, history in zip(table.to_pylist(), STRANGERS, strict=True):
+                who = {"user": row["user_id"]} if history is None else {"history": history}
+                response = await client.post("/v1/recommendations", json=request | who)
+                answer = response.json()
+                if response.status_code == 404:
+                    assert (row["note"], row["item_id"]) == (answer["code"], [])
+                    continue
+                items = answer["items"]
+                assert row["note"] == (answer["note"] or {}).get("code")
+                assert row["item_id"] == [item["item_id"] for item in items]
+                assert row["score"] == [float(np.float32(item["score"])) for item in items]
+                assert row["source"] == [item["source"] for item in items]
+                sources.append(set(row["source"]))
+    assert sources[:3] == [{"popular"}] * 3
+    assert sources[5:8] == [{"model"}] * 3
+    assert len(sources) == 3 * len(STRANGERS) - 1  # one was a 404
 
 
 def test_without_fallback_an_unknown_user_has_an_empty_row(
