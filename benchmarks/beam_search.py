@@ -25,7 +25,12 @@ from rich.table import Table
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.models.checkpoint import build
-from recsys.testing import allowed_tokens, huggingface_beam_search, same_ranking
+from recsys.testing import (
+    allowed_tokens,
+    huggingface_beam_search,
+    huggingface_slots,
+    same_ranking,
+)
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS, CODES = 12_000, 4, 256
@@ -75,7 +80,7 @@ def main() -> None:
         slots = found.stats[0].kv_slots
         bound = args.prompt + args.beams * (LEVELS - 1)
         assert slots <= bound, f"{slots} slots, more than T + K (L - 1) = {bound}"
-        reference = args.beams * (args.prompt + LEVELS)
+        reference = huggingface_slots(args.prompt, LEVELS, args.beams)
         row = {
             "batch": batch,
             "ours_ms": [round(x, 2) for x in (min(fast), median(fast), max(fast))],

@@ -28,7 +28,7 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search, generate_text
 from recsys.models.cache import CachePool
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, tiny_model
+from recsys.testing import huggingface_slots, random_catalogue, tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +183,7 @@ def item_search(beams: int) -> dict:
         "live_nodes": beams * (LEVELS - 1),
         "kv_slots": found.stats[0].kv_slots,
         "allocated_slots": pool.slots,
-        "huggingface_slots": beams * (prompt + LEVELS - 1),
+        "huggingface_slots": huggingface_slots(prompt, LEVELS, beams),
     }
 
 

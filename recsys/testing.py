@@ -163,6 +163,19 @@ def allowed_tokens(catalogue: NDArray[np.int64]) -> dict[tuple[int, ...], list[i
     return {prefix: sorted(tokens) for prefix, tokens in children.items()}
 
 
+def huggingface_slots(prompt: int, tokens: int, num_beams: int) -> int:
+    """Positions that `generate` keeps keys and values of, a request, when a search ends.
+
+    Every beam has the prompt and what it wrote, but the last token, which nothing reads.
+
+    Args:
+        prompt: tokens of it.
+        tokens: written by each beam.
+        num_beams: K.
+    """
+    return num_beams * (prompt + tokens - 1)
+
+
 def huggingface_beam_search(
     model: transformers.PreTrainedModel,
     prompts: Sequence[NDArray[np.int64]],

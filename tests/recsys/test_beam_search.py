@@ -13,6 +13,7 @@ from recsys.decoding import beam_search
 from recsys.testing import (
     ARCHITECTURES,
     huggingface_beam_search,
+    huggingface_slots,
     random_catalogue,
     random_prompts,
     reference_beam_search,
@@ -66,6 +67,16 @@ def test_it_equals_hugging_face_generate(architecture, beams, levels):
     expected = huggingface_beam_search(MODELS[architecture], prompts, catalogue, beams)
     for i in range(len(prompts)):
         assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
+
+
+def test_hugging_face_keeps_the_prompt_for_every_beam_and_all_it_wrote_but_the_last_token():
+    assert huggingface_slots(prompt=100, tokens=4, num_beams=20) == 2060
+    output = MODELS["llama"].generate(
+        torch.arange(1, 8)[None], num_beams=5, min_new_tokens=3, max_new_tokens=3,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    beams, _, positions, _ = output.past_key_values.layers[0].keys.shape
+    assert beams * positions == huggingface_slots(prompt=7, tokens=3, num_beams=5)
 
 
 @pytest.mark.parametrize("items", [1, 3])
