@@ -81,7 +81,7 @@ class Workspace:
         return self.home / "datasets" / self.name
 
     def run(self, stage: str) -> Path:
-        """Output of a training stage: `ids`, `target`, `draft`."""
+        """Output of a training stage, as `ids` or `target`."""
         return self.home / "runs" / self.name / stage
 
     @property

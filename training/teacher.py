@@ -3,7 +3,7 @@
 For a sample of training prompts the artifact holds the beam search of the target (or of a mixture
 of target and draft) level by level, and at each of its nodes the target's log-probs of the tokens
 that the trie allows there. They are normalised over the whole vocabulary, so what they leave over
-is known too. Nothing else of the vocabulary is stored, in half precision: about 4 KB a history.
+is known too. Nothing else of the vocabulary is stored, in half precision: about 5 KB a history.
 
 Work is cut into shards. Each is a function of settings and parents alone and is written whole, so a
 run that was killed goes on behind its last shard and ends with the same bytes.

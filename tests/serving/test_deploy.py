@@ -139,6 +139,7 @@ def test_the_unit_runs_a_command_that_there_is_and_is_hardened() -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(DEPLOY / "recsys.service")
+    assert "Documentation" not in unit["Unit"]  # a wheel brings none
     service = unit["Service"]
     program, *words = shlex.split(service["ExecStart"])
     assert (Path(program).name, words[0], words[1]) == ("recsys", "serve", "--config")
