@@ -66,13 +66,6 @@ class Costs:
         if rates != sorted(rates):
             raise ConfigError(f"costs: rates {rates} are not ascending")
 
-    @classmethod
-    def constant(cls, batch_ms: float, *, request_ms: float = 0.0, other_ms: float = 0.0) -> Costs:
-        """A batch of n takes `batch_ms + n request_ms`, and a request `other_ms` besides."""
-        sizes = np.repeat([1, 2], ENOUGH)
-        batch = batch_ms + request_ms * sizes
-        return cls((Level(0.0, sizes, batch, np.full(len(sizes), other_ms)),))
-
     @cached_property
     def line(self) -> tuple[float, float]:
         """(a, b): a batch of n takes a + b n ms on average, b >= 0; a least-squares fit."""

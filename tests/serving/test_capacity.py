@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 QUIET = Fleet(max_batch=1, max_wait_ms=0.0, queue_limit=10**9, deadline_ms=1e12)
 
 
+def constant(batch_ms: float, *, request_ms: float = 0.0, other_ms: float = 0.0) -> Costs:
+    """A batch of n takes `batch_ms + n request_ms`, and a request `other_ms` besides."""
+    sizes = np.repeat([1, 2], ENOUGH)
+    batch = batch_ms + request_ms * sizes
+    return Costs((Level(0.0, sizes, batch, np.full(len(sizes), other_ms)),))
+
+
 # Traffic
 
 
@@ -105,20 +112,20 @@ def test_impossible_traffic_is_refused_by_name(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("busy", [0.2, 0.5, 0.8])
 def test_one_at_a_time_of_constant_length_waits_as_an_m_d_1_queue(busy: float) -> None:
-    found = simulate(Costs.constant(10.0), Traffic(busy * 100, 200_000), QUIET, seed=3)
+    found = simulate(constant(10.0), Traffic(busy * 100, 200_000), QUIET, seed=3)
     # Pollaczek and Khinchine: mean wait = busy x service / (2 (1 - busy))
     assert found.queue_s.mean() == pytest.approx(0.010 * busy / (2 * (1 - busy)), rel=0.06)
     assert found.busy_s[0] / found.arrived[-1] == pytest.approx(busy, rel=0.02)
 
 
 def test_a_lone_request_waits_for_nothing() -> None:
-    found = simulate(Costs.constant(7.0, other_ms=3.0), Traffic(0.01, 50))
+    found = simulate(constant(7.0, other_ms=3.0), Traffic(0.01, 50))
     assert found.latency_s == pytest.approx(np.full(50, 0.010))
     assert (found.batch == 1).all()
 
 
 def test_more_replicas_than_one_share_the_load() -> None:
-    found = simulate(Costs.constant(10.0), Traffic(400.0, 40_000), Fleet(8))
+    found = simulate(constant(10.0), Traffic(400.0, 40_000), Fleet(8))
     assert np.bincount(found.replica).min() > 4000
     assert found.counts()["answered"] == 40_000
 
@@ -214,7 +221,7 @@ def test_batches_begin_and_end_as_the_batchers_do(
     times = np.cumsum([gap + 0.017 * (n % 13 + 1) for n, gap in enumerate(gaps)]) / 1e3
     times += 1.0
     fleet = Fleet(max_batch=most, max_wait_ms=wait_ms + 0.0071, deadline_ms=1e9)
-    costs = Costs.constant(batch_ms + 0.00031, request_ms=request_ms)
+    costs = constant(batch_ms + 0.00031, request_ms=request_ms)
     found = simulate(costs, Given(times.tolist()), fleet)
     expected = by_the_batcher(times.tolist(), sizes_of(batch_ms + 0.00031, request_ms, most), fleet)
     assert found.batch.tolist() == [size for _, size in expected]
@@ -258,7 +265,7 @@ def fleets(draw: st.DrawFn) -> tuple[Traffic, Fleet]:
     )
 
 
-COSTS = Costs(Costs.constant(8.0, request_ms=1.0, other_ms=2.0).levels, cold_ms=1.5)
+COSTS = Costs(constant(8.0, request_ms=1.0, other_ms=2.0).levels, cold_ms=1.5)
 
 
 @settings(max_examples=80, deadline=None)
@@ -351,9 +358,9 @@ def test_going_in_turn_loses_what_going_home_keeps() -> None:
 
 def test_a_full_queue_refuses_and_a_late_answer_is_none() -> None:
     crowd = Given([1.0] * 10)
-    found = simulate(Costs.constant(10.0), crowd, Fleet(max_batch=1, queue_limit=4))
+    found = simulate(constant(10.0), crowd, Fleet(max_batch=1, queue_limit=4))
     assert found.counts() == {"answered": 4, "refused": 6, "expired": 0, "failed": 0}
-    late = simulate(Costs.constant(10.0), crowd, Fleet(max_batch=1, deadline_ms=35.0))
+    late = simulate(constant(10.0), crowd, Fleet(max_batch=1, deadline_ms=35.0))
     assert late.counts() == {"answered": 3, "refused": 0, "expired": 7, "failed": 0}
     assert late.latency_s[late.status == EXPIRED] == pytest.approx(np.full(7, 0.035))
     assert late.busy_s[0] == pytest.approx(0.040), "what has expired in the queue is not computed"
@@ -361,10 +368,10 @@ def test_a_full_queue_refuses_and_a_late_answer_is_none() -> None:
 
 def test_failed_speculation_costs_a_batch_one_pass() -> None:
     crowd = Given([1.0, 2.0])
-    found = simulate(Costs.constant(10.0), crowd, Fleet(extra_share=1.0, extra_ms=5.0))
+    found = simulate(constant(10.0), crowd, Fleet(extra_share=1.0, extra_ms=5.0))
     assert found.latency_s == pytest.approx([0.015, 0.015])
     together = Given([1.0, 1.0])
-    found = simulate(Costs.constant(10.0), together, Fleet(extra_share=1.0, extra_ms=5.0))
+    found = simulate(constant(10.0), together, Fleet(extra_share=1.0, extra_ms=5.0))
     assert found.latency_s == pytest.approx([0.015, 0.015]), "once a batch"
 
 
@@ -473,7 +480,7 @@ MEMORY = Memory(
 
 
 def test_a_replica_bears_what_keeps_it_under_the_targets() -> None:
-    costs = Costs.constant(10.0)
+    costs = constant(10.0)
     needs = Needs(1000, 100, 500.0, p99_ms=60.0, new=0.0)
     bears = rate_each(costs, needs, QUIET)
     found = simulate(costs, Traffic(bears, 20_000), QUIET)
@@ -485,7 +492,7 @@ def test_a_replica_bears_what_keeps_it_under_the_targets() -> None:
 
 @pytest.mark.usefixtures("briefly")
 def test_the_fleet_is_as_many_as_it_takes_and_the_spare_ones() -> None:
-    costs = Costs.constant(6.0, request_ms=2.0, other_ms=2.0)
+    costs = constant(6.0, request_ms=2.0, other_ms=2.0)
     needs = Needs(10**6, 10**5, 400.0, p99_ms=50.0, spare=2, per_machine=2)
     found = plan(costs, needs, MEMORY)
     assert found["replicas"] == math.ceil(400 / found["rate_each"]) + 2
@@ -502,7 +509,7 @@ def test_the_fleet_is_as_many_as_it_takes_and_the_spare_ones() -> None:
 
 def test_a_target_below_an_idle_replica_is_told_not_planned() -> None:
     with pytest.raises(ConfigError, match=r"answers in 12\.0 ms"):
-        plan(Costs.constant(10.0, other_ms=2.0), Needs(10, 10, 5.0, p99_ms=9.0), MEMORY)
+        plan(constant(10.0, other_ms=2.0), Needs(10, 10, 5.0, p99_ms=9.0), MEMORY)
 
 
 def test_daily_users_become_a_peak() -> None:
@@ -561,7 +568,7 @@ def test_a_check_shows_prediction_beside_measurement() -> None:
     assert (level["p50_error"], level["p99_error"], level["bad"]) == (0.1, -0.1, 1)
     document = {
         "check": {"levels": [level], "worst": 0.1, "bound": 0.15, "met": False},
-        "costs": Costs.constant(8.0).summary(),
+        "costs": constant(8.0).summary(),
     }
     (table,) = report.tables(document)
     assert table.row_count == 1
