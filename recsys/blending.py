@@ -137,7 +137,7 @@ class Union:
         return cls(
             items,
             np.where(items >= 0, log_probs, -np.inf),
-            retrieval.log_prob(histories, items).astype(np.float64),
+            retrieval.log_prob(candidates.shares, items).astype(np.float64),
             retrieval.nearness(histories, items).astype(np.float64),
             gains,
             source.astype(np.int8),

@@ -7,7 +7,7 @@ catalog/            items.parquet: item id, semantic ID, title, attributes; quan
 vocabulary.json     where the semantic tokens sit
 prompts.json        how much of a history the model sees
 retrieval/          neighbours, popularity, item vectors, and the blend (optional)
-eval/               validation metrics of the training run
+eval/               validation metrics of the training run, and its SASRec, a baseline (optional)
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from recsys.artifacts import Manifest, read_manifest, verify
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.retrieval import Retrieval
+from recsys.retrieval import Retrieval, SasRec
+from recsys.retrieval.sasrec import FILE as SASREC
 from recsys.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -112,6 +113,27 @@ class Bundle:
             raise ArtifactError(
                 f"{folder} is of {len(found)} items, the catalogue has {len(self.catalog)}; make "
                 "the bundle again"
+            )
+        return found
+
+    @property
+    def sasrec(self) -> SasRec | None:
+        """What the run was taught by; None if by nothing of the kind.
+
+        Raises:
+            ArtifactError: it is damaged, or of another catalogue.
+        """
+        folder = self.path / EVAL
+        if not (folder / SASREC).is_file():
+            return None
+        try:
+            found = SasRec.load(folder)
+        except ValueError as error:
+            raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
+        if len(found) != len(self.catalog):
+            raise ArtifactError(
+                f"{folder / SASREC} is of {len(found)} items, the catalogue has "
+                f"{len(self.catalog)}; make the bundle again"
             )
         return found
 

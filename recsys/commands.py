@@ -32,7 +32,8 @@ History = Annotated[
     str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
 ]
 SECTIONS = (
-    "data", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate", "serve",
+    "data", "sasrec", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate",
+    "serve",
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The road from raw data to a report: stages found among entry points, run in order.
 
-A stage is a function `(Context) -> Path` that writes one artifact and leaves at once when it is up
-to date (same configuration, same parents). This module knows their names and order, not their work.
+A stage is a function `(Context) -> Path | None` that writes one artifact and leaves at once when it
+is up to date (same configuration, same parents), or when none is asked for. This module knows their
+names and order, not their work.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from recsys.config import Settings
 
 GROUP = "recsys.stages"
-STAGES = ("data", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
+STAGES = ("data", "sasrec", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Context:
         return cls(settings, Workspace.of(settings.name), force)
 
 
-Stage = "Callable[[Context], Path]"
+Stage = "Callable[[Context], Path | None]"
 
 
-def load_stage(name: str) -> Callable[[Context], Path]:
+def load_stage(name: str) -> Callable[[Context], Path | None]:
     """Find and import one stage.
 
     Raises:
@@ -57,7 +58,7 @@ def load_stage(name: str) -> Callable[[Context], Path]:
     found = entry_points(group=GROUP, name=name)
     if not found:
         raise ConfigError(f"stage {name!r} is not installed; run `pip install -e .` again")
-    return cast("Callable[[Context], Path]", next(iter(found)).load())
+    return cast("Callable[[Context], Path | None]", next(iter(found)).load())
 
 
 def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Path, float]]:
@@ -70,6 +71,8 @@ def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Pat
     for name in stages:
         start = time.perf_counter()
         path = load_stage(name)(context)
+        if path is None:
+            continue
         results[name] = (path, time.perf_counter() - start)
         say(f"[bold]{name}[/bold] → {path}  ({results[name][1]:.1f} s)")
     return results

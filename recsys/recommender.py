@@ -448,7 +448,9 @@ class Recommender:
         )
         return [
             (epoch.catalog.item_id(item), score, "retrieval" if supported else "popular")
-            for item, score, supported in zip(*(part[0].tolist() for part in found), strict=True)
+            for item, score, supported in zip(
+                *(part[0].tolist() for part in found[:3]), strict=True
+            )
             if item >= 0
         ]
 

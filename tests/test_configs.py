@@ -15,6 +15,7 @@ from recsys.evaluation.protocol import EvaluationConfig
 from training.draft import DraftConfig
 from training.ids import IdsConfig
 from training.retrieval import RetrievalConfig
+from training.sasrec import SasRecConfig
 from training.target import TargetConfig
 from training.teacher import TeacherConfig
 
@@ -24,6 +25,7 @@ LAUNCH = set((ROOT / "configs" / "accelerate").iterdir())  # tests/training/test
 FILES = sorted(set((ROOT / "configs").rglob("*.y*ml")) - {SERVING} - LAUNCH)
 READERS = {
     "data": DataConfig,
+    "sasrec": SasRecConfig,
     "ids": IdsConfig,
     "target": TargetConfig,
     "teacher": TeacherConfig,

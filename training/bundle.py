@@ -24,7 +24,9 @@ from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig
+from recsys.retrieval.sasrec import FILE as SASREC
 from recsys.vocabulary import Vocabulary
+from training import sasrec
 from training.target import MODEL
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ def stage(context: Context) -> Path:
         parts[kind] = read_manifest(workspace.run(kind), kind)
     if workspace.run(RETRIEVAL).is_dir():
         parts[RETRIEVAL] = read_manifest(workspace.run(RETRIEVAL), RETRIEVAL)
+    if any(sasrec.KIND in manifest.parents for manifest in parts.values()):
+        parts[sasrec.KIND] = read_manifest(workspace.run(sasrec.KIND), sasrec.KIND)
     parents = {kind: manifest.digest for kind, manifest in parts.items()}
     for kind, manifest in parts.items():
         for parent, digest in manifest.parents.items():
@@ -90,11 +94,13 @@ def stage(context: Context) -> Path:
         vocabulary.save(folder)
         _write_json(folder / PROMPTS, prompt.as_dict())
         (folder / EVAL).mkdir()
+        if sasrec.KIND in parts:
+            shutil.copyfile(workspace.run(sasrec.KIND) / SASREC, folder / EVAL / SASREC)
         _write_json(
             folder / EVAL / "validation.json",
             {
                 kind: parts[kind].info["validation"]
-                for kind in ("target", "draft", RETRIEVAL)
+                for kind in (sasrec.KIND, "target", "draft", RETRIEVAL)
                 if kind in parts and "validation" in parts[kind].info
             },
         )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from recsys.pipeline import Context
 
 SECTIONS = (
-    "data", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate", "serve",
+    "data", "sasrec", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate",
+    "serve",
 )  # fmt: skip
 
 ids = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -85,6 +86,32 @@ def ids_report(name: Name = None, config: ConfigFile = None, as_json: Json = Fal
     from training.ids import print_report
 
     print_report(context.workspace.run("ids"), as_json)
+
+
+@train.command("sasrec")
+def train_sasrec(
+    epochs: Epochs = None,
+    max_minutes: MaxMinutes = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    name: Name = None,
+    seed: Seed = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Train SASRec: histories of items -> the next one. Semantic IDs and the target learn from it.
+
+    Example: recsys train sasrec --config configs/beauty.yaml --epochs 20
+    """
+    options = {"epochs": epochs, "max_minutes": max_minutes}
+    context = _context("sasrec", options, config, set_, name, seed, force)
+    from recsys.errors import ConfigError
+    from training.sasrec import stage
+
+    path = stage(context)
+    if path is None:
+        raise ConfigError("sasrec.epochs: 0 makes no model; give --epochs, 20 for a start")
+    _report(path, "sasrec", as_json)
 
 
 @train.command("target")

@@ -158,7 +158,7 @@ def stage(context: Context) -> Path:
         model, load_model(target / MODEL, dtype=torch.float32), material.dataset, encoder, config,
         checkpoints, data=data, pad=vocabulary.pad, seed=seed,
     )  # fmt: skip
-    info = {**describe(progress, config, model), "objective": config.objective}
+    info = {**describe(progress, config.eval_users, model), "objective": config.objective}
     if progress.best and "recall@10" not in progress.best:
         info["validation"] = {**progress.best, "users": config.accept_users}
     with finish(path, "draft", settings, parents, info, checkpoints) as folder:

@@ -24,6 +24,7 @@ from recsys.semantic_ids.features import FeatureConfig, build_features
 from recsys.semantic_ids.report import compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
 from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
+from training import sasrec
 
 if TYPE_CHECKING:
     from recsys.pipeline import Context
@@ -71,13 +72,17 @@ def stage(context: Context) -> Path:
     Raises:
         ConfigError: `imported` without codes in the data set, `bundle` without one for each of its
             items, or sizes that do not fit it.
-        ArtifactError: the data set or the bundle is missing.
+        ArtifactError: the data set, the bundle or the SASRec that features want is missing.
     """
     config = context.settings.section("ids", IdsConfig)
     path = context.workspace.run("ids")
     settings = {**as_dict(config), "seed": context.settings.seed}
     settings.pop("bundle")  # it is named among the parents, wherever it lies
     parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
+    vectors = None
+    if config.method in ("rq-kmeans", "rq-vae") and config.features.collaborative == "sasrec":
+        model, parents[sasrec.KIND] = sasrec.wanted(context, "ids.features.collaborative")
+        vectors = model.vectors
     bundle = Bundle.load(config.bundle) if config.bundle is not None else None
     if bundle is not None:
         parents["bundle"] = bundle.manifest.digest
@@ -92,7 +97,7 @@ def stage(context: Context) -> Path:
         elif bundle is not None:
             codes, report = _kept(dataset, bundle, folder)
         else:
-            codes, report = _learned(dataset, config, context.settings.seed, folder)
+            codes, report = _learned(dataset, config, context.settings.seed, vectors, folder)
             info["fitted_on"] = digest(dataset.train_histories)
         report = {"method": config.method, **report}
         np.save(folder / "codes.npy", codes, allow_pickle=False)
@@ -171,11 +176,16 @@ def _kept(
 
 
 def _learned(
-    dataset: Dataset, config: IdsConfig, seed: int, folder: Path
+    dataset: Dataset,
+    config: IdsConfig,
+    seed: int,
+    vectors: np.ndarray[Any, np.dtype[np.float32]] | None,
+    folder: Path,
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
     from safetensors.numpy import save_file
 
-    features = build_features(dataset.items, dataset.train_histories, config.features, seed)
+    histories = dataset.train_histories
+    features = build_features(dataset.items, histories, config.features, seed, vectors)
     levels, size = config.levels, config.codebook_size
     quantizer: Quantizer
     try:

@@ -1,8 +1,9 @@
-"""Soft labels: what other users took after such a history, beside the item that did come next.
+"""Soft labels: what others say of a history, beside the item that did come next.
 
-A training event is asked of the item-item model that retrieval uses too (`ItemItem.directional`),
-with the user's own part taken out of its counts: the very pair that is to be learned is among them,
-and a teacher that has seen the answer teaches to learn by heart. Dense items alone; no codes.
+Others are the users, by the item-item model that retrieval uses too (`ItemItem.directional`), with
+the user's own part taken out of its counts: the very pair that is to be learned is among them, and
+a teacher that has seen the answer teaches to learn by heart. And SASRec, which learns too little by
+heart to be a bad teacher (dropout of a half). Dense items alone; no codes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from recsys.retrieval.item_item import best_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from recsys.retrieval import SasRec
 
 WINDOW, DAMPING = 5, 0.5  # of the item-item model
 EVENTS_AT_A_TIME = 2048  # bounds memory: a few hundred neighbours for each of them
@@ -57,8 +60,44 @@ class SoftLabels:
             evidence = _without_own(model, histories, asked)
             line, place, item, score = best_of(evidence, k)
             items[asked[line], place], shares[asked[line], place] = item, score
-        total = shares.sum(axis=1, keepdims=True)
-        return cls(items, np.divide(shares, total, out=shares, where=total > 0))
+        return cls(items, _shared_out(shares))
+
+    @classmethod
+    def of_sasrec(cls, model: SasRec, histories: Histories, k: int = 32) -> SoftLabels:
+        """The same by a trained SASRec: its k likeliest unseen items."""
+        events, k = len(histories.items), min(k, len(model))
+        items = np.full((events, k), -1, np.int32)
+        shares = np.zeros((events, k), np.float32)
+        place = np.arange(events) - histories.offsets[histories.rows]
+        order = np.argsort(place, kind="stable")  # alike lengths are computed together
+        order = order[place[order] > 0]
+        for start in range(0, len(order), EVENTS_AT_A_TIME):
+            asked = order[start : start + EVENTS_AT_A_TIME]
+            items[asked], scores = model.rank(_before(histories, asked)[0], k, exclude_seen=True)
+            likely = np.exp(scores - scores[:, :1])
+            shares[asked] = np.where(items[asked] >= 0, likely, 0)
+        return cls(items, _shared_out(shares))
+
+    def beside(self, other: SoftLabels) -> SoftLabels:
+        """Both, by halves; what only one of them speaks of is that one's alone."""
+        shares = np.concatenate([self.shares, other.shares], axis=1)
+        return SoftLabels(np.concatenate([self.items, other.items], axis=1), _shared_out(shares))
+
+
+def _shared_out(shares: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows that add up to 1, or to 0."""
+    total = shares.sum(axis=1, keepdims=True)
+    np.divide(shares, total, out=shares, where=total > 0)
+    return shares
+
+
+def _before(histories: Histories, asked: NDArray[np.int64]) -> tuple[Histories, NDArray[np.int64]]:
+    """What came before each asked event, as one sequence each, and the numbers of those events."""
+    first = histories.offsets[histories.rows[asked]]
+    lengths = asked - first
+    offsets = np.append(0, np.cumsum(lengths))
+    event = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], lengths)
+    return Histories(offsets, histories.items[event]), event
 
 
 def _without_own(
@@ -70,13 +109,8 @@ def _without_own(
     one on, at most `WINDOW` apart, counted 1/gap.
     """
     user = histories.rows
-    first = histories.offsets[user[asked]]
-    before = asked - first
-    line = np.repeat(np.arange(len(asked)), before)
-    offsets = np.append(0, np.cumsum(before))
-    place = np.arange(len(line)) - offsets[line]
-    event, age = first[line] + place, before[line] - 1 - place
-    taken = Histories(offsets, histories.items[event])
+    taken, event = _before(histories, asked)
+    line, age = taken.rows, asked[taken.rows] - 1 - event
     evidence = model.score(taken, exclude_seen=True)
     counts = np.bincount(histories.items, minlength=evidence.shape[1]).clip(1)
     weight = model.decay**age * counts[histories.items[event]].astype(np.float64) ** -DAMPING

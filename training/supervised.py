@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from recsys.artifacts import Workspace
     from recsys.pipeline import Context
     from recsys.prompts import PromptEncoder
+    from recsys.retrieval import SasRec
     from training.state import Progress
 
 
@@ -135,6 +136,7 @@ def train_supervised(
     exit_layer: int = 1,
     agreement: float = 0.0,
     soft_labels: float = 0.0,
+    teacher: SasRec | None = None,
 ) -> Progress:
     """Train `model` in place on the training histories, validated on validation users.
 
@@ -151,10 +153,16 @@ def train_supervised(
         exit_layer: see `NextToken`.
         agreement: see `NextToken`.
         soft_labels: see `NextToken`; above 0 they are made of the training histories.
+        teacher: that makes them; None for item-item.
     """
     batches = windows(dataset, encoder, config, pad=pad, seed=seed)
     if soft_labels:
-        soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids))
+        histories = dataset.train_histories
+        soft = (
+            SoftLabels.of(histories, len(dataset.item_ids))
+            if teacher is None
+            else SoftLabels.of_sasrec(teacher, histories)
+        )
         batches = replace(batches, soft=soft)
     module = NextToken(
         model,
@@ -219,9 +227,9 @@ def training_dtype(model: Any, config: LoopConfig) -> torch.dtype:
     return autocast_dtype(config.precision, device)
 
 
-def describe(progress: Progress, config: SupervisedConfig, model: Any) -> dict[str, Any]:
+def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
     """What a manifest says of a training run."""
-    validation = {**progress.best, "users": config.eval_users, "seen_items": "masked"}
+    validation = {**progress.best, "users": eval_users, "seen_items": "masked"}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -13,6 +13,7 @@ from recsys.errors import ConfigError
 from recsys.models.checkpoint import architecture, build, save_model
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
+from training import sasrec
 from training.initialise import initialise_from_centroids
 from training.pretrained import LoraSettings, add_lora, load_base
 from training.refresh import load_deployed, open_bundle
@@ -41,7 +42,8 @@ class TargetConfig(SupervisedConfig):
         init_from_centroids: start new token embeddings from the quantiser's centroids.
         agreement: see `training.objective.NextToken`, as for the next two.
         exit_layer: see there.
-        soft_labels: share of the target that is what other users took (`training.soft_labels`).
+        soft_labels: share of the target that is what others say (`training.soft_labels`).
+        soft_labels_from: who they are: other users, by `item-item`, or the run's `sasrec`.
         prompt: how much of a history the model sees, here and wherever the target is used.
         base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
         instruction: text in front of a history, for a pretrained model.
@@ -54,6 +56,7 @@ class TargetConfig(SupervisedConfig):
     agreement: float = 0.0
     exit_layer: int = 1
     soft_labels: float = 0.0
+    soft_labels_from: Literal["item-item", "sasrec"] = "item-item"
     prompt: PromptConfig = field(default_factory=PromptConfig)
     base: Path | None = None
     instruction: str = "Items of one customer, oldest first:"
@@ -87,6 +90,9 @@ def stage(context: Context) -> Path:
         deployed = open_bundle(config.refresh, workspace)
         config = replace(config, prompt=deployed.prompt)
         parents["bundle"] = deployed.manifest.digest
+    teacher = None
+    if config.soft_labels and config.soft_labels_from == "sasrec":
+        teacher, parents[sasrec.KIND] = sasrec.wanted(context, "target.soft_labels_from")
     settings = settings_of(config, seed)
     settings.pop("refresh")  # the bundle is named among the parents, wherever it lies
     if not context.force and up_to_date(path, "target", settings, parents):
@@ -119,8 +125,9 @@ def stage(context: Context) -> Path:
         model, material.dataset, encoder, config, checkpoints,
         name="target", pad=vocabulary.pad, seed=seed,
         exit_layer=config.exit_layer, agreement=config.agreement, soft_labels=config.soft_labels,
+        teacher=teacher,
     )  # fmt: skip
-    info = describe(progress, config, model)
+    info = describe(progress, config.eval_users, model)
     if before:
         info["validation_before"] = before
     with finish(path, "target", settings, parents, info, checkpoints) as folder:

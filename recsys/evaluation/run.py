@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
-from recsys.bundle import CATALOG, QUANTIZER
+from recsys.bundle import CATALOG, QUANTIZER, Bundle
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
@@ -263,6 +263,8 @@ def _write(
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
             swept = [_swept(search, recommender, asked, beams) for beams in config.widths]
         rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
+        if (taught_by := Bundle.load(bundle_path, check=False).sasrec) is not None:
+            rankers["SASRec"] = taught_by
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # nothing but look-ups and baselines is left
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)

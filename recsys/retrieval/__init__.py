@@ -1,4 +1,7 @@
-"""Retrieval without the language model: neighbours, popularity, near vectors. No torch."""
+"""Retrieval without the language model: neighbours, popularity, near vectors, SASRec.
+
+No torch.
+"""
 
 from recsys.retrieval.item_item import ItemItem as ItemItem
 from recsys.retrieval.popularity import decayed_counts as decayed_counts
@@ -6,6 +9,7 @@ from recsys.retrieval.retrieval import Blend as Blend
 from recsys.retrieval.retrieval import Candidates as Candidates
 from recsys.retrieval.retrieval import Retrieval as Retrieval
 from recsys.retrieval.retrieval import digest as digest
+from recsys.retrieval.sasrec import SasRec as SasRec
 from recsys.retrieval.vectors import VectorIndex as VectorIndex
 
 __all__ = [
@@ -13,6 +17,7 @@ __all__ = [
     "Candidates",
     "ItemItem",
     "Retrieval",
+    "SasRec",
     "VectorIndex",
     "decayed_counts",
     "digest",

@@ -72,11 +72,13 @@ class Candidates(NamedTuple):
         items: (n, k) int32, -1 where there are no more.
         log_probs: (n, k) float32, -inf there.
         supported: (n, k) bool, whether the history has evidence for it; if not it is popular.
+        shares: (n, items) of the evidence, of all items (`Retrieval.log_prob` takes them).
     """
 
     items: NDArray[np.int32]
     log_probs: NDArray[np.float32]
     supported: NDArray[np.bool_]
+    shares: sparse.csr_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +146,7 @@ class Retrieval:
         n, size = len(histories), len(self)
         hidden = _pairs([h for h in (histories if exclude_seen else None, excluded) if h], size)
         masks = [None] * n if allowed is None else list(allowed)
-        shares = self._shares(histories)
+        shares = self.shares(histories)
         row = np.repeat(np.arange(n), np.diff(shares.indptr))
         keep = ~np.isin(row * size + shares.indices, hidden)
         for i, mask in enumerate(masks):
@@ -167,16 +169,15 @@ class Retrieval:
         with np.errstate(divide="ignore"):
             log_probs = np.log(np.take_along_axis(probs, order, axis=1)).astype(np.float32)
         supported = np.take_along_axis(share > 0, order, axis=1)
-        return Candidates(np.take_along_axis(items, order, axis=1), log_probs, supported)
+        return Candidates(np.take_along_axis(items, order, axis=1), log_probs, supported, shares)
 
-    def log_prob(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.float32]:
+    def log_prob(self, shares: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """Log-probability of given items after each history; of any item, so always finite.
 
         Args:
-            histories: n sequences, oldest first.
+            shares: (n, items) of the evidence of n histories (`shares`).
             items: (n, c) dense items; those beyond the catalogue have no events.
         """
-        shares = self._shares(histories)
         known = np.where((items >= 0) & (items < len(self)), items, len(self))
         share = _look_up(shares, known)
         probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
@@ -316,14 +317,12 @@ class Retrieval:
                 ItemItem(weights, float(settings["decay"])),
                 _read(folder / COUNTS),
                 float(settings["smoothing"]),
-                VectorIndex(_read(vectors)) if vectors.is_file() else None,
-                None if settings["blend"] is None else Blend(**settings["blend"]),
-                settings.get("fitted_on"),
+                vectors=VectorIndex(_read(vectors)) if vectors.is_file() else None,
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
 
-    def _shares(self, histories: Histories) -> sparse.csr_array:
+    def shares(self, histories: Histories) -> sparse.csr_array:
         """(n, items) each item's share of the evidence of each history; ascending columns."""
         known = histories.where(histories.items < len(self))
         shares = self.item_item.score(known, exclude_seen=False)

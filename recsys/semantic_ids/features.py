@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,9 @@ class FeatureConfig:
         text_model: folder of a sentence-transformers model; replaces TF-IDF.
         embedding_column: column of items.parquet with ready embeddings (list of float); replaces
             both.
-        collaborative_weight: of the co-occurrence in training histories.
+        collaborative: what histories say of an item: `ppmi`, its co-occurrence with others, or
+            `sasrec`, the vector that it has in the run's SASRec.
+        collaborative_weight: of that.
         collaborative_dim: kept dimensions of the PPMI matrix.
         window: items at most this far apart in a history co-occur.
         attribute_weight: of the attribute columns.
@@ -48,6 +50,7 @@ class FeatureConfig:
     text_dim: int = 128
     text_model: Path | None = None
     embedding_column: str | None = None
+    collaborative: Literal["ppmi", "sasrec"] = "ppmi"
     collaborative_weight: float = 1.0
     collaborative_dim: int = 128
     window: int = 10
@@ -148,7 +151,11 @@ class FeatureEncoder:
 
 
 def build_features(
-    items: pa.Table, histories: Histories, config: FeatureConfig, seed: int = 0
+    items: pa.Table,
+    histories: Histories,
+    config: FeatureConfig,
+    seed: int = 0,
+    vectors: NDArray[np.float32] | None = None,
 ) -> Features:
     """Features of every item.
 
@@ -157,6 +164,7 @@ def build_features(
         histories: TRAINING events alone; anything else leaks the answers into the IDs.
         config: blocks, weights and dimensions.
         seed: of the SVD's start vectors.
+        vectors: (items, D) that SASRec has, for `collaborative: sasrec`.
 
     Raises:
         ConfigError: a model folder or an embedding column that is not there.
@@ -177,9 +185,12 @@ def build_features(
     blocks = {name: block for name, block in blocks.items() if block.any()}
     prediction = np.zeros((0, 0))
     if config.collaborative_weight > 0:
-        block = collaborative_block(
-            histories, items.num_rows, config.window, config.collaborative_dim, seed
-        )
+        if config.collaborative == "ppmi" or vectors is None:
+            block = collaborative_block(
+                histories, items.num_rows, config.window, config.collaborative_dim, seed
+            )
+        else:
+            block = sasrec_block(histories, vectors)
         content = np.concatenate([np.zeros((items.num_rows, 0)), *blocks.values()], axis=1)
         prediction = predict_from(block, content)
         blocks["collaborative"] = config.collaborative_weight * fill_unseen(block, content)
@@ -296,6 +307,20 @@ def collaborative_block(
     expected = item_mass[pairs.row] * context_mass[pairs.col] / context_mass.sum()
     pairs.data = np.maximum(np.log(pairs.data / expected), 0)
     return _unit(_svd(pairs.tocsr(), dim, seed)[0])
+
+
+def sasrec_block(histories: Histories, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(items, D) a model's vectors, centred, in rows of length 1; zeros for items never seen.
+
+    What it has for those is where they began, pushed away by every sample that they were in.
+
+    Args:
+        histories: training events.
+        vectors: (items, D).
+    """
+    seen = np.bincount(histories.items, minlength=len(vectors)) > 0
+    centred = vectors - vectors[seen].mean(axis=0)
+    return np.where(seen[:, None], _unit(centred), np.float32(0))
 
 
 def fill_unseen(

@@ -93,7 +93,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     exact = rec.score([request.history], [list(names)])[0]
     weights = [math.exp(blend.sharpness * s) for s in exact]
     items = np.array([[IDS.index(name) for name in names]])
-    retrieved = np.exp(retrieval.log_prob(asked, items)[0])
+    retrieved = np.exp(retrieval.log_prob(retrieval.shares(asked), items)[0])
     near = retrieval.nearness(asked, items)[0]
     scores = []
     for name, w, p, a in zip(names, weights, retrieved, near, strict=True):

@@ -1,0 +1,187 @@
+"""SASRec: the next item by self-attention over a history of items (Kang & McAuley, 2018).
+
+The model as it is asked, in NumPy; `training.sasrec` has it as it is taught. Pre-norm layers with
+learned positions, and one vector an item for reading and for answering:
+
+    logit(item | history) = last state of the history . vector(item)
+
+Speaks of dense items of the catalogue it was fitted for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recsys.prompts import PromptConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from recsys.interactions import Histories
+
+FILE = "sasrec.safetensors"
+ITEMS, POSITIONS, NORM = "items", "positions", "norm"
+STEP = 8  # histories whose lengths round up to the same multiple of it are computed together
+HISTORIES_AT_A_TIME = 256  # bounds memory: a row of logits for each of them
+EPSILON = 1e-5  # of the norms
+
+
+@dataclass(frozen=True, eq=False)
+class SasRec:
+    """A trained model.
+
+    Attributes:
+        weights: float32 arrays by name: `items` (items, D), `positions` (W, D), `norm.weight` and
+            `norm.bias`, and `layers.<i>.<name>` as in `torch.nn.TransformerEncoderLayer`.
+        heads: of the attention.
+        window: what is read of a history; W items at most.
+    """
+
+    weights: Mapping[str, NDArray[np.float32]]
+    heads: int
+    window: PromptConfig
+
+    def __len__(self) -> int:
+        return len(self.weights[ITEMS])
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """(items, D) of the items."""
+        return self.weights[ITEMS]
+
+    @cached_property
+    def _layers(self) -> int:
+        return len({name.split(".")[1] for name in self.weights if name.startswith("layers.")})
+
+    def states(self, histories: Histories) -> NDArray[np.float32]:
+        """(n, D) last states; 0 for a history without a known item.
+
+        Args:
+            histories: n sequences of dense items, oldest first; those beyond the catalogue are
+                passed over.
+        """
+        known = histories.where(histories.items < len(self))
+        start = self.window.start(known.lengths)
+        place = np.arange(len(known.items)) - known.offsets[known.rows]
+        known = known.where(place >= start[known.rows])
+        lengths = known.lengths
+        states = np.zeros((len(known), self.weights[ITEMS].shape[1]), np.float32)
+        widths = np.minimum(-(-lengths // STEP) * STEP, self.window.max_items)
+        for width in np.unique(widths[lengths > 0]):
+            rows = np.flatnonzero(widths == width)
+            items = known.take(rows).padded(0, int(width))
+            states[rows] = self._forward(items, lengths[rows] - 1)
+        return states
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Best k items of each history; equal scores go to the lower item.
+
+        Args:
+            histories: n sequences of dense items, oldest first.
+            k: length of the lists.
+            exclude_seen: leave out the items of the history.
+
+        Returns:
+            (n, k) int32 items, -1 where there are no more, and their (n, k) float32 logits, -inf
+            there.
+        """
+        items = np.full((len(histories), k), -1, np.int32)
+        scores = np.full((len(histories), k), -np.inf, np.float32)
+        states = self.states(histories)
+        for start in range(0, len(histories), HISTORIES_AT_A_TIME):
+            rows = np.arange(start, min(start + HISTORIES_AT_A_TIME, len(histories)))
+            logits = states[rows] @ self.vectors.T
+            if exclude_seen:
+                seen = histories.take(rows)
+                known = seen.items < len(self)
+                logits[seen.rows[known], seen.items[known]] = -np.inf
+            best = _best(logits, k)
+            found = np.take_along_axis(logits, best, axis=1)
+            there = (found > -np.inf) & np.any(states[rows] != 0, axis=1, keepdims=True)
+            items[rows, : best.shape[1]] = np.where(there, best, -1)
+            scores[rows, : best.shape[1]] = np.where(there, found, -np.inf)
+        return items, scores
+
+    def save(self, folder: Path) -> None:
+        """Write `sasrec.safetensors` into `folder`, which exists."""
+        from safetensors.numpy import save_file
+
+        about = {"heads": self.heads, **self.window.as_dict()}
+        save_file(
+            {name: np.ascontiguousarray(array) for name, array in self.weights.items()},
+            folder / FILE,
+            {name: str(value) for name, value in about.items()},
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> SasRec:
+        """Read what `save` wrote.
+
+        Raises:
+            OSError: there is no such file.
+            ValueError: it is damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(folder / FILE, "numpy") as file:
+                about = file.metadata() or {}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            window = PromptConfig(int(about["max_items"]), int(about["block"]))
+            return cls(weights, int(about["heads"]), window)
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(f"{FILE}: {error}") from error
+
+    def _forward(self, items: NDArray[np.int32], last: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(n, D) states at `last` of (n, T) items, padded on the right."""
+        width, lines = items.shape[1], np.arange(len(items))
+        states = self.weights[ITEMS][items] + self.weights[POSITIONS][:width]
+        later = np.triu(np.full((width, width), -np.inf, np.float32), 1)
+        for layer in range(self._layers):
+            w = {
+                name.split(".", 2)[2]: array
+                for name, array in self.weights.items()
+                if name.startswith(f"layers.{layer}.")
+            }
+            normed = _norm(states, w["norm1.weight"], w["norm1.bias"])
+            mixed = normed @ w["self_attn.in_proj_weight"].T + w["self_attn.in_proj_bias"]
+            shape = (len(items), width, 3, self.heads, -1)
+            q, k, v = mixed.reshape(shape).transpose(2, 0, 3, 1, 4)
+            weight = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5) + later
+            weight = np.exp(weight - weight.max(axis=-1, keepdims=True))
+            weight /= weight.sum(axis=-1, keepdims=True)
+            heard = (weight @ v).swapaxes(1, 2).reshape(states.shape)
+            states = (
+                states + heard @ w["self_attn.out_proj.weight"].T + w["self_attn.out_proj.bias"]
+            )
+            normed = _norm(states, w["norm2.weight"], w["norm2.bias"])
+            inner = np.maximum(normed @ w["linear1.weight"].T + w["linear1.bias"], 0)
+            states = states + inner @ w["linear2.weight"].T + w["linear2.bias"]
+        return _norm(
+            states[lines, last], self.weights[f"{NORM}.weight"], self.weights[f"{NORM}.bias"]
+        )
+
+
+def _best(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
+    """(n, k) places of the k largest of each row, falling; equal ones by place."""
+    k = min(k, logits.shape[1])
+    some = np.sort(np.argpartition(-logits, k - 1, axis=1)[:, :k], axis=1)
+    order = np.argsort(-np.take_along_axis(logits, some, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(some, order, axis=1)
+
+
+def _norm(
+    states: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    centred = states - states.mean(axis=-1, keepdims=True)
+    spread = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(EPSILON))
+    return np.asarray(centred / spread * weight + bias)

@@ -1,0 +1,211 @@
+"""SASRec: what is asked is what was taught, the loss is what it says, and others learn from it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.artifacts import read_manifest
+from recsys.bundle import Bundle
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError, ConfigError
+from recsys.evaluation.run import stage as evaluate_stage
+from recsys.interactions import Histories
+from recsys.prompts import PromptConfig
+from recsys.retrieval import SasRec, digest
+from training import bundle, draft, ids, retrieval, sasrec, target
+from training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
+from training.soft_labels import SoftLabels
+
+ITEMS = 19
+SMALL = {
+    "epochs": 16,
+    "hidden": 16,
+    "dropout": 0.0,
+    "batch_tokens": 200,
+    "warmup_steps": 5,
+    "learning_rate": 1e-2,
+    "evaluate_every": 2,
+    "precision": "float32",
+    "threads": 1,
+}
+
+
+def model(seed=0, **options):
+    config = SasRecConfig(**{"epochs": 1, "hidden": 16, "window": PromptConfig(12, 4), **options})
+    torch.manual_seed(seed)
+    made = SasRecModel(ITEMS, config, np.random.default_rng(seed).normal(size=(ITEMS, 5))).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=30), min_size=1, max_size=12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(histories, st.integers(0, 3))
+def test_what_is_asked_is_the_model_that_was_taught(asked, seed):
+    taught = model(seed)
+    frozen, asked = taught.frozen(), Histories.of(asked)
+    states = frozen.states(asked)
+    for history, state in zip(asked, states, strict=True):
+        kept = history[int(frozen.window.start(len(history))) :]
+        if not len(kept):
+            assert not state.any()
+            continue
+        with torch.no_grad():
+            vectors = taught.vectors(torch.from_numpy(kept.astype(np.int64)))
+            wanted = taught(vectors[None])[0, -1].numpy()
+        np.testing.assert_allclose(state, wanted, atol=2e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(histories, st.integers(1, ITEMS + 3))
+def test_lists_are_those_of_a_full_sort(asked, k):
+    frozen, asked = model().frozen(), Histories.of(asked)
+    logits = frozen.states(asked) @ frozen.vectors.T
+    items, scores = frozen.rank(asked, k, exclude_seen=True)
+    for i, history in enumerate(asked):
+        order = [j for j in np.argsort(-logits[i], kind="stable") if j not in history][:k]
+        order = order if len(history) else []
+        assert items[i].tolist() == order + [-1] * (k - len(order))
+        np.testing.assert_allclose(scores[i, : len(order)], logits[i, order], rtol=1e-4, atol=1e-4)
+
+
+def test_items_beyond_the_catalogue_are_passed_over():
+    frozen = model().frozen()
+    asked, plain = Histories.of([[3, ITEMS, 4, ITEMS + 7]]), Histories.of([[3, 4]])
+    np.testing.assert_array_equal(frozen.states(asked), frozen.states(plain))
+    assert (frozen.rank(Histories.of([[ITEMS]]), 3, exclude_seen=True)[0] == -1).all()
+
+
+def test_what_is_saved_is_what_is_loaded_and_damage_is_refused(tmp_path):
+    frozen, asked = model().frozen(), Histories.of([[1, 2, 3], [4]])
+    frozen.save(tmp_path)
+    again = SasRec.load(tmp_path)
+    assert again.window == frozen.window
+    np.testing.assert_array_equal(again.states(asked), frozen.states(asked))
+    file = tmp_path / "sasrec.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"sasrec\.safetensors"):
+        SasRec.load(tmp_path)
+
+
+def loss_of(taught, tokens, soft=None, **options):
+    config = SasRecConfig(epochs=1, negatives=ITEMS, **options)
+    tokens = torch.tensor(tokens)
+    asked = torch.ones_like(tokens, dtype=torch.bool)
+    asked[:, 0] = False
+    return SampledSoftmax(taught, config, torch.float32)(tokens, asked, *(soft or ()))
+
+
+def test_with_all_items_as_negatives_it_is_the_whole_softmax():
+    taught, rows = model(), [[3, 1, 4], [5, 9, 2]]
+    logits = taught(taught.vectors(torch.tensor(rows)[:, :-1].flatten()).view(2, 2, -1))
+    logits = logits @ taught.vectors(torch.arange(ITEMS)).T
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor([1, 4, 9, 2]))
+    assert loss_of(taught, rows).item() == pytest.approx(wanted.item(), rel=1e-5)
+    # soft labels: the first event's name its own item and another, the second's say nothing
+    soft = (
+        torch.tensor([[1, 7], [0, -1], [8, 6], [2, 5]])[..., None],
+        torch.tensor([[0.25, 0.75], [0.0, 0.0], [0.5, 0.5], [1.0, 0.0]]),
+    )
+    shares = torch.zeros(4, ITEMS)
+    shares[0, 1], shares[0, 7] = 0.6 + 0.4 * 0.25, 0.4 * 0.75
+    shares[1, 4] = 1
+    shares[2, 9], shares[2, 8], shares[2, 6] = 0.6, 0.2, 0.2
+    shares[3, 2] = 1
+    wanted = -(shares * logits.flatten(0, 1).log_softmax(-1)).sum(1).mean()
+    found = loss_of(taught, rows, soft, soft_labels=0.4)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_a_sample_stands_for_all_items():
+    taught, rows = model(), [[3, 1, 4, 8, 0, 12]]
+    whole = loss_of(taught, rows).item()
+    tokens = torch.tensor(rows)
+    asked = torch.ones_like(tokens, dtype=torch.bool)
+    asked[:, 0] = False
+    module = SampledSoftmax(taught, SasRecConfig(epochs=1, negatives=6), torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        few = np.mean([module(tokens, asked).item() for _ in range(400)])
+    assert few == pytest.approx(whole, rel=0.1)
+
+
+def test_a_run_learns_its_shop_and_goes_on_where_it_was(make_context):
+    context = make_context(sasrec=SMALL)
+    path = sasrec.stage(context)
+    info = read_manifest(path, "sasrec").info
+    assert info["validation"]["recall@10"] > 0.7
+    dataset = Dataset.load(context.workspace.dataset)
+    assert info["fitted_on"] == digest(dataset.train_histories)
+    found, key = sasrec.trained(context)
+    assert key == read_manifest(path).digest
+    items, _ = found.rank(Histories.of([[3, 4, 5]]), 3, exclude_seen=True)
+    assert 6 in items[0]
+    before = (path / "manifest.json").stat().st_mtime_ns
+    assert sasrec.stage(context) == path
+    assert (path / "manifest.json").stat().st_mtime_ns == before, "nothing to do"
+
+
+def test_nothing_is_made_where_nothing_is_asked_for(make_context):
+    context = make_context()
+    assert sasrec.stage(context) is None
+    assert sasrec.trained(context) is None
+    assert not context.workspace.run("sasrec").exists()
+
+
+def test_ids_and_target_learn_from_it_and_a_report_has_it_as_a_baseline(make_context, shop):
+    context = make_context(
+        sasrec=SMALL,
+        ids={"levels": 3, "codebook_size": 4, "features": {"collaborative": "sasrec"}},
+        target={"soft_labels": 0.5, "soft_labels_from": "sasrec", "epochs": 2},
+        retrieval={"weights": [0.5], "sharpness": [1.0], "nearness": [0.0], "users": 20},
+    )
+    parts = [stage.stage(context) for stage in (sasrec, ids, target, draft, retrieval)]
+    made = read_manifest(parts[0]).digest
+    for path in parts[1:3]:
+        assert read_manifest(path).parents["sasrec"] == made
+    features = np.load(parts[1] / "features.npy")
+    blocks = json.loads((parts[1] / "report.json").read_text())["feature_blocks"]
+    assert blocks["collaborative"] == SMALL["hidden"]
+    assert np.isfinite(features).all()
+    path = bundle.stage(context)
+    assert read_manifest(path).parents["sasrec"] == made
+    report = json.loads((evaluate_stage(context) / "report.json").read_text())
+    assert "SASRec" in json.dumps(report)
+    damaged = path / "eval" / "sasrec.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    with pytest.raises(ArtifactError, match=r"sasrec\.safetensors"):
+        _ = Bundle.load(path, check=False).sasrec
+
+
+def test_who_wants_one_says_so_where_there_is_none(make_context):
+    with pytest.raises(ConfigError, match=r"target\.soft_labels_from.*sasrec\.epochs"):
+        target.stage(make_context(target={"soft_labels": 0.5, "soft_labels_from": "sasrec"}))
+    with pytest.raises(ConfigError, match=r"ids\.features\.collaborative.*sasrec\.epochs"):
+        ids.stage(make_context(ids={"features": {"collaborative": "sasrec"}}))
+    with pytest.raises(ArtifactError, match="sasrec"):
+        sasrec.trained(make_context(sasrec=SMALL))
+    with pytest.raises(ConfigError, match="multiple of heads"):
+        sasrec.stage(make_context(sasrec={**SMALL, "hidden": 15}))
+
+
+def test_soft_labels_are_its_likeliest_unseen_items():
+    frozen, trained = model().frozen(), Histories.of([[3, 1, 4], [5], [2, 6]])
+    labels = SoftLabels.of_sasrec(frozen, trained, k=4)
+    for event, before in ((1, [3]), (2, [3, 1]), (5, [2])):
+        items, scores = frozen.rank(Histories.of([before]), 4, exclude_seen=True)
+        np.testing.assert_array_equal(labels.items[event], items[0])
+        shares = np.exp(scores[0] - scores[0].max())
+        np.testing.assert_allclose(labels.shares[event], shares / shares.sum(), rtol=1e-5)
+    for first in (0, 3, 4):
+        assert not labels.shares[first].any(), "nothing stands before it"

@@ -1,0 +1,357 @@
+"""Stage `sasrec`: SASRec with sampled softmax, a recommender of items without semantic IDs.
+
+A baseline to be beaten, a teacher of the target (`training.soft_labels`) and one of retrieval's
+voices. Taught as the target is: every event of a history is asked from those before it, with a
+share of what other users say.
+
+Sampled softmax (Jean et al., 2015): the partition function is that of the asked item, of its soft
+label, of the history, and of a uniform sample of all items, whose terms count (items / sample)
+times. With as many negatives as items it is the whole softmax. The history is there because its
+items are the likeliest to a model that reads and answers with the same vectors: seldom among the
+sample, they took four fifths of all probability.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from recsys.artifacts import read_manifest, up_to_date
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError, ConfigError
+from recsys.prompts import PromptConfig
+from recsys.retrieval import SasRec, digest
+from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
+from recsys.semantic_ids.features import FeatureConfig, build_features
+from training.batches import TrainingBatches
+from training.loop import LoopConfig, autocast_dtype, fit
+from training.objective import soft_cross_entropy
+from training.soft_labels import SoftLabels
+from training.supervised import describe, finish, open_checkpoints, settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from recsys.dataset import Examples
+    from recsys.pipeline import Context
+
+KIND = "sasrec"
+SPREAD = 0.02  # standard deviation of starting weights
+TOP = 10
+NOTHING = -1e9  # logit of what does not count
+
+
+@dataclass(frozen=True)
+class SasRecConfig(LoopConfig):
+    """Section `sasrec`.
+
+    Attributes:
+        epochs: as `LoopConfig`; 0, the default, makes no model.
+        hidden: D, width of states and item vectors.
+        layers: of attention.
+        heads: of a layer.
+        dropout: of inputs, attention and residuals.
+        features: of items (`recsys.semantic_ids.features`), a projection of which is added to their
+            vectors; weights of 0 do without.
+        negatives: items that a batch is contrasted with.
+        soft_labels: share of the target that is what other users took.
+        batch_tokens: most events of a batch, padding included.
+        item_dropout: share of items left out of a history, anew each epoch.
+        window: how much of a history is read.
+        eval_users: validation users that are ranked, a fixed sample.
+    """
+
+    epochs: int = 0
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.0
+    warmup_steps: int = 200
+    evaluate_every: int = 10
+    patience: int = 0
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 2
+    dropout: float = 0.5
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    negatives: int = 1024
+    soft_labels: float = 0.5
+    batch_tokens: int = 2048
+    item_dropout: float = 0.0
+    window: PromptConfig = field(default_factory=lambda: PromptConfig(50, 10))
+    eval_users: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.epochs:
+            super().__post_init__()
+        for name in ("dropout", "soft_labels", "item_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}: want 0 <= {name} < 1, got {getattr(self, name)}")
+        for name in ("hidden", "layers", "heads", "negatives"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: want at least 1, got {getattr(self, name)}")
+        if self.hidden % self.heads:
+            raise ConfigError(f"hidden: {self.hidden} is not a multiple of heads, {self.heads}")
+        if self.features.collaborative != "ppmi":
+            raise ConfigError("features.collaborative: sasrec is what is made here; want ppmi")
+
+
+def stage(context: Context) -> Path | None:
+    """Write the `sasrec` artifact of a run, what `SasRec.save` writes; nothing without epochs.
+
+    Raises:
+        ConfigError: nobody has two training events, or features that the data do not have.
+        ArtifactError: the data set is missing.
+    """
+    workspace, seed = context.workspace, context.settings.seed
+    config = context.settings.section(KIND, SasRecConfig)
+    if not config.epochs:
+        return None
+    path = workspace.run(KIND)
+    parents = {"dataset": Dataset.manifest(workspace.dataset).digest}
+    settings = settings_of(config, seed)
+    if not context.force and up_to_date(path, KIND, settings, parents):
+        return path
+    checkpoints = open_checkpoints(context, KIND, settings, parents)
+    dataset = Dataset.load(workspace.dataset)
+    features = None
+    about = config.features
+    if any((about.text_weight, about.attribute_weight, about.collaborative_weight)):
+        features = build_features(dataset.items, dataset.train_histories, about, seed).matrix
+    torch.manual_seed(seed)
+    model = SasRecModel(len(dataset.item_ids), config, features)
+    module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
+    validation = _Validation.of(model, dataset, config.eval_users)
+    progress = fit(
+        module,
+        _batches(dataset, config, seed),
+        config,
+        checkpoints,
+        name=KIND,
+        validate=validation if len(validation.examples) else None,
+        seed=seed,
+    )
+    info = describe(progress, config.eval_users, model)
+    info["fitted_on"] = digest(dataset.train_histories)
+    with finish(path, KIND, settings, parents, info, checkpoints) as folder:
+        model.frozen().save(folder)
+    return path
+
+
+def trained(context: Context) -> tuple[SasRec, str] | None:
+    """The model of a run and its digest; None where the run's settings ask for none.
+
+    Raises:
+        ArtifactError: it is asked for, and not there or damaged.
+    """
+    if not context.settings.section(KIND, SasRecConfig).epochs:
+        return None
+    path = context.workspace.run(KIND)
+    manifest = read_manifest(path, KIND)
+    try:
+        return SasRec.load(path), manifest.digest
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: {error}; train it again") from error
+
+
+def wanted(context: Context, key: str) -> tuple[SasRec, str]:
+    """The same for a setting that cannot do without.
+
+    Raises:
+        ConfigError: the run's settings ask for no model; the text names `key`.
+        ArtifactError: see `trained`.
+    """
+    known = trained(context)
+    if known is None:
+        raise ConfigError(f"{key}: sasrec wants a SASRec; set sasrec.epochs, 20 for a start")
+    return known
+
+
+class SasRecModel(nn.Module):
+    """The model as it is taught; `frozen` is the model as it is asked."""
+
+    def __init__(
+        self, num_items: int, config: SasRecConfig, features: NDArray[np.floating[Any]] | None
+    ) -> None:
+        """Start from small random weights.
+
+        Args:
+            num_items: items of the catalogue.
+            config: sizes and dropout.
+            features: (items, F), or None.
+        """
+        super().__init__()
+        self._config = config
+        self.items = nn.Embedding(num_items, config.hidden)
+        self.positions = nn.Embedding(config.window.max_items, config.hidden)
+        layer = nn.TransformerEncoderLayer(
+            config.hidden,
+            config.heads,
+            4 * config.hidden,
+            config.dropout,
+            batch_first=True,
+            norm_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, config.layers, nn.LayerNorm(config.hidden), enable_nested_tensor=False
+        )
+        self.project: nn.Linear | None = None
+        if features is not None:
+            rows = torch.from_numpy(np.asarray(features, np.float32))
+            rows = nn.functional.normalize(rows, dim=1) * rows.shape[1] ** 0.5
+            self.register_buffer("features", rows, persistent=False)
+            self.project = nn.Linear(rows.shape[1], config.hidden, bias=False)
+            nn.init.normal_(self.project.weight, std=SPREAD * rows.shape[1] ** -0.5)
+        for table in (self.items, self.positions):
+            nn.init.normal_(table.weight, std=SPREAD)
+
+    def vectors(self, items: torch.Tensor) -> torch.Tensor:
+        """(n, D) of n items."""
+        vectors: torch.Tensor = self.items(items)
+        if self.project is not None:
+            vectors = vectors + self.project(self.features[items])  # type: ignore[index]
+        return vectors
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) states of (B, T, D) item vectors, padded on the right."""
+        length = vectors.shape[1]
+        inputs = nn.functional.dropout(
+            vectors + self.positions.weight[:length], self._config.dropout, self.training
+        )
+        mask = nn.Transformer.generate_square_subsequent_mask(length, inputs.device, inputs.dtype)
+        states: torch.Tensor = self.encoder(inputs, mask=mask, is_causal=True)
+        return states
+
+    @torch.no_grad()
+    def frozen(self) -> SasRec:
+        """A copy of the weights, features folded into the items' vectors."""
+        weights = {
+            ITEMS: self.vectors(
+                torch.arange(len(self.items.weight), device=self.items.weight.device)
+            ),
+            POSITIONS: self.positions.weight,
+        }
+        for name, weight in self.encoder.state_dict().items():
+            weights[name if name.startswith("layers.") else f"{NORM}.{name.split('.')[1]}"] = weight
+        arrays = {name: weight.float().cpu().numpy().copy() for name, weight in weights.items()}
+        return SasRec(arrays, self._config.heads, self._config.window)
+
+
+class SampledSoftmax(nn.Module):
+    """The loss of a batch, for `training.loop.fit`."""
+
+    def __init__(self, model: SasRecModel, config: SasRecConfig, dtype: torch.dtype) -> None:
+        """Wrap `model`; matrix products are computed in `dtype`."""
+        super().__init__()
+        self.model = model
+        self._config, self._dtype = config, dtype
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        loss: torch.Tensor,
+        soft_tokens: torch.Tensor | None = None,
+        soft_shares: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Mean loss of the asked events.
+
+        Args:
+            tokens: (B, T) int64 items, padded on the right with any.
+            loss: (B, T) bool, the events that are asked for.
+            soft_tokens: (N, k, 1) int64 items of the N asked events' soft labels.
+            soft_shares: (N, k) their shares, which add up to 1 or to 0.
+        """
+        size = len(self.model.items.weight)
+        asked = loss[:, 1:]
+        own = tokens[:, 1:][asked][:, None]
+        shares = torch.ones_like(own, dtype=torch.float32)
+        if soft_tokens is not None and soft_shares is not None:
+            own, shares = self._with_soft(own, soft_tokens[..., 0], soft_shares)
+        negative = torch.randperm(size, device=tokens.device)[: self._config.negatives]
+        read = tokens[:, :-1]
+        everything = torch.cat([read.flatten(), own.flatten(), negative])
+        used, place = torch.unique(everything, return_inverse=True)
+        with torch.autocast(tokens.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            vectors = self.model.vectors(used)
+            inputs = vectors[place[: read.numel()]].view(*read.shape, -1)
+            states = self.model(inputs)
+            past = (states @ inputs.transpose(1, 2)).float()[asked]
+            states = states[asked]
+            mine = vectors[place[read.numel() : -len(negative)]].view(*own.shape, -1)
+            positive = (mine * states[:, None]).sum(-1).float()
+            others = (states @ vectors[place[-len(negative) :]].T).float()
+        at = negative.new_full((size,), len(negative)).index_put(
+            (negative,), torch.arange(len(negative), device=negative.device)
+        )
+        history = read.repeat_interleave(asked.sum(1), dim=0)
+        known = torch.zeros(len(own), len(negative) + 1, dtype=torch.bool, device=own.device)
+        known.scatter_(1, at[own], value=True).scatter_(1, at[history], value=True)
+        others = others + math.log(size / len(negative))
+        others = others.masked_fill(known[:, :-1], NOTHING)
+        later = torch.arange(read.shape[1], device=read.device) > asked.nonzero()[:, 1:]
+        past = past.masked_fill(later | (history[..., None] == own[:, None]).any(-1), NOTHING)
+        positive = positive.masked_fill(shares < 0, NOTHING)
+        targets = torch.arange(own.shape[1], device=own.device).expand_as(own)
+        return soft_cross_entropy(
+            torch.cat([positive, past, others], dim=1), targets, shares.clamp(min=0)
+        )
+
+    def _with_soft(
+        self, own: torch.Tensor, soft: torch.Tensor, soft_shares: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(N, 1 + k) items and their shares, each item once; -1 for one that does not count."""
+        share = self._config.soft_labels
+        again = soft == own
+        there = soft_shares > 0
+        hard = torch.where(there.any(1), 1 - share, 1.0) + share * (soft_shares * again).sum(1)
+        counts = there & ~again
+        mixed = torch.where(counts, share * soft_shares, -1.0)
+        soft = torch.where(counts, soft, own)
+        return torch.cat([own, soft], dim=1), torch.cat([hard[:, None], mixed], dim=1)
+
+
+def _batches(dataset: Dataset, config: SasRecConfig, seed: int) -> TrainingBatches:
+    """Training histories as rows of items."""
+    batches = TrainingBatches.of(
+        dataset.train_histories,
+        config.window,
+        np.arange(len(dataset.item_ids))[:, None],
+        prefix=(),
+        pad=0,
+        max_tokens=config.batch_tokens,
+        item_dropout=config.item_dropout,
+        seed=seed,
+    )
+    if not len(batches.windows.first):
+        raise ConfigError("no user has two training events, so there is nothing to train on")
+    if not config.soft_labels:
+        return batches
+    soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids), 8)
+    return replace(batches, soft=soft)
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """Full ranking of a fixed sample of validation users, seen items left out."""
+
+    model: SasRecModel
+    examples: Examples
+
+    @classmethod
+    def of(cls, model: SasRecModel, dataset: Dataset, users: int) -> _Validation:
+        examples = dataset.examples("valid")
+        chosen = np.random.default_rng(0).permutation(len(examples))[:users]
+        return cls(model, examples.take(chosen))
+
+    def __call__(self) -> dict[str, float]:
+        """`recall@10` and `ndcg@10`, means over users."""
+        items, _ = self.model.frozen().rank(self.examples.histories, TOP, exclude_seen=True)
+        hits = items == self.examples.targets.items[:, None]
+        gains = hits @ (1 / np.log2(np.arange(2, 2 + TOP)))
+        return {"recall@10": float(hits.any(1).mean()), "ndcg@10": float(gains.mean())}
