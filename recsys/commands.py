@@ -64,6 +64,7 @@ def run(
             help="Last stage to run: data, ids, target, draft, retrieval, bundle, evaluate."
         ),
     ] = "evaluate",
+    as_json: Json = False,
 ) -> None:
     """From a raw file to a report: data, IDs, target, draft, retrieval, bundle, evaluation.
 
@@ -78,7 +79,9 @@ def run(
     if until not in STAGES:
         raise ConfigError(f"--until {until!r} is not one of {', '.join(STAGES)}")
     context = _context(config, set_, name, seed, force=force)
-    run_stages(context, STAGES[: STAGES.index(until) + 1])
+    results = run_stages(context, STAGES[: STAGES.index(until) + 1])
+    if as_json:
+        _echo_artifacts(results)
 
 
 def quickstart(
@@ -87,6 +90,7 @@ def quickstart(
     name: Name = None,
     seed: Seed = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """The whole road on a synthetic shop, in a few minutes, and a recommendation at its end.
 
@@ -104,10 +108,20 @@ def quickstart(
     context = _context(config, set_, name, seed, force=force)
     results = run_stages(context)
     user, items = _whose(context.workspace.dataset, None, None, seed=0)
-    _show(context.workspace.bundle, user, items, k=10)
+    _show(context.workspace.bundle, user, items, k=10, aside=as_json)
     say(f"\nAll of it took {time.perf_counter() - start:.0f} s.")
     say(f"Report: {results['evaluate'][0] / 'report.html'}")
     say(f"Serve it: recsys serve --name {context.settings.name}   (or: make serve)")
+    if as_json:
+        _echo_artifacts(results)
+
+
+def _echo_artifacts(results: dict[str, tuple[Path, float]]) -> None:
+    """What each stage left and how long it took, as JSON."""
+    artifacts = {
+        stage: {"path": str(path), "seconds": seconds} for stage, (path, seconds) in results.items()
+    }
+    typer.echo(json.dumps({"artifacts": artifacts}, ensure_ascii=False))
 
 
 def evaluate(
@@ -308,8 +322,15 @@ def _show_reasons(document: dict[str, Any]) -> None:
 
 
 def _show(
-    bundle: Path, user: str | None, history: list[str], *, k: int, as_json: bool = False
+    bundle: Path,
+    user: str | None,
+    history: list[str],
+    *,
+    k: int,
+    as_json: bool = False,
+    aside: bool = False,
 ) -> None:
+    """Recommend, and print the answer; `aside`: to standard error, as the other one is taken."""
     from rich.console import Console
     from rich.table import Table
 
@@ -328,7 +349,7 @@ def _show(
         typer.echo(json.dumps(document, ensure_ascii=False))
         return
     catalog = recommender.catalog
-    console = Console()
+    console = Console(stderr=aside)
     past = Table("item", "title", title=f"History of {user or 'this session'} (newest last)")
     for item_id, item in zip(history, catalog.index(history), strict=True):
         past.add_row(item_id, catalog.titles[item] if item >= 0 else "[i]not in the catalogue[/i]")

@@ -229,3 +229,14 @@ def test_data_made_up_is_shown_for_people_and_programs(invoke, tmp_path):
     status, out, _ = invoke("data", "stats", "--name", "s", "--json")
     assert status == 0
     assert json.loads(out)["stats"]["users"] == 60
+
+
+def test_a_run_tells_programs_what_it_made_and_nothing_else(invoke, tmp_path):
+    small = ("source=synthetic", "synthetic.users=60", "synthetic.items=240")
+    options = [word for setting in small for word in ("--set", f"data.{setting}")]
+    status, out, err = invoke("run", "--until", "data", "--name", "s", *options, "--json")
+    ((stage, made),) = json.loads(out)["artifacts"].items()
+    assert (status, stage) == (0, "data")
+    assert made["path"] == str(tmp_path / "var" / "datasets" / "s")
+    assert made["seconds"] > 0
+    assert "data →" in err
