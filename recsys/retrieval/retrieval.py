@@ -317,7 +317,9 @@ class Retrieval:
                 ItemItem(weights, float(settings["decay"])),
                 _read(folder / COUNTS),
                 float(settings["smoothing"]),
-                vectors=VectorIndex(_read(vectors)) if vectors.is_file() else None,
+                VectorIndex(_read(vectors)) if vectors.is_file() else None,
+                None if settings["blend"] is None else Blend(**settings["blend"]),
+                settings.get("fitted_on"),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
