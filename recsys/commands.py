@@ -392,16 +392,16 @@ def doctor(as_json: Json = False) -> None:
 
     Example: recsys doctor
     """
-    import os
     import platform
     from importlib.metadata import version
 
     import torch
 
     from recsys.artifacts import Workspace
+    from recsys.raw_files import raw_folders
 
     home = Workspace.of("x").home
-    datasets = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+    datasets = next((folder for folder in raw_folders() if folder.is_dir()), None)
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         **{p: version(p) for p in ("recsys", "torch", "transformers", "peft", "accelerate")},
@@ -411,7 +411,7 @@ def doctor(as_json: Json = False) -> None:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "artifacts": str(home.resolve()),
         "bundles": sorted(p.name for p in (home / "bundles").glob("[!.]*")),
-        "real data": str(datasets) if datasets.is_dir() else None,
+        "real data": None if datasets is None else str(datasets),
     }
     if as_json:
         typer.echo(json.dumps(facts))

@@ -197,6 +197,7 @@ def test_a_bundle_of_another_kind_is_told_before_anything_is_loaded(invoke, tmp_
 
 
 def test_doctor_speaks_json(invoke, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
     status, out, _ = invoke("doctor", "--json")
     facts = json.loads(out)
@@ -209,6 +210,7 @@ def test_doctor_speaks_json(invoke, monkeypatch, tmp_path):
 
 
 def test_doctor_says_what_to_do_next(invoke, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
     _, out, _ = invoke("doctor")
     assert "run `recsys quickstart`" in out
@@ -220,6 +222,15 @@ def test_doctor_says_what_to_do_next(invoke, monkeypatch, tmp_path):
     assert "['shop']" in out
     assert "recsys quickstart" not in out
     assert "set RECSYS_DATASETS" not in out
+
+
+def test_doctor_finds_raw_data_where_downloads_go_without_a_setting(invoke, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RECSYS_DATASETS", raising=False)
+    assert json.loads(invoke("doctor", "--json")[1])["real data"] is None
+    raw = tmp_path / "var" / "raw"
+    raw.mkdir(parents=True)
+    assert json.loads(invoke("doctor", "--json")[1])["real data"] == str(raw)
 
 
 def test_data_made_up_is_shown_for_people_and_programs(invoke, tmp_path):
