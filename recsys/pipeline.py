@@ -46,9 +46,6 @@ class Context:
         return cls(settings, Workspace.of(settings.name), force)
 
 
-Stage = "Callable[[Context], Path | None]"
-
-
 def load_stage(name: str) -> Callable[[Context], Path | None]:
     """Find and import one stage.
 

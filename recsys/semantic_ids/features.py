@@ -220,14 +220,10 @@ def build_features(
 _WEIGHTS = {"text": "text", "attributes": "attribute", "collaborative": "collaborative"}
 
 
-def text_block(items: pa.Table, config: FeatureConfig, seed: int) -> NDArray[np.float32]:
-    """(items, D) embeddings of title and text; D = 0 where there is no text."""
-    return _fit_text(items, config, seed)[0]
-
-
 def _fit_text(
     items: pa.Table, config: FeatureConfig, seed: int
 ) -> tuple[NDArray[np.float32], Words | None]:
+    """(items, D) embeddings of title and text, D = 0 where there is no text; its fitted TF-IDF."""
     if config.embedding_column is not None:
         return _unit(_embedding_column(items, config.embedding_column)), None
     texts = _texts(items)
@@ -238,18 +234,14 @@ def _fit_text(
     return _tfidf_svd(True, texts, config.text_dim, seed)
 
 
-def attribute_block(columns: pa.Table, dim: int, seed: int) -> NDArray[np.float32]:
-    """(items, D) features of attribute columns.
+def _fit_attributes(
+    columns: pa.Table, dim: int, seed: int
+) -> tuple[NDArray[np.float32], dict[str, tuple[float, float]], Words | None]:
+    """(items, D) features of attribute columns; moments of the numbers, fitted TF-IDF of the rest.
 
     Strings, booleans and lists are values, weighted by TF-IDF, in rows of length 1; numbers are
     standardised (a missing one is the mean) and scaled to the same mean square.
     """
-    return _fit_attributes(columns, dim, seed)[0]
-
-
-def _fit_attributes(
-    columns: pa.Table, dim: int, seed: int
-) -> tuple[NDArray[np.float32], dict[str, tuple[float, float]], Words | None]:
     numbers = {
         name: _moments(columns[name])
         for name in columns.column_names

@@ -14,11 +14,9 @@ from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
 from recsys.semantic_ids.features import (
     FeatureConfig,
-    attribute_block,
     build_features,
     collaborative_block,
     fill_unseen,
-    text_block,
 )
 
 NOTHING = Histories.of([])
@@ -29,6 +27,11 @@ def items_table(texts=None, n=6, **columns):
     ids = [f"i{k}" for k in range(len(texts))]
     titles = [text or f"Item {i}" for i, text in zip(ids, texts, strict=True)]
     return pa.table({"item_id": ids, "title": titles, "text": texts, **columns})
+
+
+def alone(table, **config):
+    """Features of content, with nothing known of who took what."""
+    return build_features(table, NOTHING, FeatureConfig(**config)).matrix
 
 
 def cosine(matrix, one, other):
@@ -42,7 +45,7 @@ TEXTS = [
 
 
 def test_texts_that_share_words_are_near_and_empty_ones_are_zero():
-    block = text_block(items_table(TEXTS), FeatureConfig(text_dim=4), seed=0)
+    block = alone(items_table(TEXTS), text_dim=4)
     assert block.dtype == np.float32
     assert cosine(block, 0, 1) > 0.8
     assert cosine(block, 2, 3) > 0.8
@@ -52,7 +55,10 @@ def test_texts_that_share_words_are_near_and_empty_ones_are_zero():
 
 
 def test_a_title_without_a_text_is_a_placeholder():
-    assert text_block(items_table(n=6), FeatureConfig(), 0).shape == (6, 0)
+    features = build_features(
+        items_table(["", "", ""], brand=list("xyz")), NOTHING, FeatureConfig()
+    )
+    assert list(features.blocks) == ["attributes"]
 
 
 def test_a_title_counts_even_where_the_text_does_not_repeat_it():
@@ -63,58 +69,56 @@ def test_a_title_counts_even_where_the_text_does_not_repeat_it():
             "text": ["for desks", "for ceilings", "chair of oak", "for desks of oak"],
         }
     )
-    block = text_block(table, FeatureConfig(), 0)
+    block = alone(table)
     assert cosine(block, 0, 1) > cosine(block, 0, 3) > cosine(block, 0, 2)
 
 
 def test_words_that_say_nothing_leave_no_column():
     table = items_table(["the", "and", "of", "to"])
-    assert text_block(table, FeatureConfig(), 0).shape == (4, 0)
+    with pytest.raises(DataError, match="items have no text"):
+        alone(table)
 
 
 def test_ready_embeddings_are_taken_as_they_are_but_for_their_length():
     table = items_table(n=2, emb=[[3.0, 4.0], [0.0, 2.0]])
-    block = text_block(table, FeatureConfig(embedding_column="emb"), 0)
-    np.testing.assert_allclose(block, [[0.6, 0.8], [0, 1]])
     features = build_features(table, NOTHING, FeatureConfig(embedding_column="emb"))
+    np.testing.assert_allclose(features.matrix, [[0.6, 0.8], [0, 1]])
     assert features.blocks == {"text": 2}  # the column is not read again as an attribute
 
 
 def test_a_wrong_embedding_column_is_named():
     with pytest.raises(ConfigError, match=r"no column 'emd'.*item_id"):
-        text_block(items_table(), FeatureConfig(embedding_column="emd"), 0)
+        alone(items_table(), embedding_column="emd")
     table = items_table(n=2, emb=[[1.0], [1.0, 2.0]])
     with pytest.raises(DataError, match=r"items\.emb"):
-        text_block(table, FeatureConfig(embedding_column="emb"), 0)
+        alone(table, embedding_column="emb")
 
 
 def test_a_text_model_that_is_not_there_is_named(tmp_path, monkeypatch):
     table = items_table(TEXTS)
     with pytest.raises(ConfigError, match="is not a folder"):
-        text_block(table, FeatureConfig(text_model=tmp_path / "none"), 0)
+        alone(table, text_model=tmp_path / "none")
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ConfigError, match="pip install sentence-transformers"):
-        text_block(table, FeatureConfig(text_model=tmp_path), 0)
+        alone(table, text_model=tmp_path)
 
 
 def test_attributes_are_values_for_words_and_standard_scores_for_numbers():
-    columns = pa.table(
-        {
-            "brand": ["acme", "acme", "zeta", None],
-            "tags": [["a", "b"], ["a"], ["c"], []],
-            "price": pa.array([1.0, 1.0, None, 4.0]),
-        }
-    )
-    block = attribute_block(columns, 8, 0)
+    columns = {
+        "brand": ["acme", "acme", "zeta", None],
+        "tags": [["a", "b"], ["a"], ["c"], []],
+        "price": [1.0, 1.0, None, 4.0],
+    }
+    block = alone(items_table(n=4, **columns), attribute_weight=1)
     assert cosine(block, 0, 1) > cosine(block, 0, 2)
-    prices = attribute_block(columns.select(["price"]), 8, 0)
+    prices = alone(items_table(n=4, price=columns["price"]), attribute_weight=1)
     root = np.sqrt(2)  # mean 2 and variance 2 of the three that are known
     np.testing.assert_allclose(prices[:, 0], [-1 / root, -1 / root, 0, root], rtol=1e-5)
 
 
 def test_the_same_value_in_two_columns_is_two_values():
-    columns = pa.table({"brand": ["x", "y", "z"], "color": ["y", "x", "z"]})
-    block = attribute_block(columns, 8, 0)
+    table = items_table(n=3, brand=["x", "y", "z"], color=["y", "x", "z"])
+    block = alone(table, attribute_weight=1)
     assert abs(cosine(block, 0, 1)) < 1e-5
 
 
