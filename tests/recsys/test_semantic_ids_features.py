@@ -17,6 +17,7 @@ from recsys.semantic_ids.features import (
     build_features,
     collaborative_block,
     fill_unseen,
+    sasrec_block,
 )
 
 NOTHING = Histories.of([])
@@ -173,6 +174,27 @@ def test_an_unseen_item_is_placed_near_what_its_content_resembles():
     np.testing.assert_allclose(filled[:2], truth[:2], atol=0.2)
     content[:2] = 0
     assert not fill_unseen(collaborative, content)[:2].any()
+
+
+def test_vectors_of_a_model_are_centred_over_seen_items_and_of_length_1():
+    vectors = np.array([[13, 24], [7, 24], [100, -50], [10, 12]], np.float32)
+    block = sasrec_block(Histories.of([[0, 1], [1, 3]]), vectors)  # mean of the three: 10, 20
+    assert block.dtype == np.float32
+    np.testing.assert_allclose(block, [[0.6, 0.8], [-0.6, 0.8], [0, 0], [0, -1]], rtol=1e-6)
+
+
+def test_an_unseen_item_gets_of_the_models_vectors_what_its_content_says():
+    a, b = [1.0, 0.0], [0.0, 1.0]
+    table = items_table(emb=[a, a, b, b, a, [0.0, 0.0]])  # nobody took the last two
+    vectors = np.array([[4, 6], [4, 6], [-2, -2], [-2, -2], [100, 9], [9, 100]], np.float32)
+    config = FeatureConfig(collaborative="sasrec", collaborative_weight=3.0, embedding_column="emb")
+    features = build_features(table, Histories.of([[0, 2], [3, 1]]), config, vectors=vectors)
+    assert features.blocks == {"text": 2, "collaborative": 2}
+    one, other = [0.6, 0.8], [-0.6, -0.8]
+    ridge = [0.4, 1.6 / 3]  # the sum of two of kind a, over their number and a penalty of 1
+    np.testing.assert_allclose(
+        features.matrix[:, 2:] / 3, [one, one, other, other, ridge, [0, 0]], rtol=1e-5
+    )
 
 
 def test_blocks_that_have_nothing_are_left_out_and_weights_scale_the_rest():
