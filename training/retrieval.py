@@ -25,6 +25,7 @@ from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.splits import TRAIN
 from recsys.vocabulary import Vocabulary
+from training import sasrec
 from training.target import MODEL
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class RetrievalConfig:
         decay: see there.
         half_life_days: of popularity; None counts all events alike, as do data without times.
         smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
-        vectors: keep the items' feature vectors, where the run's semantic IDs were learned from
-            some.
+        vectors: keep the items' feature vectors: those that the run's semantic IDs were learned
+            from, if any, beside those that its SASRec reads, if it has one.
         near: items nearest by their vectors that each item speaks for as well.
         near_share: share of an item's weight that they get (`ItemItem.with_near`).
         candidates: items proposed to the model.
@@ -112,12 +113,14 @@ def stage(context: Context) -> Path:
         "ids": read_manifest(workspace.run("ids"), "ids").digest,
         "target": read_manifest(workspace.run("target"), "target").digest,
     }
+    if (known := sasrec.trained(context)) is not None:
+        parents[sasrec.KIND] = known[1]
     settings = as_dict(config)
     if not context.force and up_to_date(path, KIND, settings, parents):
         return path
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
-    retrieval = fit(dataset, config, workspace.run("ids"))
+    retrieval = fit(dataset, config, workspace.run("ids"), sasrec.features(context, dataset))
     examples = _sample(dataset.examples("valid"), config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if len(examples):
@@ -133,13 +136,19 @@ def stage(context: Context) -> Path:
     return path
 
 
-def fit(dataset: Dataset, config: RetrievalConfig, ids: Path) -> Retrieval:
+def fit(
+    dataset: Dataset,
+    config: RetrievalConfig,
+    ids: Path,
+    content: NDArray[np.float32] | None = None,
+) -> Retrieval:
     """Neighbours, popularity and vectors from the training events alone, without a blend.
 
     Args:
         dataset: canonical data.
         config: the settings.
         ids: the run's `ids` artifact, whose features the vectors are.
+        content: (items, F) more of them, which count as much.
     """
     events, size = dataset.interactions, len(dataset.item_ids)
     trained = dataset.split == TRAIN
@@ -155,6 +164,9 @@ def fit(dataset: Dataset, config: RetrievalConfig, ids: Path) -> Retrieval:
     features, vectors = ids / "features.npy", None
     if config.vectors and features.is_file():
         vectors = VectorIndex.of(np.load(features, allow_pickle=False))
+        if content is not None:
+            both = [vectors.vectors, VectorIndex.of(content).vectors]
+            vectors = VectorIndex.of(np.concatenate(both, axis=1))
         if config.near_share:
             item_item = item_item.with_near(vectors.neighbours(config.near), config.near_share)
     counts = decayed_counts(

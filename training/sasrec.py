@@ -120,12 +120,8 @@ def stage(context: Context) -> Path | None:
         return path
     checkpoints = open_checkpoints(context, KIND, settings, parents)
     dataset = Dataset.load(workspace.dataset)
-    features = None
-    about = config.features
-    if any((about.text_weight, about.attribute_weight, about.collaborative_weight)):
-        features = build_features(dataset.items, dataset.train_histories, about, seed).matrix
     torch.manual_seed(seed)
-    model = SasRecModel(len(dataset.item_ids), config, features)
+    model = SasRecModel(len(dataset.item_ids), config, features(context, dataset))
     module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
     validation = _Validation.of(model, dataset, config.eval_users)
     progress = fit(
@@ -142,6 +138,21 @@ def stage(context: Context) -> Path | None:
     with finish(path, KIND, settings, parents, info, checkpoints) as folder:
         model.frozen().save(folder)
     return path
+
+
+def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
+    """(items, F) what the run's SASRec knows of items before it is trained; None for nothing.
+
+    Raises:
+        ConfigError: features that the data do not have.
+    """
+    config = context.settings.section(KIND, SasRecConfig)
+    about = config.features
+    weights = about.text_weight, about.attribute_weight, about.collaborative_weight
+    if not config.epochs or not any(weights):
+        return None
+    histories, seed = dataset.train_histories, context.settings.seed
+    return build_features(dataset.items, histories, about, seed).matrix
 
 
 def trained(context: Context) -> tuple[SasRec, str] | None:

@@ -185,12 +185,14 @@ def build_features(
     blocks = {name: block for name, block in blocks.items() if block.any()}
     prediction = np.zeros((0, 0))
     if config.collaborative_weight > 0:
-        if config.collaborative == "ppmi" or vectors is None:
+        if config.collaborative == "sasrec":
+            if vectors is None:
+                raise ConfigError("features.collaborative: sasrec wants the vectors of one")
+            block = sasrec_block(histories, vectors)
+        else:
             block = collaborative_block(
                 histories, items.num_rows, config.window, config.collaborative_dim, seed
             )
-        else:
-            block = sasrec_block(histories, vectors)
         content = np.concatenate([np.zeros((items.num_rows, 0)), *blocks.values()], axis=1)
         prediction = predict_from(block, content)
         blocks["collaborative"] = config.collaborative_weight * fill_unseen(block, content)

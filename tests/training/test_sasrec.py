@@ -17,7 +17,7 @@ from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
-from recsys.retrieval import SasRec, digest
+from recsys.retrieval import Retrieval, SasRec, digest
 from training import bundle, draft, ids, retrieval, sasrec, target
 from training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
 from training.soft_labels import SoftLabels
@@ -178,6 +178,9 @@ def test_ids_and_target_learn_from_it_and_a_report_has_it_as_a_baseline(make_con
     blocks = json.loads((parts[1] / "report.json").read_text())["feature_blocks"]
     assert blocks["collaborative"] == SMALL["hidden"]
     assert np.isfinite(features).all()
+    known = Retrieval.load(parts[4])
+    read = sasrec.features(context, Dataset.load(context.workspace.dataset))
+    assert known.vectors.vectors.shape[1] == features.shape[1] + read.shape[1]
     path = bundle.stage(context)
     assert read_manifest(path).parents["sasrec"] == made
     report = json.loads((evaluate_stage(context) / "report.json").read_text())
