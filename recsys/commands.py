@@ -61,7 +61,7 @@ def run(
     until: Annotated[
         str,
         typer.Option(
-            help="Last stage to run: data, sasrec, ids, target, draft, retrieval, bundle or evaluate."
+            help="Last stage: data, sasrec, ids, target, draft, retrieval, bundle or evaluate."
         ),
     ] = "evaluate",
     as_json: Json = False,
