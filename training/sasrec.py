@@ -1,8 +1,9 @@
 """Stage `sasrec`: SASRec with sampled softmax, a recommender of items without semantic IDs.
 
-A baseline to be beaten, a teacher of the target (`training.soft_labels`) and one of retrieval's
-voices. Taught as the target is: every event of a history is asked from those before it, with a
-share of what other users say.
+A baseline to be beaten, and a teacher: semantic IDs may be learned from its vectors of items
+(`ids.features.collaborative`), the target from its lists (`training.soft_labels`). Taught as the
+target is: every event of a history is asked from those before it, with a share of what other users
+say.
 
 Sampled softmax (Jean et al., 2015): the partition function is that of the asked item, of its soft
 label, of the history, and of a uniform sample of all items, whose terms count (items / sample)

@@ -78,11 +78,6 @@ class SoftLabels:
             shares[asked] = np.where(items[asked] >= 0, likely, 0)
         return cls(items, _shared_out(shares))
 
-    def beside(self, other: SoftLabels) -> SoftLabels:
-        """Both, by halves; what only one of them speaks of is that one's alone."""
-        shares = np.concatenate([self.shares, other.shares], axis=1)
-        return SoftLabels(np.concatenate([self.items, other.items], axis=1), _shared_out(shares))
-
 
 def _shared_out(shares: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows that add up to 1, or to 0."""
