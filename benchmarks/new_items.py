@@ -18,6 +18,7 @@ import numpy as np
 from recsys.artifacts import Workspace, read_manifest
 from recsys.benchmark.environment import environment
 from recsys.dataset import Dataset
+from recsys.retrieval import SasRec
 from recsys.semantic_ids.features import FeatureConfig, build_features, predict_from
 from recsys.semantic_ids.quantizer import squared_distances
 from recsys.semantic_ids.rqkmeans import RQKMeans
@@ -33,7 +34,11 @@ def place(name: str, held: int) -> dict[str, float]:
     config = FeatureConfig(**settings["features"])
     quantizer = RQKMeans.load(workspace.run("ids") / "quantizer")
     codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
-    features = build_features(dataset.items, dataset.train_histories, config, settings["seed"])
+    vectors = None
+    if config.collaborative == "sasrec":
+        vectors = SasRec.load(workspace.run("sasrec")).vectors
+    histories, seed = dataset.train_histories, settings["seed"]
+    features = build_features(dataset.items, histories, config, seed, vectors)
     if features.encoder is None or "collaborative" not in features.blocks:
         raise SystemExit(f"{name}: wants text or attributes by TF-IDF, and histories")
     items = np.random.default_rng(0).permutation(len(codes))
