@@ -117,28 +117,32 @@ class Bundle:
         return found
 
     @property
-    def sasrec(self) -> SasRec | None:
-        """What the run was taught by; None if by nothing of the kind.
-
-        Raises:
-            ArtifactError: it is damaged, or of another catalogue.
-        """
-        folder = self.path / EVAL
-        if not (folder / SASREC).is_file():
-            return None
-        try:
-            found = SasRec.load(folder)
-        except ValueError as error:
-            raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
-        if len(found) != len(self.catalog):
-            raise ArtifactError(
-                f"{folder / SASREC} is of {len(found)} items, the catalogue has "
-                f"{len(self.catalog)}; make the bundle again"
-            )
-        return found
-
-    @property
     def encoder(self) -> PromptEncoder:
         """History -> tokens."""
         tokens = self.vocabulary.encode(self.catalog.codes)
         return PromptEncoder(tokens, self.vocabulary.prefix, self.prompt)
+
+
+def load_sasrec(bundle: Path, items: int) -> SasRec | None:
+    """What the run of a bundle was taught by; None if by nothing of the kind.
+
+    Args:
+        bundle: its directory.
+        items: of its catalogue.
+
+    Raises:
+        ArtifactError: it is damaged, or of another catalogue.
+    """
+    folder = Path(bundle) / EVAL
+    if not (folder / SASREC).is_file():
+        return None
+    try:
+        found = SasRec.load(folder)
+    except ValueError as error:
+        raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
+    if len(found) != items:
+        raise ArtifactError(
+            f"{folder / SASREC} is of {len(found)} items, the catalogue has {items}; make the "
+            "bundle again"
+        )
+    return found

@@ -112,6 +112,8 @@ class TrainingBatches:
             early = keep & (place < first[sequences.rows])
             first = np.bincount(sequences.rows[early], minlength=len(sequences))
             sequences = sequences.where(keep)
+            if not self.prefix:
+                first = np.maximum(first, 1)  # nothing stands before the first, so it is not asked
         asking = np.flatnonzero(sequences.lengths > first)
         return sequences.take(asking), first[asking]
 

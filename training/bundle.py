@@ -75,6 +75,8 @@ def stage(context: Context) -> Path:
     }
     if "fitted_on" in parts["ids"].info:
         info["ids_fitted_on"] = parts["ids"].info["fitted_on"]
+    if sasrec.KIND in parts:
+        info["sasrec_fitted_on"] = parts[sasrec.KIND].info["fitted_on"]
     if KIND in parts["target"].parents:
         info["refreshes"] = parts["target"].parents[KIND]
     with write_artifact(path, KIND, parents=parents, info=info) as folder:

@@ -120,7 +120,8 @@ def stage(context: Context) -> Path:
         return path
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
-    retrieval = fit(dataset, config, workspace.run("ids"), sasrec.features(context, dataset))
+    content = sasrec.features(context, dataset) if config.vectors else None
+    retrieval = fit(dataset, config, workspace.run("ids"), content)
     examples = _sample(dataset.examples("valid"), config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if len(examples):
@@ -162,11 +163,11 @@ def fit(
         decay=config.decay,
     )
     features, vectors = ids / "features.npy", None
-    if config.vectors and features.is_file():
-        vectors = VectorIndex.of(np.load(features, allow_pickle=False))
-        if content is not None:
-            both = [vectors.vectors, VectorIndex.of(content).vectors]
-            vectors = VectorIndex.of(np.concatenate(both, axis=1))
+    known = [np.load(features, allow_pickle=False)] if features.is_file() else []
+    known += [] if content is None else [content]
+    if config.vectors and known:
+        parts = [VectorIndex.of(part).vectors for part in known]
+        vectors = VectorIndex.of(np.concatenate(parts, axis=1))
         if config.near_share:
             item_item = item_item.with_near(vectors.neighbours(config.near), config.near_share)
     counts = decayed_counts(

@@ -7,9 +7,10 @@ say.
 
 Sampled softmax (Jean et al., 2015): the partition function is that of the asked item, of its soft
 label, of the history, and of a uniform sample of all items, whose terms count (items / sample)
-times. With as many negatives as items it is the whole softmax. The history is there because its
-items are the likeliest to a model that reads and answers with the same vectors: seldom among the
-sample, they took four fifths of all probability.
+times. With as many negatives as items it is the whole softmax, but for what the row holds after the
+asked event (padding is item 0), which is left out: the user does take it. The history is there
+because its items are the likeliest to a model that reads and answers with the same vectors: seldom
+among the sample, they took four fifths of all probability.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from training.batches import TrainingBatches
 from training.loop import LoopConfig, autocast_dtype, fit
 from training.objective import soft_cross_entropy
 from training.soft_labels import SoftLabels
+from training.state import whole
 from training.supervised import describe, finish, open_checkpoints, settings_of
 
 if TYPE_CHECKING:
@@ -165,7 +167,13 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
     if not context.settings.section(KIND, SasRecConfig).epochs:
         return None
     path = context.workspace.run(KIND)
+    if not path.is_dir():
+        raise ArtifactError(f"{path} is not there; run `recsys train sasrec` first")
     manifest = read_manifest(path, KIND)
+    if manifest.parents["dataset"] != Dataset.manifest(context.workspace.dataset).digest:
+        raise ArtifactError(
+            f"{path} was made from another dataset; run `recsys train sasrec` again"
+        )
     try:
         return SasRec.load(path), manifest.digest
     except (OSError, ValueError) as error:
@@ -249,8 +257,9 @@ class SasRecModel(nn.Module):
             ),
             POSITIONS: self.positions.weight,
         }
-        for name, weight in self.encoder.state_dict().items():
+        for name, weight in self.encoder.named_parameters():  # a state dict is shared out again
             weights[name if name.startswith("layers.") else f"{NORM}.{name.split('.')[1]}"] = weight
+        weights = {name: whole(weight.detach()) for name, weight in weights.items()}
         arrays = {name: weight.float().cpu().numpy().copy() for name, weight in weights.items()}
         return SasRec(arrays, self._config.heads, self._config.window)
 

@@ -297,6 +297,25 @@ def check_ids(
     ]
 
 
+def check_sasrec(fitted_on: str | None, dataset: Dataset, split: SplitName) -> None:
+    """Check that the SASRec that taught a model learned from the training events, and nothing else.
+
+    Args:
+        fitted_on: `digest` of the histories that it learned; None where there is none.
+        dataset: that the model is measured on.
+        split: likewise.
+
+    Raises:
+        DataError: it learned from other events.
+    """
+    if fitted_on not in (None, digest(dataset.train_histories)):
+        raise DataError(
+            "leak: the SASRec that taught the model learned from other events than the data set's "
+            f"training events; run from the stage 'sasrec' on again before measuring the {split} "
+            "split"
+        )
+
+
 def check_retrieval(
     counts: NDArray[np.float64], fitted_on: str | None, dataset: Dataset, split: SplitName
 ) -> list[str]:

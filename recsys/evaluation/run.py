@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
-from recsys.bundle import CATALOG, QUANTIZER, Bundle
+from recsys.bundle import CATALOG, QUANTIZER, load_sasrec
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
@@ -29,6 +29,7 @@ from recsys.evaluation.protocol import (
     check_ids,
     check_no_leak,
     check_retrieval,
+    check_sasrec,
     evaluate,
     sample,
 )
@@ -255,6 +256,7 @@ def _write(
             config.split,
             learned=(bundle_path / CATALOG / QUANTIZER).is_dir(),
         )
+        check_sasrec(recommender.manifest.info.get("sasrec_fitted_on"), dataset, config.split)
         if (known := recommender.retrieval) is not None:
             warnings += check_retrieval(known.counts, known.fitted_on, dataset, config.split)
         asked = sample(dataset.examples(config.split, "next"), config).histories
@@ -263,7 +265,7 @@ def _write(
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
             swept = [_swept(search, recommender, asked, beams) for beams in config.widths]
         rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
-        if (taught_by := Bundle.load(bundle_path, check=False).sasrec) is not None:
+        if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
             rankers["SASRec"] = taught_by
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # nothing but look-ups and baselines is left

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 FILE = "sasrec.safetensors"
 ITEMS, POSITIONS, NORM = "items", "positions", "norm"
 STEP = 8  # histories whose lengths round up to the same multiple of it are computed together
-HISTORIES_AT_A_TIME = 256  # bounds memory: a row of logits for each of them
+HISTORIES_AT_A_TIME = 256  # bounds memory, as does the next: a row of logits for each of them
+LOGITS_AT_A_TIME = 2**25
 EPSILON = 1e-5  # of the norms
 
 
@@ -83,7 +84,7 @@ class SasRec:
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Best k items of each history; equal scores go to the lower item.
+        """Best k items of each history, equal scores by item (at the k-th place: any of the equal).
 
         Args:
             histories: n sequences of dense items, oldest first.
@@ -96,17 +97,18 @@ class SasRec:
         """
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
-        states = self.states(histories)
-        for start in range(0, len(histories), HISTORIES_AT_A_TIME):
-            rows = np.arange(start, min(start + HISTORIES_AT_A_TIME, len(histories)))
-            logits = states[rows] @ self.vectors.T
+        step = max(1, min(HISTORIES_AT_A_TIME, LOGITS_AT_A_TIME // len(self)))
+        for start in range(0, len(histories), step):
+            rows = np.arange(start, min(start + step, len(histories)))
+            asked = histories.take(rows)
+            states = self.states(asked)
+            logits = states @ self.vectors.T
             if exclude_seen:
-                seen = histories.take(rows)
-                known = seen.items < len(self)
-                logits[seen.rows[known], seen.items[known]] = -np.inf
+                known = asked.items < len(self)
+                logits[asked.rows[known], asked.items[known]] = -np.inf
             best = _best(logits, k)
             found = np.take_along_axis(logits, best, axis=1)
-            there = (found > -np.inf) & np.any(states[rows] != 0, axis=1, keepdims=True)
+            there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
             items[rows, : best.shape[1]] = np.where(there, best, -1)
             scores[rows, : best.shape[1]] = np.where(there, found, -np.inf)
         return items, scores
@@ -172,7 +174,7 @@ class SasRec:
 
 
 def _best(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """(n, k) places of the k largest of each row, falling; equal ones by place."""
+    """(n, k) places of the k largest of each row, falling; equal ones among them by place."""
     k = min(k, logits.shape[1])
     some = np.sort(np.argpartition(-logits, k - 1, axis=1)[:, :k], axis=1)
     order = np.argsort(-np.take_along_axis(logits, some, axis=1), axis=1, kind="stable")

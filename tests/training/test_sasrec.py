@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.artifacts import read_manifest
-from recsys.bundle import Bundle
+from recsys.bundle import load_sasrec
 from recsys.dataset import Dataset
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError, ConfigError, DataError
+from recsys.evaluation.protocol import check_sasrec
 from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
@@ -156,6 +157,21 @@ def test_a_run_learns_its_shop_and_goes_on_where_it_was(make_context):
     assert (path / "manifest.json").stat().st_mtime_ns == before, "nothing to do"
 
 
+def test_a_first_event_is_never_asked_whatever_was_dropped(make_context):
+    context = make_context(sasrec={**SMALL, "epochs": 2, "item_dropout": 0.6})
+    assert read_manifest(sasrec.stage(context)).info["validation"]["recall@10"] > 0
+
+
+def test_one_of_another_data_set_is_refused(make_context, shop):
+    context = make_context(sasrec=SMALL)
+    sasrec.stage(context)
+    shop.write_parents(context.workspace, dataset=shop.chain_dataset(seed=5))
+    with pytest.raises(ArtifactError, match="another dataset"):
+        sasrec.trained(context)
+    with pytest.raises(DataError, match="leak: the SASRec"):
+        check_sasrec("0" * 64, shop.chain_dataset(), "test")
+
+
 def test_nothing_is_made_where_nothing_is_asked_for(make_context):
     context = make_context()
     assert sasrec.stage(context) is None
@@ -183,12 +199,15 @@ def test_ids_and_target_learn_from_it_and_a_report_has_it_as_a_baseline(make_con
     assert known.vectors.vectors.shape[1] == features.shape[1] + read.shape[1]
     path = bundle.stage(context)
     assert read_manifest(path).parents["sasrec"] == made
+    assert read_manifest(path).info["sasrec_fitted_on"] == read_manifest(parts[0]).info["fitted_on"]
     report = json.loads((evaluate_stage(context) / "report.json").read_text())
     assert "SASRec" in json.dumps(report)
+    with pytest.raises(ArtifactError, match=f"of {shop.ITEMS} items"):
+        load_sasrec(path, shop.ITEMS - 1)
     damaged = path / "eval" / "sasrec.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:50])
     with pytest.raises(ArtifactError, match=r"sasrec\.safetensors"):
-        _ = Bundle.load(path, check=False).sasrec
+        load_sasrec(path, shop.ITEMS)
 
 
 def test_who_wants_one_says_so_where_there_is_none(make_context):
