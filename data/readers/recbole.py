@@ -154,8 +154,9 @@ def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -
         (n for n, kind in fields.items() if n.endswith(TITLES) and kind.startswith("token")), None
     )
     text = _field(fields, config.columns.text)
+    kept = pa.array(rows.values(), pa.int64())  # typed: there may be none
     words = {
-        name: dict(zip(rows, pc.take(table[name], list(rows.values())).to_pylist(), strict=True))
+        name: dict(zip(rows, table[name].take(kept).to_pylist(), strict=True))
         for name in (title, text)
         if name
     }

@@ -178,6 +178,14 @@ def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> Non
 # --- recbole
 
 
+def test_an_item_file_that_describes_nothing_leaves_items_without_words(raw: Path) -> None:
+    (raw / "X.inter").write_text("user_id:token\titem_id:token\nu\ta\n")
+    (raw / "X.item").write_text("item_id:token\ttitle:token_seq\tyear:float\n\tA\t1\n")
+    made = read("recbole", ".")
+    assert made.items.to_pylist() == [{"item_id": "a", "title": "a", "text": "", "year": None}]
+    assert made.counts["items_without_metadata"] == 1
+
+
 def test_atomic_files_are_read_by_their_headers(raw: Path) -> None:
     (raw / "X.inter").write_text(
         'user_id:token\titem_id:token\trating:float\ttimestamp:float\nu\t"a\t3\t9\n\tb\t1\t2\nv\tb\t1\t8\n'
