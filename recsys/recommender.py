@@ -449,7 +449,10 @@ class Recommender:
         return [
             (epoch.catalog.item_id(item), score, "retrieval" if supported else "popular")
             for item, score, supported in zip(
-                *(part[0].tolist() for part in found[:3]), strict=True
+                found.items[0].tolist(),
+                found.log_probs[0].tolist(),
+                found.supported[0].tolist(),
+                strict=True,
             )
             if item >= 0
         ]
@@ -646,9 +649,8 @@ class Recommender:
     ) -> tuple[Lists, Lists]:
         """The best k of each request, and the model's own."""
         rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        blend = None if self.retrieval is None else self.retrieval.blend
-        found = candidates, beams.candidate_scores
-        if self.retrieval is None or blend is None or found[0] is None or found[1] is None:
+        retrieval, scored = self.retrieval, beams.candidate_scores
+        if retrieval is None or retrieval.blend is None or candidates is None or scored is None:
             own = Lists.of_model(
                 *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
             )
@@ -659,14 +661,14 @@ class Recommender:
         )
         union = Union.of(
             own,
-            found[0],
-            found[1].cpu().numpy(),
-            self.retrieval,
+            candidates,
+            scored.cpu().numpy(),
+            retrieval,
             histories,
             trie=epoch.trie,
             boosts=boosts,
         )
-        return union.best(blend, k), own.first(k)
+        return union.best(retrieval.blend, k), own.first(k)
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

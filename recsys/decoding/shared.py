@@ -3,7 +3,8 @@
 Requests that differ only in what they may get, such as an evaluation's with and without the items
 of the history, mostly keep the same beams. Here the prompt is run once for all of them, and each
 prefix that any of them wants, as a beam or on the way to a candidate, is one node. The answers are
-`beam_search`'s; scores may differ in their last bits, for nodes lie in other slots.
+`beam_search`'s; scores may differ in their last bits, for nodes lie in other slots. How many nodes
+a level has is asked of the device: right for work offline, where batches are large.
 """
 
 from __future__ import annotations
