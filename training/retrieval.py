@@ -19,6 +19,7 @@ from recsys.artifacts import read_manifest, up_to_date, write_artifact
 from recsys.blending import Lists, Union, candidate_rows
 from recsys.config import as_dict
 from recsys.dataset import Dataset
+from recsys.errors import ConfigError
 from recsys.listing import items_of_rows
 from recsys.progress import say, track
 from recsys.prompts import PromptConfig, PromptEncoder
@@ -103,18 +104,25 @@ def stage(context: Context) -> Path:
     Its manifest's `info` has Recall@10 and NDCG@10 on validation, plain and blended.
 
     Raises:
+        ConfigError: the run has a SASRec that these settings know nothing of.
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
     config = context.settings.section("retrieval", RetrievalConfig)
     workspace = context.workspace
     path = workspace.run(KIND)
+    ids = read_manifest(workspace.run("ids"), "ids")
     parents = {
         "dataset": Dataset.manifest(workspace.dataset).digest,
-        "ids": read_manifest(workspace.run("ids"), "ids").digest,
+        "ids": ids.digest,
         "target": read_manifest(workspace.run("target"), "target").digest,
     }
     if (known := sasrec.trained(context)) is not None:
         parents[sasrec.KIND] = known[1]
+    elif sasrec.KIND in ids.parents:
+        raise ConfigError(
+            "sasrec.epochs: 0, but this run's semantic IDs were learned from a SASRec; give the "
+            "configuration that they were made with (--config)"
+        )
     settings = as_dict(config)
     if not context.force and up_to_date(path, KIND, settings, parents):
         return path

@@ -197,6 +197,8 @@ def test_ids_and_target_learn_from_it_and_a_report_has_it_as_a_baseline(make_con
     known = Retrieval.load(parts[4])
     read = sasrec.features(context, Dataset.load(context.workspace.dataset))
     assert known.vectors.vectors.shape[1] == features.shape[1] + read.shape[1]
+    with pytest.raises(ConfigError, match="learned from a SASRec"):
+        retrieval.stage(make_context())
     path = bundle.stage(context)
     assert read_manifest(path).parents["sasrec"] == made
     assert read_manifest(path).info["sasrec_fitted_on"] == read_manifest(parts[0]).info["fitted_on"]
