@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class RecsysError(Exception):
     """Base of the errors below; its text is meant to be shown to a person as it is."""
@@ -29,3 +34,19 @@ class ItemError(RecsysError, ValueError):
 
 class RequestError(RecsysError, ValueError):
     """A request asks for what this bundle cannot do; the text names the field and the way out."""
+
+
+class NonFiniteError(RecsysError, ArithmeticError):
+    """The model gave logits that are not finite, so some requests of a batch have no answer.
+
+    Attributes:
+        requests: places of those requests in the batch; the other requests are not affected.
+    """
+
+    def __init__(self, requests: Sequence[int]) -> None:
+        self.requests = tuple(requests)
+        super().__init__(
+            f"the model's logits are not finite for request {', '.join(map(str, self.requests))}: "
+            "its weights hold a value that is not finite, or a sum overflowed; check the "
+            "checkpoint, or load it in float32"
+        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from recsys import arguments
 from recsys.constraint.filters import ItemBoosts, ItemFilter
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ class RecommendRequest:
     blend: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
+        arguments.whole_number("k", self.k)
+        if self.seed is not None:
+            arguments.integers("seed", [self.seed])
         if self.guarantee not in ("beam", "global"):
             raise ValueError(f"guarantee {self.guarantee!r} is not 'beam' or 'global'")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        arguments.temperature(self.temperature)
         if self.seed is not None and self.guarantee == "global":
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
         if self.seed is not None and self.boosts:

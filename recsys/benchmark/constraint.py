@@ -139,7 +139,6 @@ def _build(tokens: NDArray[np.int32]) -> tuple[ItemTrie, Row]:
         "build_s": round(built - start, 3),
         "build_cpu_s": round(cpu, 3),
         "bytes_per_item": round(trie.nbytes / trie.num_items, 1),
-        "minimised_bytes_per_item": round(trie.minimised().nbytes / trie.num_items, 1),
         "save_s": round(saved - built, 3),
         "open_s": round(opened - saved, 4),
         "states": trie.num_states,

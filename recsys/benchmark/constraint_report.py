@@ -108,9 +108,8 @@ def headline(document: Document) -> list[str]:
     largest = max(document["build"], key=lambda row: (row["items"], row["bytes_per_item"]))
     said = [
         f"{_count(largest['items'])} items of {largest['levels']} x {largest['codes']} codes: "
-        f"built in {largest['build_s']:.1f} s, {largest['bytes_per_item']:.1f} bytes each "
-        f"({largest['minimised_bytes_per_item']:.1f} with equal ends shared), opened "
-        f"in {1000 * largest['open_s']:.1f} ms."
+        f"built in {largest['build_s']:.1f} s, {largest['bytes_per_item']:.1f} bytes each, "
+        f"opened in {1000 * largest['open_s']:.1f} ms."
     ]
     worst: dict[int, list[float]] = {}
     for row in document["step"]:

@@ -26,11 +26,13 @@ class Boost:
     """What items gain, as a trie sees it.
 
     Attributes:
+        trie: the boost is made for; no other trie takes it.
         items: (items,) float32, by place in `ItemTrie.row_items`.
         most: (S,) float32 the most that any item below a state gains. At a leaf that several items
             share it may be more than the gain of the one that is shown.
     """
 
+    trie: ItemTrie
     items: NDArray[np.float32]
     most: NDArray[np.float32]
     _devices: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
@@ -52,7 +54,7 @@ class Boost:
             first, last = trie.depth_start[depth : depth + 2]
             below = np.maximum.reduceat(below, trie.first_child[first:last] - last)
             levels.append(below)
-        return cls(items, np.concatenate(levels[::-1]))
+        return cls(trie, items, np.concatenate(levels[::-1]))
 
     @property
     def nbytes(self) -> int:

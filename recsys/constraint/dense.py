@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SPARSE = 8  # pairs of state and symbol for each that exists, at most
 BLOCK = 64  # symbols that are counted one by one to find the place of a child
+NO_ROW = 0  # where the flags of a beam that does not exist begin: nothing follows it
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,8 @@ def lay_out(trie: ItemTrie) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None,
 
     Returns:
         (F,) their flags, row by row and depth by depth, and what each depth 0 .. L - 1 is; None for
-        one that is not dense.
+        one that is not dense. The flags begin with a row of False as wide as the widest depth
+        (`NO_ROW`).
     """
     sizes, start = np.diff(trie.depth_start), 0
     shapes: list[tuple[int, int, int] | None] = []
@@ -58,13 +60,15 @@ def lay_out(trie: ItemTrie) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None,
             if width <= most:
                 shapes[-1] = low, width, start
                 start += int(sizes[depth]) * width
-    flags = np.zeros(start + BLOCK, np.bool_)  # a block may be read from any of them on
+    widest = max((shape[1] for shape in shapes if shape is not None), default=0)
+    flags = np.zeros(widest + start + BLOCK, np.bool_)  # a block may be read from any of them on
     found: list[DenseDepth | None] = []
     for depth, shape in enumerate(shapes):
         found.append(None)
         if shape is None:
             continue
         low, width, start = shape
+        start += widest
         first, last, behind = trie.depth_start[depth : depth + 3]
         rows = flags[start : start + (last - first) * width]
         place = np.arange(0, len(rows), width) - low

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recsys.constraint.trie import NO_STATE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -63,6 +65,7 @@ class RowMask:
     """The items that a filter allows, as a trie sees them.
 
     Attributes:
+        trie: the mask is made for; no other trie takes it.
         items: (items,) bool, by place in `ItemTrie.row_items`; `rows` itself where none is shared.
         alive: (S + C + F,) bool, the states that have one below; False behind the last state, so
             that C children may be read from any; then the same of dense depths, as
@@ -71,6 +74,7 @@ class RowMask:
         room: that `alive` is a part of, and where it begins there; None if it is on its own.
     """
 
+    trie: ItemTrie
     items: NDArray[np.bool_]
     alive: NDArray[np.bool_]
     rows: NDArray[np.bool_]
@@ -100,8 +104,8 @@ class RowMask:
         else:
             _set_levels(trie, alive, leaves)
         if room is None or start is None:
-            return cls(items, alive, leaves)
-        mask = cls(items, alive, leaves, (room, start))
+            return cls(trie, items, alive, leaves)
+        mask = cls(trie, items, alive, leaves, (room, start))
         room.give_back_with(mask, start)
         return mask
 
@@ -187,9 +191,9 @@ def dead_states(
         masks: what each request may get; None for everything.
 
     Returns:
-        Ascending states, padded behind the last one.
+        Ascending states, padded with `NO_STATE`.
     """
-    batch, end = len(excluded), trie.num_states
+    batch, end = len(excluded), trie.num_states  # of keys: (request, state) as one integer
     request = np.repeat(np.arange(batch), [len(rows) for rows in excluded])
     row = np.concatenate([np.zeros(0, np.int64), *excluded]).astype(np.int64)
     request, row = np.divmod(np.unique(request * trie.num_rows + row), trie.num_rows)
@@ -220,7 +224,7 @@ def dead_states(
         key = key[counts == held[first]]
         owner, state = np.divmod(key, end)
         sizes = np.bincount(owner, minlength=batch)
-        padded = np.full((batch, int(sizes.max(initial=0))), end, np.int64)
+        padded = np.full((batch, int(sizes.max(initial=0))), NO_STATE, np.int64)
         padded[np.arange(padded.shape[1]) < sizes[:, None]] = state
         dead.append(padded)
     return dead

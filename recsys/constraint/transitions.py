@@ -1,5 +1,9 @@
 """The trie as tensors: children of states as batched gathers. No Python per beam, no host sync.
 
+A beam that does not exist has the state `NO_STATE`, and so has a child that does not exist. Nothing
+follows it, and it has no row. The live states of a request are distinct and ascend; `NO_STATE`
+comes after them.
+
 Shapes: B requests, W states a request, C the most children at that depth, V the symbols of a dense
 depth, D dead states, F flags of dense depths. Arrays that are looked things up in are as small as
 they can be; places in them are int64, which PyTorch indexes fastest with.
@@ -14,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from recsys.constraint.dense import BLOCK
+from recsys.constraint.dense import BLOCK, NO_ROW
 from recsys.constraint.mask import all_flags, dead_states
+from recsys.constraint.trie import NO_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +40,9 @@ class Children(NamedTuple):
     """Children of (B, W) states, padded to C; candidates lie in row order if the states do.
 
     Attributes:
-        states: (B, W, C) int64; padding repeats the last child.
-        symbols: (B, W, C) int64 token that leads into each, as a place in `DeviceTrie.alphabet`.
+        states: (B, W, C) int64; `NO_STATE` for padding.
+        symbols: (B, W, C) int64 token that leads into each, as a place in `DeviceTrie.alphabet`;
+            any for padding.
         alive: (B, W, C) bool; False for padding and for branches with nothing left to recommend.
     """
 
@@ -49,8 +55,12 @@ class Children(NamedTuple):
         return values.gather(-1, self.symbols).masked_fill(~self.alive, -torch.inf)
 
     def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States and symbols of (B, K) places among the W * C candidates."""
-        return self.states.flatten(1).gather(1, places), self.symbols.flatten(1).gather(1, places)
+        """States and symbols of (B, K) places among the W * C candidates.
+
+        The place W * C stands for no candidate: its state is `NO_STATE`, its symbol 0.
+        """
+        states, symbols = self.states.flatten(1), self.symbols.flatten(1)
+        return read(states, places, NO_STATE), read(symbols, places, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +68,8 @@ class Excluded:
     """What each request must not get, as the states that hold nothing else.
 
     Attributes:
-        dead: one (B, D) int64 a depth 1 .. L, ascending, padded behind the last state; D may be 0.
-        parent: their parents, alike; padding has one that there is not.
+        dead: one (B, D) int64 a depth 1 .. L, ascending, padded with `NO_STATE`; D may be 0.
+        parent: (B, D) int64 a depth, their parents; -1, which is no state, for padding.
         place: where each lies among the candidates of its parent (`DeviceTrie.candidates`).
     """
 
@@ -75,15 +85,13 @@ class Excluded:
     def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
         """Take what is dead out of (B, W, C) candidates of (B, W) ascending states, in place.
 
-        Of equal states only the first loses it: the others must be beams that do not exist. States
-        of another depth lose nothing, so they may not be moved to this one before.
+        Live states are distinct, so each dead child has one parent among them, or none.
         """
         parent = self.parent[depth]
         if not parent.shape[1]:
             return
-        # beams that do not exist may follow, at state 0
-        beam = torch.searchsorted(states.cummax(-1).values, parent).clamp_(max=states.shape[1] - 1)
-        spared = states.gather(1, beam) != parent
+        beam = torch.searchsorted(states, parent).clamp_(max=states.shape[1] - 1)
+        spared = states.gather(1, beam) != parent  # the parent is no beam: leave the place alone
         place = beam.mul_(alive.shape[-1]).add_(self.place[depth])
         flat = alive.view(torch.uint8).flatten(1)
         flat.scatter_reduce_(1, place, spared.view(torch.uint8), "amin")
@@ -129,7 +137,8 @@ class Candidates:
 
     Attributes:
         alive: (B, W, C) bool; False for what does not follow, or leads to nothing that is left.
-        parents: (B, W) int64 whose candidates they are.
+        parents: (B, W) int64 whose candidates they are; any state of the depth for a beam that
+            has no candidates.
         symbols: (B, W, C) int64 as in `Children`; None at a dense depth.
         depth: of the states.
         trie: whose they are.
@@ -151,27 +160,36 @@ class Candidates:
         return infinite.to(values.dtype).add_(values.narrow(-1, dense.low, dense.width))
 
     def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States and symbols of (B, K) places among the W * C candidates.
+        """States and symbols of (B, K) places among the W * C candidates, all of them alive.
 
-        For one that does not follow, the state is that of the last that does before it: so states
-        ascend like places, and of equal ones the first may be alive.
+        The place W * C stands for no candidate: its state is `NO_STATE`, its symbol 0.
         """
         width = self.alive.shape[-1]
+        nothing = places == self.alive[0].numel()
+        places = places.masked_fill(nothing, 0)
         beam = places // width
         state, place = self.parents.gather(1, beam), places - beam * width
         first = _look_up(self.trie.first_child, state)
         if self.symbols is not None:
-            last = _look_up(self.trie.first_child, state + 1) - 1
-            return torch.minimum(first + place, last), self.symbols.flatten(1).gather(1, places)
+            states, symbols = first + place, self.symbols.flatten(1).gather(1, places)
+        else:
+            states, symbols = self._dense_at(state, place)
+            states += first
+        return states.masked_fill_(nothing, NO_STATE), symbols.masked_fill_(nothing, 0)
+
+    def _dense_at(
+        self, state: torch.Tensor, place: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which child of (B, K) states of a dense depth lies at each place, and its symbol."""
         dense = self._dense
         row = state - self.trie.source.depth_start[self.depth]
         block = place // BLOCK
         before = self.trie.before[self.depth]
         counted = _look_up(before.flatten(), row * before.shape[1] + block)
-        flags = _runs(self.trie.dense_flags, row * width + dense.start + block * BLOCK, BLOCK)
+        flags = _runs(self.trie.dense_flags, row * dense.width + dense.start + block * BLOCK, BLOCK)
         upto = _runs(self.trie.block, BLOCK - 1 - place + block * BLOCK, BLOCK)
         counted += (flags & upto).sum(-1)
-        return first + counted - 1, place + dense.low
+        return counted - 1, place + dense.low
 
     @property
     def _dense(self) -> DenseDepth:
@@ -198,7 +216,11 @@ class Gains:
         return Gains(self.most, self.line[requests])
 
     def at(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W, C) of each of the states."""
+        """(B, W, C) of each of the states; 0 for `NO_STATE`."""
+        nothing = states == NO_STATE
+        return self._of_real(states.masked_fill(nothing, 0)).masked_fill_(nothing, 0)
+
+    def _of_real(self, states: torch.Tensor) -> torch.Tensor:
         if len(self.most) == 1:
             return self.most[0].index_select(0, states.flatten()).view_as(states)
         if states.device.type == "cpu":
@@ -271,28 +293,25 @@ class DeviceTrie:
         excluded: Excluded | None = None,
         allowed: Allowed | None = None,
     ) -> Children:
-        """Children of `states`, all at `depth`.
+        """Children of the states at `depth`; others have none here.
 
         Args:
             states: (B, W) int64.
-            depth: depth of the states, 0 for the root.
+            depth: 0 for the root.
             excluded: from `pad_excluded`, or None.
             allowed: from `allow`, or None. With both, `excluded` must have been made for the same
                 masks. A child is alive while its rows hold one that is allowed and not excluded.
         """
         width = self.source.branching[depth]
-        first = _look_up(self.first_child, states)
-        count = _look_up(self.first_child, states + 1) - first
-        # children lie side by side, so all that is known of them is read in runs
-        alive = _runs(self.ramp, len(self.ramp) // 2 - count, width)
-        if allowed is not None:
-            alive &= allowed.runs(first, width)
+        here, inside = self._at_depth(states, depth)
+        first, real = self._children(here, inside, width)
         place = torch.arange(width, device=states.device)
-        child = first.unsqueeze(-1) + torch.minimum(place, count.unsqueeze(-1) - 1)  # (B, W, C)
+        child = torch.where(real, first.unsqueeze(-1) + place, NO_STATE)  # (B, W, C)
+        alive = real if allowed is None else real & allowed.runs(first, width)
         if excluded is not None and excluded.dead[depth].shape[1]:
             dead, flat = excluded.dead[depth], child.flatten(1)
             nearest = torch.searchsorted(dead, flat).clamp_(max=dead.shape[1] - 1)
-            alive &= (dead.gather(1, nearest) != flat).view_as(child)
+            alive = alive & (dead.gather(1, nearest) != flat).view_as(child)
         return Children(child, _runs(self.symbol, first, width).long(), alive)
 
     def candidates(
@@ -305,71 +324,91 @@ class DeviceTrie:
         """What `children` says, in the form in which it is ranked fastest.
 
         Args:
-            states: (B, W) int64, ascending; beams that do not exist may repeat a state behind the
-                one that does, and may follow at state 0.
-            depth: depth of the states, 0 for the root.
+            states: (B, W) int64, ascending; those of live beams are distinct.
+            depth: 0 for the root; states of other depths have no candidates.
             excluded: as for `children`.
             allowed: as for `children`.
         """
         dense, symbols = self.source.dense[depth], None
-        start = self.source.depth_start[depth]
-        beams, states = states, self.at_depth(states, depth)  # some are of other depths
+        here, inside = self._at_depth(states, depth)
         if dense is not None:
             width = dense.width
-            first = (states - start).mul_(width).add_(dense.start)
+            first = (inside - self.source.depth_start[depth]).mul_(width).add_(dense.start)
+            first = first.masked_fill_(~here, NO_ROW)
             if allowed is not None:
                 alive = allowed.runs(first, width, dense=True)
             else:
                 alive = _runs(self.dense_flags, first, width)
         else:
             width = self.source.branching[depth]
-            first = _look_up(self.first_child, states)
-            count = _look_up(self.first_child, states + 1) - first
-            alive = _runs(self.ramp, len(self.ramp) // 2 - count, width)
+            first, alive = self._children(here, inside, width)
             if allowed is not None:
                 alive &= allowed.runs(first, width)
             symbols = _runs(self.symbol, first, width).long()
         if excluded is not None:
-            excluded.hide(alive, beams, depth)
-        return Candidates(alive, states, symbols, depth, self)
+            excluded.hide(alive, states, depth)
+        return Candidates(alive, inside, symbols, depth, self)
+
+    def _at_depth(self, states: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether each state is at `depth`, and the states, with the depth's first for those not.
+
+        Whoever looks something up at the second must drop it where the first is False.
+        """
+        start, stop = self.source.depth_start[depth : depth + 2]
+        here = (states >= start) & (states < stop)
+        return here, torch.where(here, states, start)
+
+    def _children(
+        self, here: torch.Tensor, inside: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, W) first child of each state, and (B, W, `width`) which runs of it are children.
+
+        Children lie side by side, so all that is known of them is read in runs.
+        """
+        first = _look_up(self.first_child, inside)
+        count = (_look_up(self.first_child, inside + 1) - first) * here
+        return first, _runs(self.ramp, len(self.ramp) // 2 - count, width)
 
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Token that leads into each state; any for the root."""
+        """Token that leads into each state, none of which is `NO_STATE`; any for the root."""
         return self.alphabet[_look_up(self.symbol, states)]
 
-    def at_depth(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """The states, with any of that depth for those of others."""
-        start, stop = self.source.depth_start[depth : depth + 2]
-        return states.clamp(start, stop - 1)
-
     def parents_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Parent of each state (any but the root): the last whose children begin at or before."""
+        """Parent of each state, which is neither the root nor `NO_STATE`.
+
+        It is the last state whose children begin at or before the child.
+        """
         inner = self.first_child[:-1]
         return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1
 
     def ended(self, states: torch.Tensor) -> torch.Tensor:
-        """Whether a sequence has ended at a state."""
-        return (self.tokens_of(states.clamp(min=0)) == self.source.end) & (states > 0)
+        """Whether a sequence has ended at a state; False for the root and for `NO_STATE`."""
+        inner = (states > 0) & (states < self.source.num_states)
+        return (self.tokens_of(torch.where(inner, states, 0)) == self.source.end) & inner
 
     def sequences(self, rows: torch.Tensor) -> torch.Tensor:
-        """(..., L) int64 tokens of rows."""
-        return self.rows[rows].long()
+        """(..., L) int64 tokens of rows; -1 throughout for row -1."""
+        nothing = rows < 0
+        tokens = self.rows[rows.masked_fill(nothing, 0)].long()
+        return tokens.masked_fill_(nothing.unsqueeze(-1), -1)
 
     def rows_of(self, leaves: torch.Tensor) -> torch.Tensor:
-        """Row of each leaf; 0 for other states."""
-        return (leaves - self.source.depth_start[-2]).clamp(min=0)
+        """Row of each leaf; -1 for other states."""
+        first, behind = self.source.depth_start[-2:]
+        return torch.where((leaves >= first) & (leaves < behind), leaves - first, -1)
 
     def sizes(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Rows below each of the states, all at `depth`."""
+        """Rows below each of the states; 0 for states that are not at `depth`."""
         source = self.source
+        here, inside = self._at_depth(states, depth)
         if depth == source.num_levels:
-            return torch.ones_like(states)
+            return here.long()
         start, stop = source.depth_start[depth : depth + 2]
-        place = (states - start).clamp(0, stop - start - 1)
-        starts = self.row_start[start:stop]
-        following = (place + 1).clamp(max=stop - start - 1)
-        ends = torch.where(following > place, _look_up(starts, following), source.num_rows)
-        return ends - _look_up(starts, place)
+        starts, place = self.row_start[start:stop], inside - start
+        last = place == stop - start - 1
+        following = _look_up(starts, (place + 1).masked_fill(last, 0))
+        ends = torch.where(last, source.num_rows, following)
+        return (ends - _look_up(starts, place)) * here
 
     def pad_excluded(
         self,
@@ -386,13 +425,18 @@ class DeviceTrie:
         dead = dead_states(source, excluded, masks)
         parents, places = [], []
         for depth, (states, dense) in enumerate(zip(dead, source.dense, strict=True)):
-            first, last, behind = source.depth_start[depth : depth + 3]
-            real = np.minimum(states, behind - 1)
+            first, last = source.depth_start[depth : depth + 2]
+            real = states != NO_STATE
+            child = states[real]
             starts = source.first_child[first:last]
-            parent = np.searchsorted(starts, real.astype(starts.dtype), side="right") - 1
-            place = real - starts[parent] if dense is None else source.symbol[real] - dense.low
-            parents.append(np.where(states < behind, parent + first, source.num_states))
-            places.append(place.astype(np.int64))
+            above = np.searchsorted(starts, child.astype(starts.dtype), side="right") - 1
+            parent, place = np.full(states.shape, -1, np.int64), np.zeros(states.shape, np.int64)
+            parent[real] = above + first
+            place[real] = (
+                child - starts[above] if dense is None else source.symbol[child] - dense.low
+            )
+            parents.append(parent)
+            places.append(place)
         tensors = (
             tuple(torch.from_numpy(a).to(self.device) for a in arrays)
             for arrays in (dead, parents, places)
@@ -456,6 +500,12 @@ class DeviceTrie:
         return list(distinct.values()), torch.tensor(
             [place[id(one)] for one in given], device=self.device
         )
+
+
+def read(values: torch.Tensor, places: torch.Tensor, missing: float) -> torch.Tensor:
+    """(B, n) values at (B, n) places of (B, m) values; `missing` at place m, behind the last."""
+    nothing = places == values.shape[1]
+    return values.gather(1, places.masked_fill(nothing, 0)).masked_fill_(nothing, missing)
 
 
 def _runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:

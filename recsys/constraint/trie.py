@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 
     from recsys.constraint.dense import DenseDepth
     from recsys.constraint.mask import RowMask
-    from recsys.constraint.minimal import MinimalTrie
     from recsys.constraint.transitions import DeviceTrie
 
+NO_STATE = (1 << 31) - 1
+"""The state of a beam that does not exist. It is greater than every state of a trie, so ascending
+states keep their order, and no array of a trie is long enough to be read at it."""
 _SHAPE = "trie.json"
 _TABLE = 1 << 24  # tokens below it are looked up in a table, larger ones are sorted
 
@@ -259,12 +261,6 @@ class ItemTrie:
             "levels": levels,
         }
 
-    def minimised(self) -> MinimalTrie:
-        """An automaton in which equal ends are shared; see there for when that saves memory."""
-        from recsys.constraint.minimal import MinimalTrie
-
-        return MinimalTrie.of(self)
-
     def save(self, folder: Path) -> None:
         """Write one .npy file an array, and `trie.json`, into `folder`; made if it is missing."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -406,6 +402,8 @@ def _number_states(
     starts = [np.zeros(1, np.int32)]
     starts += [np.flatnonzero(flags).astype(np.int32) for flags in new]
     depth_start = np.concatenate([[0], np.cumsum([len(s) for s in starts])])
+    if depth_start[-1] >= NO_STATE:
+        raise ValueError(f"the catalogue has {depth_start[-1]} prefixes; at most {NO_STATE - 1}")
     inner = depth_start[num_levels]
     first_child = np.full(inner + 1, depth_start[-1], np.int32)
     branching = []

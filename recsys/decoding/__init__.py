@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
-from recsys.decoding.candidates import CandidateDrafter, UnionDrafter
+from recsys.decoding.candidates import CandidateDrafter
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
 from recsys.decoding.engine import Decoded, Engine
 from recsys.decoding.output import Beams, DecodeStats
@@ -29,7 +29,6 @@ __all__ = [
     "Texts",
     "Trace",
     "TraceNode",
-    "UnionDrafter",
     "beam_search",
     "complete",
     "generate_text",

@@ -7,18 +7,21 @@ level needs no forward, only its parents' logits, so a search is L passes and T 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
-from recsys.constraint import ItemTrie, MinimalTrie
+from recsys import arguments
+from recsys.constraint import ItemTrie
 from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 def beam_search(
     model: Any,
     prompts: Sequence[ArrayLike] | Prompts,
-    trie: ItemTrie | MinimalTrie | DeviceTrie,
+    trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
     *,
     exclude: Sequence[ArrayLike] | None = None,
@@ -54,7 +57,7 @@ def beam_search(
     Args:
         model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
         prompts: token ids of each request, at least one token each; lengths may differ.
-        trie: the catalogue; a `MinimalTrie` with its own masks, and without boosts or candidates.
+        trie: the catalogue.
         num_beams: K, at least 1; may exceed the catalogue.
         exclude: trie rows that each request must not get (`ItemTrie.excluded_rows`).
         masks: what each request may get; None for everything.
@@ -63,7 +66,7 @@ def beam_search(
         normalize: `vocabulary` (default) or `allowed`, see `Step`.
         seeds: one a request: sample K sequences without replacement from the model's distribution
             over what is allowed (`recsys.decoding.sampling`), in the order drawn. None searches.
-        temperature: divides the logits, when sampling.
+        temperature: divides the logits, when sampling; at least `recsys.arguments.MIN_TEMPERATURE`.
         prompt_slots: prompt slots to reserve at least. With one number for all requests (that of
             the longest prompt) an answer has the same bits alone and beside any batch mates.
         candidates: trie rows of each request, most wanted first, that are scored in the first pass
@@ -75,9 +78,11 @@ def beam_search(
         Beams of shape (B, K); where fewer than K sequences exist, scores are -inf and rows -1.
 
     Raises:
-        ValueError: no beams, an empty prompt, a token (of a prompt or of the catalogue) outside the
-            model's vocabulary, an unknown `normalize`, a temperature that is not above 0, a sample
-            with boosts or candidates, or candidates with `normalize` other than `vocabulary`.
+        ValueError: an argument that is not of its kind or range (the text names it), an empty
+            prompt, a token (of a prompt or of the catalogue) outside the model's vocabulary, a row
+            outside the trie, a mask or boost of another trie, a sample with boosts or candidates,
+            or candidates with `normalize` other than `vocabulary`.
+        NonFiniteError: the model's logits are not finite for some of the requests.
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
@@ -93,12 +98,12 @@ def beam_search(
         seeds=seeds,
         temperature=temperature,
     )
+    wanted = row_tree(step, len(ready), candidates, candidate_nodes)
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
     # Beams that each level can have; all are known before the first pass.
     source = step.trie.source
     widths = [source.width(depth, num_beams) for depth in range(1, step.levels + 1)]
-    wanted = row_tree(step, candidates, candidate_nodes)
     nodes = sum(widths[:-1]) + (0 if wanted is None else wanted.width)
     with TokenTree(model, ready, nodes, prompt_slots=prompt_slots) as tree:
         if wanted is not None:
@@ -117,13 +122,14 @@ def beam_search(
             for n, cached in zip(ready.host_lengths.tolist(), tree.cached.tolist(), strict=True)
         ]
         scores = None if wanted is None else wanted.scores(first)
+        require_finite(tree.finite)
         return finish(frontier, step, num_beams, stats, scores)
 
 
 def prepare(
     model: TreeModel,
     requests: int,
-    trie: ItemTrie | MinimalTrie | DeviceTrie,
+    trie: ItemTrie | DeviceTrie,
     num_beams: int,
     exclude: Sequence[ArrayLike] | None,
     normalize: Normalize,
@@ -134,48 +140,61 @@ def prepare(
     temperature: float = 1.0,
 ) -> Step:
     """What is the same in every step, checked, on the model's device."""
-    if num_beams < 1:
-        raise ValueError(f"num_beams must be at least 1, got {num_beams}")
-    given = {"exclude": exclude, "masks": masks, "boosts": boosts, "seeds": seeds}
-    for name, values in given.items():
-        if values is not None and len(values) != requests:
-            raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")
+    arguments.whole_number("num_beams", num_beams)
+    temperature = arguments.temperature(temperature)
     if seeds is not None and boosts is not None and any(boosts):
         raise ValueError("boosts: a sample is drawn from the model's distribution alone")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
     if normalize not in ("vocabulary", "allowed"):
         raise ValueError(f"normalize {normalize!r} is neither 'vocabulary' nor 'allowed'")
     device = model.device
-    trie = trie.to(device) if isinstance(trie, ItemTrie | MinimalTrie) else trie
+    trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
     check_vocabulary(model, trie)
+    for name, given in (("masks", masks), ("boosts", boosts)):
+        for request, one in enumerate(_one_each(name, given, requests)):
+            if one is not None and one.trie is not trie.source:
+                raise ValueError(f"{name}: that of request {request} is made for another trie")
+    excluded = None
+    if exclude is not None:
+        rows = arguments.rows_of_requests("exclude", exclude, requests, trie.source.num_rows)
+        excluded = trie.pad_excluded(rows, masks)
+    noise = None
+    if seeds is not None:
+        drawn = arguments.integers("seeds", _one_each("seeds", seeds, requests))
+        noise = Noise(torch.from_numpy(drawn).to(device), temperature)
     return Step(
         trie,
-        None if exclude is None else trie.pad_excluded([np.asarray(e) for e in exclude], masks),
+        excluded,
         normalize,
-        None
-        if seeds is None
-        else Noise(torch.tensor(list(seeds), dtype=torch.int64, device=device), temperature),
+        noise,
         None if masks is None else trie.allow(masks),
         None if boosts is None else trie.gain(boosts),
     )
 
 
+def _one_each(name: str, values: Sequence[T] | None, requests: int) -> Sequence[T]:
+    """The values, one a request; none for None."""
+    if values is None:
+        return []
+    arguments.one_each(name, values, requests)
+    return values
+
+
 def row_tree(
-    step: Step, candidates: Sequence[ArrayLike] | None, nodes: int | None
+    step: Step, requests: int, candidates: Sequence[ArrayLike] | None, nodes: int | None
 ) -> RowTree | None:
     """The tree of the candidates, if there are any to be scored.
 
     Raises:
-        ValueError: their scores would not be log-probabilities over the whole vocabulary.
+        ValueError: their scores would not be log-probabilities over the whole vocabulary, another
+            number of lists than requests, or rows that the trie does not have.
     """
     if candidates is None:
         return None
     if step.noise is not None or step.normalize != "vocabulary":
         raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
-    if isinstance(step.trie.source, MinimalTrie):
-        raise ValueError("candidates: a minimal trie cannot look rows up; give the trie")
-    return RowTree.of(step.trie, candidates, nodes)
+    num_rows = step.trie.source.num_rows
+    rows = arguments.rows_of_requests("candidates", candidates, requests, num_rows)
+    return RowTree.of(step.trie, rows, nodes)
 
 
 def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
@@ -224,6 +243,19 @@ def _forced(step: Step, frontier: Frontier, depth: int) -> bool:
     return forced is not None and bool((forced | (frontier.scores == -torch.inf)).all())
 
 
+def require_finite(finite: torch.Tensor) -> None:
+    """Raise unless the logits of every request were finite; the host waits for the device here.
+
+    Args:
+        finite: (B,) bool (`TokenTree.finite`).
+
+    Raises:
+        NonFiniteError: they were not; the error names the requests.
+    """
+    if failed := (~finite).nonzero().flatten().tolist():
+        raise NonFiniteError(failed)
+
+
 def finish(
     frontier: Frontier,
     step: Step,
@@ -241,7 +273,7 @@ def finish(
     return Beams(
         step.trie.sequences(rows),
         frontier.log_probs.gather(1, order),
-        rows.masked_fill(scores == -torch.inf, -1),
+        rows,
         stats,
         None if step.noise is not None else complete.squeeze(1),  # a sample is not the best K
         candidate_scores=candidate_scores,

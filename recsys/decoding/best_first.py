@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsys.decoding.beam import finish, prepare
+from recsys import arguments
+from recsys.constraint import ItemTrie
+from recsys.decoding.beam import finish, prepare, require_finite
 from recsys.decoding.candidates import CandidateDrafter
 from recsys.decoding.expand import Frontier, Normalize, stable_top
 from recsys.decoding.table import Table
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from recsys.constraint import ItemTrie
     from recsys.constraint.boost import Boost
     from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
@@ -65,11 +66,18 @@ def complete(
         Beams; `is_global` says which are proven, `stats` include the additional work.
 
     Raises:
-        ValueError: approximate beams, or fewer `max_nodes` than one pass needs.
+        ValueError: as `beam_search`, approximate beams, beams of other prompts or another trie, or
+            fewer `max_nodes` than one pass needs.
+        NonFiniteError: as `beam_search`.
     """
     if beams.approximate or beams.is_global is None:
         raise ValueError("beams: only an exact search can be completed")
-    levels, num_beams = beams.tokens.shape[2], beams.rows.shape[1]
+    arguments.whole_number("pass_nodes", pass_nodes)
+    source = trie if isinstance(trie, ItemTrie) else trie.source
+    (requests, asked), levels = beams.rows.shape, source.num_levels
+    if len(prompts) != requests:
+        raise ValueError(f"beams of {requests} requests for {len(prompts)} prompts")
+    num_beams = min(asked, source.num_rows)
     least = pass_nodes + num_beams * (levels - 1)
     if max_nodes < least:
         raise ValueError(f"max_nodes: want at least {least} for {num_beams} beams, got {max_nodes}")
@@ -87,6 +95,7 @@ def complete(
     proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)
     found = Frontier.root(len(beams.rows), model.score_dtype, model.device).padded(num_beams)
     found = Frontier(*(part.clone() for part in found))  # its parts are written one by one
+    finite = torch.ones(requests, dtype=torch.bool, device=model.device)
     proven = torch.zeros(len(beams.rows), dtype=torch.bool, device=model.device)
     stats = list(beams.stats)
     with TokenTree(model, ready, max_nodes, prompt_slots=prompt_slots) as tree:
@@ -95,6 +104,8 @@ def complete(
         request = todo
         while len(request):
             table.run()
+            finite[request] = tree.finite
+            require_finite(finite)
             answer, wanted = _look(table, num_beams, pass_nodes)
             finished = ~(wanted.scores > -torch.inf).any(1)
             room = tree.nodes + pass_nodes <= max_nodes
@@ -111,7 +122,7 @@ def complete(
                 real = wanted.scores > -torch.inf
                 depth = table.depth.gather(1, wanted.parents) + 1
                 table.add(wanted.states, wanted.tokens, wanted.parents, depth, real)
-    best = finish(found, step, num_beams, [])
+    best = finish(found, step, asked, [])
     mask = proven[:, None]
     return replace(
         beams,
@@ -133,8 +144,7 @@ def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Fron
     """
     levels, nodes = table.step.levels, table.score()
     _, leaves = table.children(levels - 1, nodes)
-    order = leaves.states.masked_fill(leaves.scores == -torch.inf, -1).argsort(dim=1)
-    leaves = leaves.at(order)  # row order settles ties
+    leaves = leaves.at(leaves.states.argsort(dim=1))  # row order settles ties
     best, _ = stable_top(leaves.scores, min(num_beams, leaves.scores.shape[1]))
     answer = leaves.at(best).padded(num_beams)
     limit = answer.scores.amin(1, keepdim=True)  # the known answers are in from the first pass
@@ -144,12 +154,11 @@ def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Fron
         # an equal score may hide an answer of a lower row
         scores = children.scores.masked_fill(run | (children.scores < limit), -torch.inf)
         children = children._replace(scores=scores)
-        some = scores.topk(min(pass_nodes, scores.shape[1]), dim=1).indices
-        open_.append(children.at(some))
+        open_.append(children.at(stable_top(scores, min(pass_nodes, scores.shape[1]))[0]))
     if not open_:
-        return answer, answer._replace(scores=torch.full_like(answer.scores, -torch.inf))
+        return answer, Frontier.nothing(answer, pass_nodes)
     every = Frontier.joined(open_)
-    most = every.scores.topk(min(pass_nodes, every.scores.shape[1]), dim=1).indices
+    most, _ = stable_top(every.scores, min(pass_nodes, every.scores.shape[1]))
     return answer, every.at(most)
 
 

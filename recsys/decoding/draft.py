@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from recsys import arguments
 from recsys.decoding.beam import check_vocabulary, grow
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts, TokenTree
@@ -72,10 +73,11 @@ class ModelDrafter:
             widths: nodes of levels 1, 2, ... instead; [N] * (L - 1) is AtSpeed's tree.
 
         Raises:
-            ValueError: fewer nodes than one.
+            ValueError: fewer nodes than one, or no whole number of them.
         """
-        if nodes < 1 or min(widths or [1]) < 1:
-            raise ValueError(f"nodes must be at least 1, got {widths or nodes}")
+        arguments.whole_number("nodes", nodes)
+        for width in widths or ():
+            arguments.whole_number("widths", width)
         self.model, self.nodes, self.widths = TreeModel.of(model), nodes, widths
 
     def propose(
@@ -101,7 +103,8 @@ class ModelDrafter:
 class ExhaustiveDrafter:
     """All nodes of level 1, without any model.
 
-    The patch pass exhausts level 3, so a search over four levels takes two passes of the target.
+    The patch pass runs the children of the missing beams, so a search over four levels takes two
+    passes of the target.
     """
 
     def propose(

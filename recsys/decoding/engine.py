@@ -185,7 +185,8 @@ class Engine:
         if self.planner is not None and len(ready) and counts:
             self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
         if until_global:
-            nodes = max(2048, num_beams * self.trie.num_levels + 256)
+            widest = min(num_beams, self.trie.num_rows)
+            nodes = max(2048, widest * self.trie.num_levels + 256)
             beams = complete(self.target, beams, ready, self.trie, max_nodes=nodes, **options)
             seconds = time.perf_counter() - start
         return Decoded(beams, plan, seconds)

@@ -1,7 +1,9 @@
 """One constrained step: scores x log-probs x trie -> the best children.
 
 Beam search, drafting and verification share it, so all agree on what a step means. Candidates are
-kept in row order (ascending states), which makes "ties go to the lower row" a stable selection.
+kept in row order (ascending states), which makes "ties go to the lower row" a stable selection. A
+selection that finds too few candidates ends in beams that do not exist: state `NO_STATE`, score
+-inf. Nothing follows such a beam, and it is never an answer.
 
 Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens of the trie.
 """
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from recsys.constraint.transitions import Children
+from recsys.constraint.transitions import Children, read
+from recsys.constraint.trie import NO_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,13 +66,14 @@ class TokenLogits(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """Live beams of each request at one depth, ascending by state.
+    """Live beams of each request at one depth, ascending by state, then beams that do not exist.
 
     Attributes:
-        states: (B, W) int64 trie states.
+        states: (B, W) int64 trie states, those of live beams distinct; `NO_STATE` for a beam that
+            does not exist.
         scores: (B, W) what beams are ranked by; -inf for a beam that does not exist.
-        tokens: (B, W) int64 last token.
-        parents: (B, W) int64 place of the parent in the previous frontier.
+        tokens: (B, W) int64 last token; 0 for a beam that does not exist.
+        parents: (B, W) int64 place of the parent in the previous frontier; 0 likewise.
         log_probs: (B, W) sum of log-probabilities. The scores themselves, but for sampling, where
             a score is a perturbed log-probability, and with boosts, which scores include.
         rest: (B, 1) best score of a prefix that was pruned on the way; complete sequences are not
@@ -101,14 +105,22 @@ class Frontier(NamedTuple):
         """A level of a draft tree: nothing is known of log-probabilities or of the rest."""
         return cls(states, scores, tokens, parents, scores, scores[:, :1])
 
+    @classmethod
+    def nothing(cls, like: Frontier, width: int) -> Frontier:
+        """`width` beams that do not exist, for the requests of another frontier."""
+        none = like._replace(
+            **{name: part[:, :0] for name, part in like._asdict().items() if name != "rest"}
+        )
+        return none.padded(width)
+
     def padded(self, width: int) -> Frontier:
-        """The frontier with dead beams behind it, `width` in all."""
+        """The frontier with beams that do not exist behind it, `width` in all."""
         missing = width - self.scores.shape[1]
         if missing <= 0:
             return self
         pad = torch.nn.functional.pad
         return Frontier(
-            pad(self.states, (0, missing)),
+            pad(self.states, (0, missing), value=NO_STATE),
             pad(self.scores, (0, missing), value=-torch.inf),
             pad(self.tokens, (0, missing)),
             pad(self.parents, (0, missing)),
@@ -123,8 +135,12 @@ class Frontier(NamedTuple):
         return cls(*parts)._replace(rest=frontiers[0].rest)
 
     def at(self, places: torch.Tensor) -> Frontier:
-        """The beams at (B, w) places."""
-        parts = [part if part is self.rest else part.gather(1, places) for part in self]
+        """The beams at (B, w) places; the place W, behind the last, is a beam that does not exist.
+
+        (`stable_top` gives it where it finds too few.)
+        """
+        whole = self.padded(self.scores.shape[1] + 1)
+        parts = [part if part is whole.rest else part.gather(1, places) for part in whole]
         return Frontier(*parts)
 
     def take(self, requests: torch.Tensor) -> Frontier:
@@ -177,6 +193,13 @@ class Step:
         """Children of (B, W) states at `depth`."""
         return self.trie.children(states, depth, self.excluded, self.allowed)
 
+    def candidates(self, states: torch.Tensor, depth: int) -> Children | Candidates:
+        """Children of (B, W) ascending states at `depth`, in the form that is ranked fastest."""
+        # noise, boosts and sums over the allowed tokens need the state of every candidate
+        if self.noise is not None or self.gains is not None or self.normalize == "allowed":
+            return self.children(states, depth)
+        return self.trie.candidates(states, depth, self.excluded, self.allowed)
+
     def forced(self, states: torch.Tensor, depth: int) -> torch.Tensor | None:
         """(B, W) whether a state has one child at most; None where logits decide scores anyway.
 
@@ -184,40 +207,35 @@ class Step:
         bit, whatever the model says, so no forward is needed. Over the whole vocabulary it has not.
 
         Args:
-            states: (B, W) int64 at `depth`; for those of other depths the answer means nothing.
-            depth: of the states.
+            states: (B, W) int64; those that are not at `depth` have no children there.
+            depth: where the children of a state are asked for.
         """
         if self.normalize == "vocabulary" or self.noise is not None:
             return None
-        return self.children(self.trie.at_depth(states, depth), depth).alive.sum(-1) <= 1
+        return self.children(states, depth).alive.sum(-1) <= 1
 
     def expand(self, frontier: Frontier, logits: TokenLogits, depth: int, width: int) -> Frontier:
         """The `width` best children of a frontier.
 
         Args:
-            frontier: beams at `depth`.
-            logits: at the beams' last tokens.
+            frontier: beams at `depth`; those at other depths count as not there.
+            logits: at the beams' last tokens; any for beams that do not exist.
             depth: depth of the frontier, 0 for the root.
-            width: children to keep; fewer may be alive or exist, the rest then has score -inf.
+            width: children to keep; where fewer are alive, beams that do not exist follow them. A
+                child whose probability is 0 is not alive.
         """
-        # what needs the state of every candidate, or a sum over them, wants them listed
-        listed = self.noise is not None or self.gains is not None or self.normalize == "allowed"
-        if listed:
-            children: Children | Candidates = self.children(frontier.states, depth)
-        else:
-            limited = self.excluded, self.allowed
-            children = self.trie.candidates(frontier.states, depth, *limited)
+        children = self.candidates(frontier.states, depth)
         scores, log_probs = self.score(frontier, logits, children)
         flat = scores.flatten(1)  # (B, W * C)
         best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
-        kept = flat.gather(1, best)
+        kept = read(flat, best, -torch.inf)
         states, symbols = children.at(best)
         found = Frontier(
             states,
             kept,
-            self.trie.alphabet[symbols],
-            best // scores.shape[-1],
-            kept if log_probs is scores else log_probs.flatten(1).gather(1, best),
+            self.trie.alphabet[symbols].masked_fill_(states == NO_STATE, 0),
+            parents_at(best, scores.shape),
+            kept if log_probs is scores else read(log_probs.flatten(1), best, -torch.inf),
             frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),
         )
         return found.padded(width)
@@ -250,28 +268,47 @@ class Step:
         return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs
 
 
-def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, count) places of the largest values, ascending, and (B, 1) the best value left out.
+def parents_at(places: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """(B, n) beam of each of (B, n) places among (B, W, C) candidates; 0 behind the last place."""
+    _, beams, width = shape
+    return (places // width).masked_fill_(places == beams * width, 0)
 
-    Equal values favour lower places. `torch.topk` leaves the choice among equals open; two of them
-    and a running count settle it: everything above the count-th value, then the first of those
-    equal to it.
+
+def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the largest values of each line; equal ones by lower place.
+
+    `torch.topk` leaves the choice among equals open; two of them and a running count settle it:
+    everything above the count-th value, then the first of those equal to it.
+
+    Args:
+        values: (B, n). What is -inf, or not a number, is not chosen.
+        count: at most n.
+
+    Returns:
+        (B, count) places, ascending, then n for every place that there was no value for; and (B, 1)
+        the best value left out, -inf if there is none.
     """
     size = values.shape[-1]
     if values.device.type == "cpu" and size > 4 * _PART * (count + 1):
-        # The best lie in the parts whose best are best: no other part has one that comes before
-        # all of these. So most values are only looked at for the best of their part.
+        # Two-stage top-k: every one of the best count + 1 values lies in a part whose maximum is
+        # among the best count + 1, so the values of the other parts are never compared.
         parts = torch.nn.functional.pad(values, (0, -size % _PART), value=-torch.inf)
         parts = parts.view(len(values), -1, _PART)
         kept, _ = stable_top(parts.amax(-1), count + 1)
-        inside = parts.gather(1, kept.unsqueeze(-1).expand(-1, -1, _PART)).flatten(1)
+        missing = kept == parts.shape[1]
+        some = kept.masked_fill(missing, 0).unsqueeze(-1).expand(-1, -1, _PART)
+        inside = parts.gather(1, some).masked_fill_(missing.unsqueeze(-1), -torch.inf).flatten(1)
         place, rest = stable_top(inside, count)
-        return kept.gather(1, place // _PART) * _PART + place % _PART, rest
+        missing = place == inside.shape[1]
+        found = kept.gather(1, (place // _PART).masked_fill_(missing, 0)) * _PART + place % _PART
+        return found.masked_fill_(missing, size), rest
     most = values.topk(min(count + 1, size), dim=-1).values
     threshold, rest = most[:, count - 1 : count], most[:, count:]
     if not rest.shape[1]:
         rest = torch.full_like(threshold, -torch.inf)
-    above, equal = values > threshold, values == threshold
+    # nan equals nothing: where fewer than `count` are above -inf, -inf is not a value to choose
+    limit = threshold.masked_fill(threshold == -torch.inf, torch.nan)
+    above, equal = values > threshold, values == limit
     room = count - above.sum(-1, keepdim=True)
     taken = above | (equal & (equal.cumsum(-1) <= room))
     place = torch.arange(size, device=values.device)

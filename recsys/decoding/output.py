@@ -47,8 +47,9 @@ class Beams:
     """The best sequences of each request, best first; ties by lower row.
 
     Attributes:
-        tokens: (B, K, L) int64; rows of missing beams repeat an arbitrary sequence.
+        tokens: (B, K, L) int64; -1 where fewer than K exist.
         scores: (B, K) float32 or float64, sum of log-probabilities; -inf where fewer than K exist.
+            A sequence that the model gives probability 0 does not exist.
         rows: (B, K) int64 rows of the trie; -1 where fewer than K exist.
         stats: one entry a request.
         is_global: (B,) bool, whether no sequence outside the list can score more than its last (a

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsys.decoding.beam import finish
+from recsys import arguments
+from recsys.constraint.transitions import read
+from recsys.decoding.beam import finish, require_finite
 from recsys.decoding.draft import ModelDrafter
-from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+from recsys.decoding.expand import Frontier, Step, TokenLogits, parents_at, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree
@@ -68,24 +70,28 @@ def relaxed_beam_search(
     if step.noise is None:
         raise ValueError("relaxed verification samples: give it seeds, one a request")
     drafts = num_beams if draft_beams is None else draft_beams
-    if drafts < num_beams:
+    if arguments.whole_number("draft_beams", drafts) < num_beams:
         raise ValueError(f"draft_beams must be at least num_beams ({num_beams}), got {drafts}")
+    # No level has more than the catalogue's sequences, however many are asked for.
+    rows = step.trie.source.num_rows
+    width, drafts = min(num_beams, rows), min(drafts, rows)
     draft = drafter.model if isinstance(drafter, ModelDrafter) else drafter
     if draft is None or hasattr(draft, "propose"):
         name = type(draft).__name__
         raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
     # Rounds start one level lower each at least; all but the first add beams that were not drawn.
     below = step.levels - 1
-    capacity = below * num_beams + drafts * below * (below + 1) // 2
+    capacity = below * width + drafts * below * (below + 1) // 2
     with (
         TokenTree(target, prompts, capacity, prompt_slots=prompt_slots) as tree,
         TokenTree(TreeModel.of(draft), prompts, capacity, prompt_slots=prompt_slots) as draft_tree,
     ):
-        search = _Search(tree, draft_tree, step, step.noise, num_beams, drafts)
+        search = _Search(tree, draft_tree, step, step.noise, width, drafts)
         while len(search.level):
             search.draft()
             search.verify()
             search.take_done()
+        require_finite(search.finite)
         stats = [search.stats[i] for i in range(len(prompts))]
         found = finish(search.answers, step, num_beams, stats)
     scores = found.scores.to(target.score_dtype)
@@ -112,8 +118,8 @@ def settle(
         count: K, at most M.
 
     Returns:
-        (B, K) places of the next beams, ascending, those not alive last; and (B,) whether all of
-        them had been drawn.
+        (B, K) places of the next beams, ascending, then M where fewer are alive; and (B,) whether
+        all of them had been drawn.
     """
     log_p, log_q = _normalized(log_p), _normalized(log_q)
     alive = log_p > -torch.inf
@@ -128,10 +134,7 @@ def settle(
     order = by_weight.gather(1, kind.gather(1, by_weight).argsort(stable=True, dim=1))
     place = order[:, :count]
     place = torch.where(alive.gather(1, place), place, log_p.shape[1]).sort(1).values
-    # a place behind the last one is not alive: any such will do, and all are alike
-    chosen_alive = place < log_p.shape[1]
-    place = torch.where(chosen_alive, place, order[:, -1:])
-    return place, (drawn.gather(1, place) | ~chosen_alive).all(1)
+    return place, read(drawn, place, True).all(1)
 
 
 def _normalized(log_probs: torch.Tensor) -> torch.Tensor:
@@ -154,6 +157,7 @@ class _Search:
         frontier: K beams each.
         drawn: by depth, what the draft has drawn in this round.
         answers: frontiers of all requests, complete for those in `stats`.
+        finite: whether the target's logits were, for each request in `stats`.
         stats: of the requests that are done.
     """
 
@@ -176,6 +180,7 @@ class _Search:
         root = Frontier.root(len(self.level), torch.float64, tree.lengths.device)
         self.frontier = self.answers = root.padded(num_beams)
         self.drawn: dict[int, Frontier] = {}
+        self.finite = torch.ones_like(self.level, dtype=torch.bool)
         self.stats: dict[int, DecodeStats] = {}
 
     def draft(self) -> None:
@@ -219,7 +224,7 @@ class _Search:
             else:
                 log_q, drawn = log_p, torch.zeros_like(states, dtype=torch.bool)
                 own, _ = stable_top(log_p + self.noise.gumbel(states), self.num_beams)
-                drawn.scatter_(1, own, True)
+                drawn = torch.nn.functional.pad(drawn, (0, 1)).scatter_(1, own, True)[:, :-1]
             place, known = settle(log_p, log_q, drawn, states, self.noise, self.num_beams)
             beams = self._take(beams, children, log_p, place).where(here, beams)
             theirs = self._take(theirs, children, log_q, place).where(here, theirs)
@@ -240,23 +245,19 @@ class _Search:
         self, beams: Frontier, children: Children, log_probs: torch.Tensor, place: torch.Tensor
     ) -> Frontier:
         """The children of the beams at (b, W) `place`."""
-        kept = log_probs.gather(1, place)
-        return Frontier(
-            children.states.flatten(1).gather(1, place),
-            kept,
-            self.target.step.trie.alphabet[children.symbols.flatten(1).gather(1, place)],
-            beams.states.gather(1, place // children.states.shape[-1]),
-            kept,
-            beams.rest,
-        )
+        kept = read(log_probs, place, -torch.inf)
+        states, symbols = children.at(place)
+        parents = beams.states.gather(1, parents_at(place, children.states.shape))
+        tokens = self.target.step.trie.alphabet[symbols]
+        return Frontier(states, kept, tokens, parents, kept, beams.rest)
 
     def _among(self, drawn: Frontier, beams: Frontier, children: Children) -> torch.Tensor:
         """(b, W * C) which children of the beams were drawn; others' children are left out."""
         width = children.states.shape[-1]
-        alive = (beams.scores > -torch.inf)[:, None, :]
+        alive = (drawn.scores > -torch.inf)[:, :, None]
         match = (drawn.parents[:, :, None] == beams.states[:, None, :]) & alive
-        found = match.any(-1) & (drawn.scores > -torch.inf)
-        first = self.target.step.trie.first_child[drawn.parents]
+        found = match.any(-1)
+        first = self.target.step.trie.first_child[drawn.parents.masked_fill(~found, 0)]
         place = match.to(torch.uint8).argmax(-1) * width + drawn.states - first
         nowhere = beams.states.shape[1] * width
         mask = torch.zeros_like(children.alive.flatten(1))
@@ -265,7 +266,10 @@ class _Search:
 
     def take_done(self) -> None:
         """Take out what is done; here the host waits for the device, once a round."""
-        tree, done = self.target.tree, self.level == self.target.step.levels
+        tree = self.target.tree
+        # logits that are not finite decide nothing: such a request ends where it is
+        done = (self.level == self.target.step.levels) | ~tree.finite
+        self.finite[self.target.request[done]] = tree.finite[done]
         parts = [self.target.request, self.accepted, self.drafted, tree.lengths]
         for request, accepted, drafted, length in torch.stack(parts, 1)[done].tolist():
             cached = int(tree.cached[request])

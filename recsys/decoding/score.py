@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recsys import arguments
 from recsys.constraint import ItemTrie
-from recsys.decoding.beam import check_vocabulary
+from recsys.decoding.beam import check_vocabulary, require_finite
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.tree import Prompts, TokenTree
@@ -50,16 +51,18 @@ def score_rows(
 
     Raises:
         ValueError: as `beam_search`; rows of another number of requests, or unknown ones.
+        NonFiniteError: as `beam_search`.
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
-    if len(rows) != len(ready):
-        raise ValueError(f"rows of {len(rows)} requests for {len(ready)} prompts")
     trie = trie.to(model.device) if isinstance(trie, ItemTrie) else trie
     check_vocabulary(model, trie)
-    wanted = RowTree.of(trie, rows)
+    named = arguments.rows_of_requests("rows", rows, len(ready), trie.source.num_rows)
+    wanted = RowTree.of(trie, named)
     if not len(ready):
         return wanted.known.to(model.score_dtype)
     with TokenTree(model, ready, wanted.width, prompt_slots=prompt_slots) as tree:
         wanted.add_to(tree)
-        return wanted.scores(TokenLogits.of(tree.forward(), trie))
+        scores = wanted.scores(TokenLogits.of(tree.forward(), trie))
+        require_finite(tree.finite)
+        return scores

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from recsys.decoding.beam import finish, prepare, row_tree
+from recsys import arguments
+from recsys.constraint.trie import NO_STATE
+from recsys.decoding.beam import finish, prepare, require_finite, row_tree
 from recsys.decoding.expand import Frontier, TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
@@ -65,14 +67,14 @@ def shared_beam_search(
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model)
-    named = np.asarray(owner, np.int64).reshape(-1)
+    named = arguments.integers("owner", owner)
     if len(named) and not (named.min() >= 0 and named.max() < len(ready)):
         raise ValueError(f"owner: must lie in 0 .. {len(ready) - 1}")
     step = prepare(model, len(named), trie, num_beams, exclude, "vocabulary", masks=masks)
     frontier = Frontier.root(len(named), model.score_dtype, model.device)
+    rows = row_tree(step, len(named), candidates, candidate_nodes)
     if not len(named):
         return finish(frontier, step, num_beams, [])
-    rows = row_tree(step, candidates, candidate_nodes)
     widths = [trie.width(depth, num_beams) for depth in range(1, step.levels + 1)]
     room = sum(widths[:-1])
     if rows is not None:  # each depth is as wide as the prompt with most there
@@ -99,6 +101,7 @@ def shared_beam_search(
         ]
         if rows is not None and scores is not None:
             scores = scores.masked_fill(~rows.known, -torch.inf)
+        require_finite(tree.finite[level.owner.squeeze(-1)])
         return finish(frontier, step, num_beams, [stats[i] for i in named.tolist()], scores)
 
 
@@ -113,16 +116,16 @@ class _Level:
         """Begin at the prompts, which are run."""
         self.owner = owner.unsqueeze(-1)
         self._tree, self._step = tree, step
-        # One integer names a state of a prompt's tree.
+        # One integer is the key of a state of a prompt's tree.
         self._stride = step.trie.source.num_states
         self._begins = torch.arange(len(tree.lengths) + 1, device=owner.device)
-        self._keys = self._begins[:-1] * self._stride
+        self._keys = _closed(self._begins[:-1] * self._stride)
         self._start = self._begins
         self._first = ROOT
         self._logits = TokenLogits.of(tree.forward(), step.trie)
 
     def logits(self, states: torch.Tensor) -> TokenLogits:
-        """(R, W) of the states; of any node, for states that nobody wanted."""
+        """(R, W) of the states; of any node of the prompt for a beam that does not exist."""
         place = self._place(states)
         return TokenLogits(*(part[self.owner, place] for part in self._logits))
 
@@ -136,9 +139,9 @@ class _Level:
 
     def descend(self, frontier: Frontier, rows: RowTree | None, depth: int) -> None:
         """Go on to the states of the live beams at `depth`, and of the rows' prefixes there."""
-        wanted = [self._named(frontier.states)[frontier.scores > -torch.inf]]
+        wanted = [self._keys_of(frontier.states)[frontier.states != NO_STATE]]
         if rows is not None:
-            wanted.append(self._named(rows.states)[rows.real & (rows.depth == depth)])
+            wanted.append(self._keys_of(rows.states)[rows.real & (rows.depth == depth)])
         keys = torch.unique(torch.cat(wanted))
         start = torch.searchsorted(keys, self._begins * self._stride)
         prompt, state = keys // self._stride, keys % self._stride
@@ -149,16 +152,23 @@ class _Level:
         parents = torch.full_like(tokens, ROOT)
         if depth > 1:
             above = prompt * self._stride + self._step.trie.parents_of(state)
-            at = torch.searchsorted(self._keys, above) - self._start[prompt]
+            at = torch.searchsorted(self._keys, above) - self._start[prompt]  # each is a node
             parents[prompt, place] = self._first + at
         self._first = self._tree.add(tokens, parents, depth)
-        self._keys, self._start = keys, start
+        self._keys, self._start = _closed(keys), start
         self._logits = TokenLogits.of(self._tree.forward(), self._step.trie)
 
-    def _named(self, states: torch.Tensor) -> torch.Tensor:
+    def _keys_of(self, states: torch.Tensor) -> torch.Tensor:
         return self.owner * self._stride + states
 
     def _place(self, states: torch.Tensor) -> torch.Tensor:
-        """(R, W) of the states among the nodes of their prompt."""
-        place = torch.searchsorted(self._keys, self._named(states)) - self._start[self.owner]
-        return place.clamp_(0, self._logits.total.shape[1] - 1)
+        """(R, W) of the states among the nodes of their prompt; 0 for states that are no node."""
+        keys = self._keys_of(states)
+        at = torch.searchsorted(self._keys, keys)
+        found = (self._keys[at] == keys) & (states != NO_STATE)
+        return (at - self._start[self.owner]).masked_fill_(~found, 0)
+
+
+def _closed(keys: torch.Tensor) -> torch.Tensor:
+    """Ascending keys, then one that is greater than any: a search ends at a place that exists."""
+    return torch.cat([keys, keys.new_tensor([torch.iinfo(keys.dtype).max])])

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from recsys.decoding.beam import finish, prepare, row_tree
+from recsys import arguments
+from recsys.constraint.transitions import read
+from recsys.decoding.beam import finish, prepare, require_finite, row_tree
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
-from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
+from recsys.decoding.expand import Frontier, Normalize, Step, parents_at, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.relaxed import relaxed_beam_search
 from recsys.decoding.table import Table
@@ -95,8 +97,7 @@ def speculative_beam_search(
     """
     if verification not in ("strict", "relaxed"):
         raise ValueError(f"verification {verification!r} is neither 'strict' nor 'relaxed'")
-    if patch_nodes < 1:
-        raise ValueError(f"patch_nodes must be at least 1, got {patch_nodes}")
+    arguments.whole_number("patch_nodes", patch_nodes)
     if traced and verification == "relaxed":
         raise ValueError("only strict verification can be traced")
     model = TreeModel.of(target)
@@ -113,9 +114,12 @@ def speculative_beam_search(
         seeds=seeds,
         temperature=temperature,
     )
+    wanted = row_tree(step, len(ready), candidates, candidate_nodes)
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
-    wanted = row_tree(step, candidates, candidate_nodes)
+    # A search is no wider than its catalogue, however many beams are asked for.
+    width = min(num_beams, step.trie.source.num_rows)
+    patch_nodes = min(patch_nodes, step.trie.source.num_states)
     if verification == "relaxed":
         return relaxed_beam_search(
             model, drafter, ready, step, num_beams, draft_beams, prompt_slots=prompt_slots
@@ -124,11 +128,11 @@ def speculative_beam_search(
         drafter = ExhaustiveDrafter()
     elif not hasattr(drafter, "propose"):
         drafter = ModelDrafter(drafter)
-    proposal = drafter.propose(ready, step, num_beams, prompt_slots=prompt_slots)
-    capacity = proposal.nodes + (step.levels - 1) * (num_beams + patch_nodes)
+    proposal = drafter.propose(ready, step, width, prompt_slots=prompt_slots)
+    capacity = proposal.nodes + (step.levels - 1) * (width + patch_nodes)
     capacity += 0 if wanted is None else wanted.width
     with TokenTree(model, ready, capacity, prompt_slots=prompt_slots) as tree:
-        search = _Verification(Table(tree, step), num_beams)
+        search = _Verification(Table(tree, step), width)
         search.table.add_levels(proposal.levels)
         if wanted is not None:
             search.table.add_rows(wanted)
@@ -141,7 +145,7 @@ def speculative_beam_search(
             search.verify()
             waiting = answers.take(search)
             if waiting is None:
-                return answers.beams(step, scores)
+                return answers.beams(step, num_beams, scores)
             search.patch(*waiting, patch_nodes)
 
 
@@ -235,17 +239,17 @@ class _Verification:
             budget: nodes.
         """
         table, step = self.table, self.table.step
-        pick = Frontier.root(len(self.level), self.frontier.scores.dtype, self.level.device)
-        pick = pick._replace(scores=pick.scores - torch.inf).padded(budget)
+        pick = Frontier.nothing(self.frontier, budget)
         for depth in self._levels[: step.levels - 1 - self._levels.start]:
             children = step.children(self.frontier.states, depth)
             worth = self._worth(place, missing, children, depth).flatten(1)
             best, _ = stable_top(worth, min(budget, worth.shape[1]))
+            states, symbols = children.at(best)
             found = Frontier.proposed(
-                children.states.flatten(1).gather(1, best),
-                worth.gather(1, best),
-                step.trie.alphabet[children.symbols.flatten(1).gather(1, best)],
-                place.gather(1, best // children.states.shape[-1]),
+                states,
+                read(worth, best, -torch.inf),
+                step.trie.alphabet[symbols],
+                place.gather(1, parents_at(best, children.states.shape)),
             )
             pick = found.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
@@ -276,6 +280,7 @@ class _Verification:
         # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
         above = step.trie.sizes(self.frontier.states, depth).unsqueeze(-1)
         share = (step.trie.sizes(children.states, depth + 1) / above).to(exact.dtype).log()
+        # what is not alive has no share of anything, 0 / 0
         guess = (self.frontier.scores.unsqueeze(-1) + share).masked_fill(
             ~children.alive, -torch.inf
         )
@@ -288,6 +293,7 @@ class _Answers:
     def __init__(self, search: _Verification, proposal: Proposal, traced: bool) -> None:
         self.frontier = Frontier(*(part.clone() for part in search.frontier))
         self.num_beams, self._proposal, self._traced = search.num_beams, proposal, traced
+        self._finite = torch.ones(len(search.level), dtype=torch.bool)
         self._stats: dict[int, DecodeStats] = {}
         self._traces: dict[int, Trace] = {}
 
@@ -301,9 +307,11 @@ class _Answers:
         table, tree = search.table, search.table.tree
         missing = search.missing.sum(1)
         told = [table.request, search.level, search.accepted, tree.lengths, missing, search.forced]
-        lines = torch.stack(told, 1).tolist()
-        done = [i for i, (_, level, *_) in enumerate(lines) if level == table.step.levels]
-        going_on = [i for i, (_, level, *_) in enumerate(lines) if level < table.step.levels]
+        lines = torch.stack([*told, tree.finite], 1).tolist()
+        # logits that are not finite decide nothing: such a request ends where it is
+        ended = [line[1] == table.step.levels or not line[-1] for line in lines]
+        done = [i for i, end in enumerate(ended) if end]
+        going_on = [i for i, end in enumerate(ended) if not end]
         device = search.level.device
         if done:
             places = torch.tensor(done, device=device)
@@ -314,7 +322,8 @@ class _Answers:
                 found = trace(table, places, self.num_beams, self._proposal.levels)
                 self._traces |= {lines[i][0]: t for i, t in zip(done, found, strict=True)}
         for i in done:
-            request, _, accepted, length, _, forced = lines[i]
+            request, _, accepted, length, _, forced, finite = lines[i]
+            self._finite[request] = bool(finite)
             cached = int(tree.cached[request])
             self._stats[request] = DecodeStats(
                 target_passes=tree.passes,
@@ -334,9 +343,14 @@ class _Answers:
         levels = [lines[i][1] for i in going_on]
         return range(min(levels), max(levels) + 1), max(lines[i][4] for i in going_on)
 
-    def beams(self, step: Step, candidate_scores: torch.Tensor | None) -> Beams:
-        """All answers."""
+    def beams(self, step: Step, num_beams: int, candidate_scores: torch.Tensor | None) -> Beams:
+        """All answers, padded to `num_beams`.
+
+        Raises:
+            NonFiniteError: the logits of a request were not finite.
+        """
+        require_finite(self._finite)
         stats = [self._stats[i] for i in range(len(self._stats))]
-        found = finish(self.frontier, step, self.num_beams, stats, candidate_scores)
+        found = finish(self.frontier, step, num_beams, stats, candidate_scores)
         found.traces.extend(self._traces[i] for i in range(len(self._traces)))
         return found

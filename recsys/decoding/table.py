@@ -2,7 +2,8 @@
 
 What has been computed once is never computed again: verification, patch passes, best-first search
 and the trace all read from here. Place 0 is the prompt (the root's state), node i of the tree is
-place i + 1. All requests have the same number of places; padding has state -1.
+place i + 1. All requests have the same number of places; a place without a node has the state
+`PADDING`, which no beam has: one that does not exist has another (`NO_STATE`).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Table:
     def find(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(b, W) place of each state, 0 where it has none, and whether it has one."""
         match = self.states[:, None, :] == states[:, :, None]
-        return match.to(torch.uint8).argmax(-1), match.any(-1)
+        return match.to(torch.uint8).argmax(-1), match.any(-1)  # equal nodes say the same
 
     def keep(self, going_on: torch.Tensor) -> None:
         """Go on with some requests only; (b,) int64 places, ascending."""
@@ -132,14 +133,15 @@ class Table:
             Which of them have been run, and the children with `parents` as places; scores are -inf
             for those that are not alive and for other depths.
         """
-        children = self.step.children(self.states.clamp(min=0), depth)
+        children = self.step.children(
+            self.states, depth
+        )  # of places at other depths there are none
         scores, log_probs = self.step.score(nodes, self.logits, children)
-        dead = ((self.depth != depth) | (self.states == PADDING)).unsqueeze(-1)
         states = children.states.flatten(1)
         place = torch.arange(self.places, device=states.device).unsqueeze(-1)
         found = Frontier(
             states,
-            scores.masked_fill(dead, -torch.inf).flatten(1),
+            scores.flatten(1),
             self.step.trie.alphabet[children.symbols.flatten(1)],
             place.expand(children.states.shape).flatten(1),
             log_probs.flatten(1),
@@ -159,14 +161,14 @@ class Table:
         trie = self.step.trie
         root = Frontier.root(len(self.request), self.logits.total.dtype, self.states.device)
         nodes = root.padded(self.places)._replace(states=self.states)
-        states, parents = self.states.clamp(min=0), self.parents
+        real = self.states != PADDING
+        states, parents = self.states.masked_fill(~real, 0), self.parents
         place = states - trie.first_child[states.gather(1, parents)]
         for depth in range(1, self.step.levels):
-            children = self.step.children(states, depth - 1)
+            children = self.step.children(self.states, depth - 1)
             scored = self.step.score(nodes, self.logits, children)
-            here = (self.depth == depth) & (self.states != PADDING)
-            at = (parents * children.states.shape[-1] + place).clamp(min=0)
-            at = torch.where(here, at, 0)
+            here = (self.depth == depth) & real
+            at = torch.where(here, parents * children.states.shape[-1] + place, 0)
             values = [
                 torch.where(here, all_.flatten(1).gather(1, at), old)
                 for all_, old in zip(scored, (nodes.scores, nodes.log_probs), strict=True)

@@ -76,7 +76,7 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     nodes = table.score()
     beams = _beams(table, num_beams)
     states, parents, depth = (x[done] for x in (table.states, table.parents, table.depth))
-    tokens = table.step.trie.tokens_of(states.clamp(min=0))
+    tokens = table.step.trie.tokens_of(states.masked_fill(states == PADDING, 0))
     scores = nodes.log_probs[done].double()
     drafted = [level.log_probs[table.request[done]].double() for level in levels]
     draft = torch.cat(drafted, dim=1) if drafted else scores[:, :0]
@@ -113,7 +113,7 @@ def _fate(in_first_pass: bool, beam: bool) -> Fate:
 
 
 def _beams(table: Table, num_beams: int) -> torch.Tensor:
-    """(b, (L - 1) K) states of all beams of the search; -2 for those that do not exist.
+    """(b, (L - 1) K) states of all beams of the search.
 
     For requests that are not done some beams may be missing from the table; their lines mean
     nothing.
@@ -125,5 +125,5 @@ def _beams(table: Table, num_beams: int) -> torch.Tensor:
     for depth in range(step.levels - 1):
         place, _ = table.find(frontier.states)
         frontier = step.expand(frontier, table.logits.at(place), depth, num_beams)
-        states.append(frontier.states.masked_fill(frontier.scores == -torch.inf, -2))
+        states.append(frontier.states)
     return torch.cat(states, dim=1) if states else table.states[:, :0]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from recsys import arguments
 from recsys.models.cache import whole_blocks
 from recsys.models.mask import prompt_mask, tree_mask
 
@@ -72,11 +73,12 @@ class Prompts:
         Prompts that have been through here are given back as they are.
 
         Raises:
-            ValueError: an empty prompt or a token outside the vocabulary.
+            ValueError: a prompt that holds no tokens, something else than integers, or a token
+                outside the vocabulary.
         """
         if isinstance(prompts, Prompts):
             return prompts
-        arrays = [np.asarray(p, np.int64).reshape(-1) for p in prompts]
+        arrays = [arguments.integers(f"prompt {i}", p) for i, p in enumerate(prompts)]
         lengths = np.asarray([len(a) for a in arrays], np.int64)
         if not lengths.all():
             raise ValueError(
@@ -107,6 +109,7 @@ class TokenTree:
         cached: (B,) of them, those whose keys and values were kept from an earlier call (host).
         nodes: nodes added so far, one number for the batch.
         passes: forwards so far.
+        finite: (B,) bool, whether all logits of a request were finite so far.
         cache: keys and values.
     """
 
@@ -141,6 +144,7 @@ class TokenTree:
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
         self._pending = 0
+        self.finite = torch.ones(batch, dtype=torch.bool, device=device)
         self._borrowed = ExitStack()
 
     def __enter__(self) -> Self:
@@ -247,12 +251,29 @@ class TokenTree:
         logits = self.model.forward(
             tokens, positions, mask, self.cache, write=write, view=view, rows=rows
         )
+        self.note(logits)
         if places is not None and (store := self.model.prefixes) is not None:
             prompts = self.prompts
             store.insert(
-                self.model.version, prompts.host_tokens, prompts.host_lengths, self.cache.buffer
+                self.model.version,
+                prompts.host_tokens,
+                prompts.host_lengths,
+                self.cache.buffer,
+                self.finite,
             )
         return logits
+
+    def note(self, logits: torch.Tensor) -> None:
+        """Remember which requests have logits that are not finite; nothing waits for the device.
+
+        A request whose logits are not finite may have left keys or values that are not finite, and
+        a masked slot contributes 0 x value: so the cache is told, too.
+
+        Args:
+            logits: (B, W, V). A token may have probability 0 (-inf), but not all of them.
+        """
+        self.finite = self.finite & logits.amax(-1).isfinite().all(1)
+        self.cache.note(self.finite.all())
 
     def _prompt_places(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, S) prompt tokens that are not cached, and (B, 1) the last one's place among them.
@@ -273,13 +294,13 @@ class TokenTree:
             cache = borrowed.enter_context(
                 self.model.pool.lend(len(self.lengths), self.cache.prompt, nodes)
             )
-            cache.buffer[:, :, :, : self.cache.slots] = self.cache.buffer
+            cache.copy_from(self.cache)
             self._borrowed.close()
             self.cache, self._borrowed = cache, borrowed.pop_all()
 
     def keep(self, requests: torch.Tensor) -> None:
         """Go on with some requests of the batch only; (b,) int64 places."""
         self.cache.keep(requests)
-        self.lengths = self.lengths[requests]
+        self.lengths, self.finite = self.lengths[requests], self.finite[requests]
         self._tokens, self._depth = self._tokens[requests], self._depth[requests]
         self._ancestors = self._ancestors[requests]

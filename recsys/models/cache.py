@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,39 +43,83 @@ def key_value_shape(config: PretrainedConfig) -> tuple[int, int, int]:
     return config.num_hidden_layers, heads, size
 
 
+@dataclass
+class Storage:
+    """Memory for the keys and values of a batch.
+
+    Attributes:
+        values: (layers, 2, tokens, H_kv, D).
+        finite: () bool on the same device, whether all that was written since the last `clean` is
+            finite; None if nothing was written.
+    """
+
+    values: torch.Tensor
+    finite: torch.Tensor | None = None
+
+    def clean(self) -> Storage:
+        """The storage, filled with zeros if something in it is not finite.
+
+        A masked slot contributes 0 x value to attention, which a NaN would survive. The flag is
+        read when the storage is lent again, so that no decode waits for the device because of it.
+        """
+        if self.finite is not None and not bool(self.finite):
+            self.values.zero_()
+        self.finite = None
+        return self
+
+
 class SlotCache:
     """Key and value buffers of every layer, (B, slots, H_kv, D) each.
 
     Attributes:
-        buffer: (layers, 2, B, slots, H_kv, D). Buffers start at zero and stale slots stay finite: a
-            masked slot contributes 0 x value, which a NaN would survive.
+        buffer: (layers, 2, B, slots, H_kv, D). Stale slots are finite (`Storage.clean`).
         prompt: prompt slots, in whole blocks; the first node's slot.
         slots: all slots, in whole blocks.
     """
 
     is_compileable = False
 
-    def __init__(self, storage: torch.Tensor, batch: int, prompt: int, nodes: int) -> None:
+    def __init__(self, storage: Storage, batch: int, prompt: int, nodes: int) -> None:
         """Lay a cache over `storage`.
 
         Args:
-            storage: (layers, 2, tokens, H_kv, D) with room for `cache_tokens(...)`.
+            storage: with room for batch x slots tokens.
             batch: requests.
             prompt: prompt slots at least.
             nodes: node slots at least.
         """
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
-        layers, two, _, heads, size = storage.shape
-        room = storage[:, :, : batch * self.slots]
+        self._storage = storage
+        layers, two, _, heads, size = storage.values.shape
+        room = storage.values[:, :, : batch * self.slots]
         self.buffer = room.view(layers, two, batch, self.slots, heads, size)
-        self._write = torch.zeros(0, dtype=torch.int64, device=storage.device)
+        self._write = torch.zeros(0, dtype=torch.int64, device=room.device)
         self._view = 0
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes that one token of one request takes in all layers."""
         return int(self.buffer[:, :, 0, 0].numel() * self.buffer.element_size())
+
+    def note(self, finite: torch.Tensor) -> None:
+        """Remember whether what was written is finite; nothing waits for the device.
+
+        Args:
+            finite: () bool.
+        """
+        before = self._storage.finite
+        self._storage.finite = finite if before is None else before & finite
+
+    def copy_from(self, other: SlotCache) -> None:
+        """Take over the slots of a cache with the same requests and prompt slots.
+
+        Args:
+            other: has no more slots than this one.
+        """
+        self.buffer[:, :, :, : other.slots] = other.buffer
+        if other._storage.finite is not None:
+            self.note(other._storage.finite)
 
     def select(self, write: torch.Tensor, view: int) -> None:
         """Say where the next forward writes and what it sees.
@@ -133,7 +178,7 @@ class CachePool:
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
         """Serve models of one configuration."""
         self._shape, self._dtype, self._device = key_value_shape(config), dtype, device
-        self._free: list[torch.Tensor] = []
+        self._free: list[Storage] = []
         self._lock = threading.Lock()
         self.lent = 0
 
@@ -143,14 +188,15 @@ class CachePool:
         tokens = batch * (whole_blocks(prompt) + whole_blocks(nodes))
         with self._lock:
             self.lent += 1
-            place = next((i for i, s in enumerate(self._free) if s.shape[2] >= tokens), None)
+            sizes = (s.values.shape[2] for s in self._free)
+            place = next((i for i, size in enumerate(sizes) if size >= tokens), None)
             storage = None if place is None else self._free.pop(place)
         try:
             if storage is None:
                 layers, heads, size = self._shape
                 shape = (layers, 2, tokens, heads, size)
-                storage = torch.zeros(shape, dtype=self._dtype, device=self._device)
-            yield SlotCache(storage, batch, prompt, nodes)
+                storage = Storage(torch.zeros(shape, dtype=self._dtype, device=self._device))
+            yield SlotCache(storage.clean(), batch, prompt, nodes)
         except BaseException:
             storage = None  # what failed may have left values that are not finite
             raise
@@ -159,5 +205,5 @@ class CachePool:
                 self.lent -= 1
                 if storage is not None:
                     # the smallest that fits is found first, and the largest are kept
-                    self._free = sorted([*self._free, storage], key=lambda s: s.shape[2])
+                    self._free = sorted([*self._free, storage], key=lambda s: s.values.shape[2])
                     self._free = self._free[-_FREE_BUFFERS:]

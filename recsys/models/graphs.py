@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from recsys.models.cache import CachePool, SlotCache, whole_blocks
+from recsys.models.cache import CachePool, SlotCache, Storage, whole_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -162,7 +162,7 @@ class PinnedPool(CachePool):
     """A `CachePool` that first lends one storage at a fixed address.
 
     Attributes:
-        storage: (layers, 2, batch x slots, H_kv, D).
+        storage: of (layers, 2, batch x slots, H_kv, D).
         batch: requests it has room for.
         slots: slots of each.
         pinned: the cache that lies in it, while it is lent.
@@ -191,7 +191,7 @@ class PinnedPool(CachePool):
         self.batch, self.slots = batch, whole_blocks(slots)
         layers, heads, size = self._shape
         shape = (layers, 2, batch * self.slots, heads, size)
-        self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.storage = Storage(torch.zeros(shape, dtype=dtype, device=device))
         self.pinned: SlotCache | None = None
         self.refused: Counter[str] = Counter()
 
@@ -203,7 +203,8 @@ class PinnedPool(CachePool):
         mine = None
         with self._lock:
             if fits and self.pinned is None:
-                mine = SlotCache(self.storage, batch, prompt, self.slots - first_node)
+                storage = self.storage.clean()
+                mine = SlotCache(storage, batch, prompt, self.slots - first_node)
                 self.pinned, self.lent = mine, self.lent + 1
             else:
                 self.refused["busy" if fits else "size"] += 1
@@ -214,7 +215,7 @@ class PinnedPool(CachePool):
         try:
             yield mine
         except BaseException:
-            self.storage.zero_()  # what failed may have left values that are not finite
+            self.storage.values.zero_()  # what failed may have left values that are not finite
             raise
         finally:
             with self._lock:
@@ -229,7 +230,7 @@ class PassGraph:
     ) -> None:
         """Capture; any slot of `pool.storage` may be written."""
         self.shape, self._dtype = shape, model.score_dtype
-        device = pool.storage.device
+        device = pool.storage.values.device
         # tokens, positions and slots to write in one tensor: one copy fills all three
         sizes = (shape.batch, shape.new, 3)
         self._inputs = torch.zeros(sizes, dtype=torch.int64, device=device)
@@ -382,7 +383,7 @@ class PassGraphs:
         with self._lock:
             return GraphStatistics(
                 graphs=len(self._graphs),
-                bytes=self.pool.storage.nbytes + sum(graph.bytes for graph in self._graphs),
+                bytes=self.pool.storage.values.nbytes + sum(graph.bytes for graph in self._graphs),
                 replays=self._replays,
                 fallbacks=dict(self._fallbacks),
                 refused=dict(self.pool.refused),

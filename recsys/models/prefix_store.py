@@ -120,6 +120,9 @@ class PrefixStore:
     # _blocks: key -> block. A key is (parent block or version's number, token bytes).
     # _roots: version -> its number, negative and never given twice.
     # _root, _children: version's number and child count of each block.
+    # _unproven: blocks that the last `insert` added, by request, and whether the keys and values of
+    # each request are finite; read by the next call that needs to know, so that `insert` does not
+    # wait for the device.
     # _pins: block -> holders. Only the last block of a held path is counted: a block with children
     # is never evicted, so it guards the ones above.
 
@@ -168,6 +171,7 @@ class PrefixStore:
         self._root = [0] * self.blocks
         self._children = [0] * self.blocks
         self._pins: Counter[int] = Counter()
+        self._unproven: tuple[list[tuple[int, int]], torch.Tensor] | None = None
         self._free = list(range(self.blocks))[::-1]
         self._hits = self._misses = self._evictions = 0
 
@@ -223,6 +227,7 @@ class PrefixStore:
         """
         prompts, sizes = _check_prompts(tokens, lengths)
         with self._lock:
+            self._prove()
             root = self._roots.get(version)
             paths = [
                 [] if root is None else self._match(root, prompt, (size - 1) // self.block)
@@ -241,6 +246,7 @@ class PrefixStore:
         """(B,) tokens that `lookup` would find; nothing is held, counted or touched."""
         prompts, sizes = _check_prompts(tokens, lengths)
         with self._lock:
+            self._prove()
             root = self._roots.get(version)
             if root is None:
                 return np.zeros(len(sizes), np.int64)
@@ -273,7 +279,12 @@ class PrefixStore:
 
     @torch.inference_mode()
     def insert(
-        self, version: str, tokens: ArrayLike, lengths: ArrayLike, cache: torch.Tensor
+        self,
+        version: str,
+        tokens: ArrayLike,
+        lengths: ArrayLike,
+        cache: torch.Tensor,
+        finite: torch.Tensor | None = None,
     ) -> None:
         """Store the whole blocks of each prompt that are not there yet.
 
@@ -285,6 +296,8 @@ class PrefixStore:
             tokens: (B, T) integers, right-padded.
             lengths: (B,) tokens of each prompt.
             cache: as in `load`, with the keys and values of every prompt token in place.
+            finite: (B,) bool on the device, whether the keys and values of each prompt are finite;
+                those that are not will never be found. None where that is known.
 
         Raises:
             ValueError: `tokens` and `lengths` do not belong together, or the cache does not fit.
@@ -292,6 +305,7 @@ class PrefixStore:
         prompts, sizes = _check_prompts(tokens, lengths)
         flat = self._flat(cache, len(sizes), max(sizes, default=0))
         with self._lock:
+            self._prove()
             if version not in self._roots:
                 self._roots[version] = next(self._root_numbers)
             root = self._roots[version]
@@ -303,6 +317,8 @@ class PrefixStore:
                 if added:
                     pool, slots = self._indices(*self._token_places(added), cache.shape[3])
                     self._pool.flatten(0, 1).index_copy_(1, pool, flat.index_select(1, slots))
+                    if finite is not None:
+                        self._unproven = [(block, owner) for block, owner, _ in added], finite
             except BaseException:
                 # What was not copied must never be found.
                 for block, _, _ in reversed(added):
@@ -314,15 +330,31 @@ class PrefixStore:
     def drop(self, version: str) -> None:
         """Forget a version. Blocks that a live hit holds become free when it is released."""
         with self._lock:
+            self._prove()
             self._drop(version)
 
     def clear(self) -> None:
         """Forget all versions; counts of the past stay."""
         with self._lock:
+            self._prove()
             for version in list(self._roots):
                 self._drop(version)
 
     # Below: the lock is held by the caller.
+
+    def _prove(self) -> None:
+        """Remove what the last `insert` added for requests that were not finite.
+
+        Blocks come after their parents, so children are removed first. A block whose children stay
+        is a prefix of a request that was finite, and so finite itself.
+        """
+        if self._unproven is None:
+            return
+        (added, finite), self._unproven = self._unproven, None
+        proven = finite.tolist()
+        for block, request in reversed(added):
+            if not proven[request] and not self._children[block]:
+                self._remove(block)
 
     def _match(self, root: int, prompt: bytes, limit: int) -> list[int]:
         """Blocks of the longest stored prefix of `prompt`, at most `limit`."""

@@ -12,6 +12,7 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search, complete, speculative_beam_search
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
+from recsys.errors import NonFiniteError
 from recsys.testing import random_catalogue, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -189,7 +190,10 @@ def test_a_trace_tells_every_node_and_its_fate(mode):
     [
         ({"mode": "fast"}, "mode 'fast' is not one of planned, beam, exhaustive, draft"),
         ({"until_global": True, "seeds": [1]}, "drawn from all sequences already"),
-        ({"seeds": [1], "temperature": 0.0}, "temperature must be above 0"),
+        (
+            {"seeds": [1], "temperature": 0.0},
+            "temperature must be finite and at least 0.0001, got 0.0",
+        ),
         ({"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
         ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
     ],
@@ -224,7 +228,7 @@ def test_what_a_broken_decode_leaves_behind_is_not_used_again():
     expected = each.decode(PROMPTS[:1]).beams
     with torch.no_grad():
         weight.fill_(float("nan"))
-    with pytest.raises((RuntimeError, IndexError)):
+    with pytest.raises(NonFiniteError, match="not finite for request 0, 1, 2"):
         each.decode(PROMPTS)
     with torch.no_grad():
         weight.copy_(good)

@@ -86,7 +86,9 @@ def test_a_pass_on_graphs_gives_the_logits_of_one_without(
     assert after.replays == before.replays + 1 + len(widths)
     assert after.fallbacks == before.fallbacks
     assert graphs.pool.lent == 0
-    assert graphs.pool.storage.isfinite().all()  # a NaN would survive the masks of later decodes
+    assert (
+        graphs.pool.storage.values.isfinite().all()
+    )  # a NaN would survive the masks of later decodes
 
 
 @given(
@@ -158,7 +160,7 @@ def test_interleaved_decodes_are_right_and_only_one_has_the_storage():
 
 def test_every_decode_gets_the_same_address_and_a_failed_one_gives_it_back():
     model, graphs = graphed(LLAMA)
-    address = graphs.pool.storage.data_ptr()
+    address = graphs.pool.storage.values.data_ptr()
     for batch in (1, 5, 8):
         ready = Prompts.of(random_prompts(np.random.default_rng(batch), batch, 9), model)
         with pytest.raises(KeyError), TokenTree(model, ready, 30) as tree:  # noqa: PT012

@@ -288,7 +288,7 @@ def test_almost_no_temperature_is_greedy():
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_above_zero_is_an_error(temperature):
     trie = ItemTrie.build(np.array(SMALL))
-    with pytest.raises(ValueError, match="temperature must be above 0"):
+    with pytest.raises(ValueError, match="temperature must be finite and at least"):
         beam_search(TARGET, [PROMPT], trie, 1, seeds=[0], temperature=temperature)
 
 

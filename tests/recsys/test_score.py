@@ -184,7 +184,11 @@ def test_no_requests_and_no_rows_are_ordinary():
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [([[0, 2]], "rows of request 0"), ([[0], [-1]], "rows of 2 requests"), ([[-1]], "0 .. 1")],
+    [
+        ([[0, 2]], "rows of request 0"),
+        ([[0], [-1]], "rows has 2 entries for 1 prompts"),
+        ([[-1]], "0 .. 1"),
+    ],
 )
 def test_rows_that_the_trie_does_not_have_are_refused(rows, message):
     trie = ItemTrie.build([[1, 2], [3, 4]])

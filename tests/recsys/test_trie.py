@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask, dead_states
+from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
 catalogues = hnp.arrays(
@@ -226,6 +227,7 @@ def test_a_branch_dies_with_its_last_allowed_row_by_hand():
     ]
     assert one.eligible == 2
     dead = dead_states(trie, [np.array([0, 0]), np.array([1]), np.array([0, 1])], [one, one, None])
-    assert dead[0].tolist() == [[1], [6], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
-    assert dead[1].tolist() == [[3, 6], [6, 6], [3, 4]]
+    none = NO_STATE
+    assert dead[0].tolist() == [[1], [none], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
+    assert dead[1].tolist() == [[3, none], [none, none], [3, 4]]
     assert trie.to().allow([None, None]) is None

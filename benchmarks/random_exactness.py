@@ -1,0 +1,580 @@
+"""Random searches against plain enumeration: no excluded row, no missing row, no false certificate.
+
+    python benchmarks/random_exactness.py --cases 20000 --seed 0
+
+A case is a random catalogue (3 to 6 levels, dense and listed depths, equal and unequal lengths,
+shared leaves), a batch of prompts, and for each request a mask, exclusions of 0 to 100 %, boosts,
+and a beam width from 1 to twice the catalogue. Every search of `recsys.decoding` answers it, and
+every answer is compared with the oracle below, which is plain Python over lists and dictionaries
+and uses nothing of the project.
+
+The model is scripted. A token's logit is an integer that depends on all tokens before it and their
+positions; one token outside the catalogue has logit 0 and all others are at most -40, so that the
+sum of exponentials rounds to 1 and a log-probability is exactly the logit. Scores are sums of
+integers, equal scores are common, and the oracle needs no tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.decoding import (
+    CandidateDrafter,
+    Engine,
+    ModelDrafter,
+    beam_search,
+    shared_beam_search,
+    speculative_beam_search,
+)
+from recsys.decoding.planner import Plan
+from recsys.models.cache import CachePool
+from recsys.models.tree_forward import TreeModel
+
+WORD = (1 << 64) - 1
+Row = tuple[int, ...]
+
+
+# The script: logits as a function of the tokens before them.
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+    return x ^ (x >> 31)
+
+
+@dataclass(frozen=True)
+class Script:
+    """Logits of a made-up model.
+
+    Attributes:
+        salt: makes one script unlike another.
+        vocabulary: V; token V - 1 has logit 0 and is in no catalogue.
+        spread: how many values a logit takes; few make ties.
+        noise: share of the logits, in 256ths, that `other_salt` decides instead.
+        other_salt: of these.
+    """
+
+    salt: int
+    vocabulary: int
+    spread: int
+    noise: int = 0
+    other_salt: int = 0
+
+    def logit(self, path: tuple[int, ...], token: int) -> int:
+        """The logit of `token` behind the tokens of `path`."""
+        if token == self.vocabulary - 1:
+            return 0
+        seen = sum(mix(t * 65536 + place) for place, t in enumerate(path)) & WORD
+        bits = mix(mix(seen ^ self.salt) + token)
+        if (bits >> 56) < self.noise:
+            bits = mix(mix(seen ^ self.other_salt) + token)
+        return -40 - (bits & 0xFFFFFF) % self.spread
+
+
+def mix_all(x: np.ndarray) -> np.ndarray:
+    """`mix` of an array of uint64."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class ScriptedModel(TreeModel):
+    """A `TreeModel` that follows a script.
+
+    It keeps each token and its position in the cache, as a model keeps keys, and reads the path of
+    a token from the slots that the mask shows. So a wrong slot, position or mask changes logits.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.vocabulary_size = script, script.vocabulary
+        self.config = transformers.LlamaConfig(
+            hidden_size=2, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
+        )
+        self.window, self.prefixes, self.version = None, None, ""
+        self._layer_kinds: set[str] = set()
+        self.pool = CachePool(self.config, torch.float64, torch.device("cpu"))
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the cache; 64-bit, so that tokens and positions are exact."""
+        return torch.float64
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """What a service scores in."""
+        return torch.float32
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Any,
+        cache: Any,
+        *,
+        write: torch.Tensor,
+        view: int,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the wanted tokens, as `TreeModel.forward` gives them."""
+        cache.select(write, view)
+        keys = torch.stack([tokens, positions], dim=-1).double()[:, None]
+        kept, _ = cache.update(keys, keys, 0)
+        seen = (mask(None) == 0).expand(len(tokens), 1, tokens.shape[1], view)[:, 0].numpy()
+        table = kept[:, 0].numpy().astype(np.uint64)
+        marks = mix_all(table[..., 0] * np.uint64(65536) + table[..., 1])
+        paths = (seen * marks[:, None, :]).sum(-1, dtype=np.uint64)
+        if rows is not None:
+            paths = np.take_along_axis(paths, rows.numpy(), axis=1)
+        script, token = self.script, np.arange(self.vocabulary_size, dtype=np.uint64)
+        bits = mix_all(mix_all(paths ^ np.uint64(script.salt))[..., None] + token)
+        if script.noise:
+            other = mix_all(mix_all(paths ^ np.uint64(script.other_salt))[..., None] + token)
+            bits = np.where((bits >> np.uint64(56)) < script.noise, other, bits)
+        logits = -40.0 - ((bits & np.uint64(0xFFFFFF)) % np.uint64(script.spread)).astype(float)
+        logits[..., -1] = 0.0
+        return torch.from_numpy(logits).float()
+
+
+# Cases.
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one request asks, in words of rows and items.
+
+    Attributes:
+        prompt: its tokens.
+        excluded: sequences that it must not get.
+        allowed: items that it may get; None for all.
+        boost: what each item gains; None for nothing.
+    """
+
+    prompt: tuple[int, ...]
+    excluded: frozenset[Row]
+    allowed: frozenset[int] | None
+    boost: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A catalogue, a batch and a beam width.
+
+    Attributes:
+        items: token sequence of each item; some share one, and they may differ in length.
+        end: token that ends shorter sequences; None where all are as long.
+        requests: the batch.
+        num_beams: K.
+        script: of the target.
+        draft: of the draft.
+        seed: of what is drawn while the case is answered.
+    """
+
+    items: tuple[Row, ...]
+    end: int | None
+    requests: tuple[Request, ...]
+    num_beams: int
+    script: Script
+    draft: Script
+    seed: int
+
+    @classmethod
+    def draw(cls, seed: int) -> Case:
+        """The case of a seed."""
+        rng = np.random.default_rng(seed)
+        levels = int(rng.integers(3, 7))
+        # few codes make dense depths, many make listed ones
+        codes = [int(rng.choice([2, 3, 4, 9, 40, 400])) for _ in range(levels)]
+        apart = bool(rng.integers(2))  # whether each level has tokens of its own
+        count = int(rng.choice([1, 3, 4, 5, 6, 8, 12, 20, 40]))
+        firsts = np.cumsum([0, *codes]) if apart else np.zeros(levels + 1, int)
+        rows = np.stack([rng.integers(0, c, count) for c in codes], axis=1) + firsts[:-1]
+        # a few prefixes, each with many sequences below or with few
+        few = -(-count // int(rng.integers(1, 6)))
+        owner, shared = rng.integers(0, few, count), rng.integers(0, levels, count)
+        depth = np.arange(levels) < shared[owner][:, None]
+        rows = np.where(depth, rows[owner], rows)
+        end, most = None, int(firsts[-1] + max(codes))
+        items = [tuple(map(int, row)) for row in rows]
+        if rng.integers(3) == 0:
+            end, most = most, most + 1
+            items = [row[: int(rng.integers(1, levels + 1))] for row in items]
+        vocabulary = most + 1
+        spread = int(rng.choice([1, 2, 4, 20]))
+        script = Script(int(rng.integers(1 << 62)), vocabulary, spread)
+        draft = replace(script, noise=int(rng.choice([0, 30, 256])), other_salt=script.salt + 1)
+        sequences = sorted({cls.filled(row, end, max(map(len, items))) for row in items})
+        requests, boosted = [], rng.integers(3) == 0
+        for _ in range(int(rng.integers(1, 4))):
+            share = float(rng.choice([0, 0.3, 0.6, 0.8, 0.95, 1]))
+            kept = float(rng.choice([0.05, 0.5, 0.9]))
+            requests.append(
+                Request(
+                    tuple(map(int, rng.integers(0, vocabulary, rng.integers(1, 6)))),
+                    cls.some(sequences, share, rng),
+                    None
+                    if rng.integers(2)
+                    else frozenset(np.flatnonzero(rng.random(count) < kept).tolist()),
+                    tuple(map(int, rng.integers(-8, 9, count))) if boosted else None,
+                )
+            )
+        size = len(sequences)
+        num_beams = int(
+            rng.integers(1, size + 1) if rng.integers(2) else size + rng.integers(size + 1)
+        )
+        return cls(tuple(items), end, tuple(requests), num_beams, script, draft, seed)
+
+    @staticmethod
+    def some(rows: list[Row], share: float, rng: np.random.Generator) -> frozenset[Row]:
+        """About that share of the rows: one by one, or all below prefixes of one length."""
+        depth = int(rng.integers(1, len(rows[0]) + 1))
+        chosen = {prefix: rng.random() < share for prefix in sorted({r[:depth] for r in rows})}
+        return frozenset(row for row in rows if chosen[row[:depth]])
+
+    @staticmethod
+    def filled(row: Row, end: int | None, levels: int) -> Row:
+        """The sequence as a search writes it: ended, and filled up."""
+        return row if end is None else row + (end,) * (levels - len(row))
+
+    @property
+    def levels(self) -> int:
+        """L."""
+        return max(map(len, self.items))
+
+
+# The oracle: enumeration in plain Python.
+
+
+class Oracle:
+    """Answers of a case, found by looking at every sequence."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.holders: dict[Row, list[int]] = {}
+        for item, row in enumerate(case.items):
+            self.holders.setdefault(case.filled(row, case.end, case.levels), []).append(item)
+        self.rows = sorted(self.holders)
+        # every prefix has a number, depth by depth and in order inside a depth: a sample's noise
+        # is keyed by it
+        prefixes = [sorted({row[:depth] for row in self.rows}) for depth in range(case.levels + 1)]
+        self.number = {p: n for n, p in enumerate(p for level in prefixes for p in level)}
+
+    def allowed(self, request: Request) -> list[Row]:
+        """Sequences that the request may get."""
+        return [
+            row
+            for row in self.rows
+            if row not in request.excluded
+            and (request.allowed is None or any(i in request.allowed for i in self.holders[row]))
+        ]
+
+    def steps(self, request: Request, row: Row) -> list[int]:
+        """Log-probability of each token of a sequence; what fills it up costs nothing."""
+        end, found = self.case.end, []
+        for place, token in enumerate(row):
+            filler = end is not None and place > 0 and row[place - 1] == end
+            path = request.prompt + row[:place]
+            found.append(0 if filler else self.case.script.logit(path, token))
+        return found
+
+    def gain(self, request: Request, prefix: Row) -> int:
+        """The most that an item below a prefix gains."""
+        if request.boost is None:
+            return 0
+        below = (
+            i for row, held in self.holders.items() if row[: len(prefix)] == prefix for i in held
+        )
+        return max(request.boost[i] for i in below)
+
+    def score(self, request: Request, row: Row) -> int:
+        """Log-probability of a sequence and what it gains."""
+        return sum(self.steps(request, row)) + self.gain(request, row)
+
+    def beams(self, request: Request, num_beams: int) -> list[Row]:
+        """What beam search keeps: at every level the best prefixes, equal ones in row order."""
+        rows, kept = self.allowed(request), [()]
+        for depth in range(1, self.case.levels + 1):
+            found = sorted({row[:depth] for row in rows if row[: depth - 1] in set(kept)})
+            found.sort(key=lambda prefix: -self.score(request, prefix))
+            kept = found[:num_beams]
+        return kept
+
+    def best(self, request: Request, num_beams: int) -> list[Row]:
+        """The best sequences of all."""
+        rows = self.allowed(request)
+        return sorted(rows, key=lambda row: -self.score(request, row))[:num_beams]
+
+    def sample(self, request: Request, num_beams: int, seed: int, temperature: float) -> list[Row]:
+        """The sample that a seed draws: the top K of beam search over perturbed probabilities."""
+        rows = self.allowed(request)
+        kept: list[tuple[Row, float, float]] = [((), 0.0, 0.0)]
+        for depth in range(1, self.case.levels + 1):
+            found = []
+            for prefix, log_prob, perturbed in kept:
+                children = sorted({row[:depth] for row in rows if row[: depth - 1] == prefix})
+                if not children:
+                    continue
+                end = self.case.end
+                free = end is not None and depth > 1 and prefix[-1] == end
+                path = request.prompt + prefix
+                logits = [self.case.script.logit(path, c[-1]) / temperature for c in children]
+                most = max(logits)
+                total = most + math.log(sum(math.exp(x - most) for x in logits))
+                logs = [log_prob + (0.0 if free else x - total) for x in logits]
+                noisy = [
+                    x + gumbel(seed, self.number[c]) for x, c in zip(logs, children, strict=True)
+                ]
+                top = max(noisy)
+                for child, x, g in zip(children, logs, noisy, strict=True):
+                    gap = perturbed - g + (math.log1p(-math.exp(g - top)) if g < top else -math.inf)
+                    value = perturbed - max(gap, 0.0) - math.log1p(math.exp(-abs(gap)))
+                    found.append((child, x, value))
+            found.sort(key=lambda one: -one[2])
+            kept = found[:num_beams]
+        return [row for row, _, _ in kept]
+
+
+def gumbel(seed: int, number: int) -> float:
+    """Noise of one prefix for one seed."""
+    bits = mix((mix(seed) + number) & WORD) >> 12
+    return -math.log(-math.log((bits + 0.5) * 2.0**-52))
+
+
+# Comparison.
+
+
+class Checker:
+    """Asks every search for a case's answer and says what is wrong with it."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.oracle = case, Oracle(case)
+        self.trie = (
+            ItemTrie.build(case.items)
+            if case.end is None
+            else ItemTrie.build([list(row) for row in case.items], end=case.end)
+        )
+        self.row_number = {row: n for n, row in enumerate(self.oracle.rows)}
+        self.target, self.draft = ScriptedModel(case.script), ScriptedModel(case.draft)
+        self.prompts = [list(r.prompt) for r in case.requests]
+        self.exclude = [
+            np.array(sorted(self.row_number[row] for row in r.excluded), np.int64)
+            for r in case.requests
+        ]
+        self.masks = [self._mask(r) for r in case.requests]
+        self.boosts = [self._boost(r) for r in case.requests]
+        self.rng = np.random.default_rng(case.seed)
+        self.faults: list[str] = []
+        self.ways: Counter[str] = Counter()
+
+    def _by_place(self, values: np.ndarray) -> np.ndarray:
+        """Values by item as a trie holds them: by row, and by item inside a row."""
+        places = [i for row in self.oracle.rows for i in self.oracle.holders[row]]
+        return values[places]
+
+    def _mask(self, request: Request) -> RowMask | None:
+        if request.allowed is None:
+            return None
+        allowed = np.isin(np.arange(len(self.case.items)), sorted(request.allowed))
+        return RowMask.of(self.trie, self._by_place(allowed))
+
+    def _boost(self, request: Request) -> Boost | None:
+        if request.boost is None:
+            return None
+        return Boost.of(self.trie, self._by_place(np.array(request.boost, np.float32)))
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What every search is told."""
+        return {"exclude": self.exclude, "masks": self.masks, "boosts": self.boosts}
+
+    def run(self) -> list[str]:
+        """All faults of all searches."""
+        case, K = self.case, self.case.num_beams
+        ask = (self.prompts, self.trie, K)
+        self.check("beam", beam_search(self.target, *ask, **self.limits))
+        strict = speculative_beam_search
+        self.check("strict", strict(self.target, None, *ask, **self.limits))
+        nodes = int(self.rng.integers(1, 40))
+        drafter = ModelDrafter(self.draft, nodes)
+        patch = int(self.rng.integers(1, 20))
+        found = strict(self.target, drafter, *ask, patch_nodes=patch, **self.limits)
+        self.check("strict, drafted", found)
+        count = len(self.oracle.rows)
+        rows = [self.rng.integers(0, count, self.rng.integers(0, 6)) for _ in case.requests]
+        unlike = [np.unique(r) for r in rows]
+        found = strict(self.target, CandidateDrafter(unlike, nodes), *ask, **self.limits)
+        self.check("strict, candidates drafted", found)
+        plain = {k: v for k, v in self.limits.items() if k != "boosts"}
+        for name, along in (
+            ("beam, candidates", beam_search(self.target, *ask, candidates=rows, **self.limits)),
+            (
+                "strict, candidates",
+                strict(self.target, drafter, *ask, candidates=rows, **self.limits),
+            ),
+        ):
+            self.check(name, along)
+            self.check_candidates(name, along, rows)
+        engine = Engine(self.target, self.trie, draft=self.draft)
+        engine.planner = _AnyPlan(self.rng)  # type: ignore[assignment]
+        self.check("planned", engine.decode(self.prompts, K, mode="planned", **self.limits).beams)
+        whole = engine.decode(self.prompts, K, mode="beam", until_global=True, **self.limits).beams
+        self.check("complete", whole, complete=True)
+        self.shared(plain)
+        self.samples(plain)
+        return self.faults
+
+    def shared(self, plain: dict[str, Any]) -> None:
+        """Several requests of one prompt, searched together."""
+        case, owner = self.case, [0] * len(self.case.requests)
+        same = replace(
+            case,
+            requests=tuple(
+                replace(r, prompt=case.requests[0].prompt, boost=None) for r in case.requests
+            ),
+        )
+        found = shared_beam_search(
+            self.target, self.prompts[:1], owner, self.trie, case.num_beams, **plain
+        )
+        self.check("shared", found, case=same)
+
+    def samples(self, plain: dict[str, Any]) -> None:
+        """Samples by seed: plain and speculative ones alike, and those of the oracle."""
+        case, K = self.case, self.case.num_beams
+        seeds = [int(s) for s in self.rng.integers(0, 1 << 40, len(case.requests))]
+        temperature = float(self.rng.choice([0.5, 1.0, 3.0]))
+        options = {"seeds": seeds, "temperature": temperature, **plain}
+        found = beam_search(self.target, self.prompts, self.trie, K, **options)
+        drafted = speculative_beam_search(
+            self.target, ModelDrafter(self.draft, 20), self.prompts, self.trie, K, **options
+        )
+        relaxed = speculative_beam_search(
+            self.target, self.draft, self.prompts, self.trie, K, "relaxed", **options
+        )
+        for i, request in enumerate(case.requests):
+            want = self.oracle.sample(request, K, seeds[i], temperature)
+            expected = [self.row_number[row] for row in want]
+            for name, beams in (("sample", found), ("sample, drafted", drafted)):
+                rows = [r for r in beams.rows[i].tolist() if r >= 0]
+                self.ways[name] += 1
+                if rows != expected:
+                    self.faults.append(f"{name}: request {i} has rows {rows}, not {expected}")
+            allowed = {self.row_number[row] for row in self.oracle.allowed(request)}
+            rows = [r for r in relaxed.rows[i].tolist() if r >= 0]
+            self.ways["relaxed"] += 1
+            if len(set(rows)) < len(rows) or not set(rows) <= allowed:
+                self.faults.append(f"relaxed: request {i} has rows {rows} of {sorted(allowed)}")
+            if len(rows) != min(K, len(allowed)):
+                self.faults.append(f"relaxed: request {i} has {len(rows)} of {len(allowed)} rows")
+
+    def check(
+        self, way: str, beams: Any, *, complete: bool = False, case: Case | None = None
+    ) -> None:
+        """Compare an answer with the oracle's."""
+        case = case or self.case
+        for i, request in enumerate(case.requests):
+            self.ways[way] += 1
+            want = self.oracle.beams(request, case.num_beams)
+            best = self.oracle.best(request, case.num_beams)
+            certificate = beams.certificates[i]
+            if complete and certificate == "global-exact":
+                want = best
+            rows, scores = beams.rows[i].tolist(), beams.scores[i].tolist()
+            order = sorted(want, key=lambda row: (-self.oracle.score(request, row), row))
+            expected = [self.row_number[row] for row in order]
+            missing = [-1] * (case.num_beams - len(expected))
+            if rows != expected + missing:
+                self.faults.append(f"{way}: request {i} has rows {rows}, not {expected}")
+                continue
+            log_probs = [float(sum(self.oracle.steps(request, row))) for row in order]
+            if scores != log_probs + [-math.inf] * len(missing):
+                self.faults.append(f"{way}: request {i} has scores {scores}, not {log_probs}")
+            tokens = [tuple(t) for t in beams.tokens[i].tolist()]
+            if tokens[: len(order)] != order:
+                self.faults.append(f"{way}: request {i} has tokens {tokens}, not {order}")
+            ranked = sorted(best, key=lambda row: (-self.oracle.score(request, row), row))
+            if certificate == "global-exact" and order != ranked:
+                self.faults.append(f"{way}: request {i} is certified {certificate}: {order}")
+            if complete and len(order) < len(ranked):
+                self.faults.append(f"{way}: request {i} lacks rows of {ranked}")
+
+    def check_candidates(self, way: str, beams: Any, rows: list[np.ndarray]) -> None:
+        """Compare the scores of candidates with the oracle's."""
+        for i, request in enumerate(self.case.requests):
+            said = beams.candidate_scores[i].tolist()
+            steps = (self.oracle.steps(request, self.oracle.rows[r]) for r in rows[i].tolist())
+            want = [float(sum(step)) for step in steps]
+            if said != want + [-math.inf] * (len(said) - len(want)):
+                self.faults.append(f"{way}: candidates of request {i} score {said}, not {want}")
+
+
+class _AnyPlan:
+    """A planner that takes any plan."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def choose(self, _: Any) -> Plan:
+        """A plan."""
+        return [Plan(), Plan("exhaustive"), Plan("draft", int(self._rng.integers(1, 60)))][
+            int(self._rng.integers(3))
+        ]
+
+    def learn(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def main() -> int:
+    """Run, and print one line of JSON last."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=2000, help="how many cases")
+    parser.add_argument("--seed", type=int, default=0, help="the first case's seed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    start, ways, wrong = time.perf_counter(), Counter[str](), 0
+    for seed in range(arguments.seed, arguments.seed + arguments.cases):
+        checker = Checker(Case.draw(seed))
+        try:
+            faults = checker.run()
+        except Exception as error:
+            faults = [f"{type(error).__name__}: {error}"]
+        ways += checker.ways
+        if faults:
+            wrong += 1
+            print(f"case {seed}: {faults[0]} ({len(faults)} in all)", flush=True)
+    for way, answers in sorted(ways.items()):
+        print(f"{answers:>9,} answers  {way}")
+    line = {
+        "cases": arguments.cases,
+        "first_seed": arguments.seed,
+        "wrong_cases": wrong,
+        "answers": ways.total(),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    print(json.dumps(line))
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
