@@ -116,7 +116,7 @@ class TreeModel:
         return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
 
     def check_positions(self, longest: int) -> None:
-        """Refuse what the model cannot compute alike in every pass.
+        """Refuse more positions than those at which the model is exact; call it before any work.
 
         Args:
             longest: tokens of a prompt and those generated behind it that are run.
@@ -126,10 +126,9 @@ class TreeModel:
         """
         if self.max_positions is not None and longest > self.max_positions:
             raise ValueError(
-                f"prompt and generated tokens need {longest} positions, and "
-                f"{self.config.model_type!r} with this configuration has {self.max_positions} at "
-                "which the logits do not depend on the other requests; shorten the prompt (see "
-                "docs/architectures.md)"
+                f"prompt and generated tokens need {longest} positions, and architecture "
+                f"{self.config.model_type!r} with this configuration is exact for at most "
+                f"{self.max_positions}; shorten the prompt (see docs/architectures.md)"
             )
 
     @torch.inference_mode()

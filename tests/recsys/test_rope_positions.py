@@ -119,7 +119,7 @@ def test_the_limit_is_told(kind):
 def test_a_prompt_beyond_the_limit_is_refused(kind):
     model = TreeModel(model_of(kind))
     too_long = LIMITS[kind] + 1
-    with pytest.raises(ValueError, match=f"need {too_long} positions.* has {LIMITS[kind]}"):
+    with pytest.raises(ValueError, match=f"need {too_long} positions.* at most {LIMITS[kind]}"):
         model.check_positions(too_long)
     with pytest.raises(ValueError, match=r"shorten the prompt .*docs/architectures\.md"):
         search(model, [prompt_of(3), prompt_of(too_long)])
