@@ -38,7 +38,9 @@ def whole_blocks(slots: int) -> int:
 
 def key_value_shape(config: PretrainedConfig) -> tuple[int, int, int]:
     """Layers, key and value heads, and width of a head."""
-    heads = config.num_key_value_heads or config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if getattr(config, "multi_query", False):  # Falcon's newer ones have the field and ignore it
+        heads = heads if getattr(config, "new_decoder_architecture", False) else 1
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_hidden_layers, heads, size
 

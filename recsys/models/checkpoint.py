@@ -135,7 +135,8 @@ def load_model(
 
     Raises:
         ArtifactError: not a checkpoint, weights that are not safetensors, an architecture that
-            transformers does not have built in, or an adapter of weights that lie elsewhere.
+            transformers does not have built in, an adapter of weights that lie elsewhere, or a
+            NaN or infinity in any weight or adapter.
     """
     from transformers import AutoModelForCausalLM
 
@@ -161,6 +162,7 @@ def load_model(
     if adapted and dtype is not None:
         for parameter in model.parameters():  # buffers, the rotary frequencies, keep their own
             parameter.data = parameter.data.to(dtype)
+    _require_finite(folder, model.state_dict())
     return model.to(device).eval()
 
 
@@ -168,9 +170,10 @@ def _add_in(model: Any, folder: Path) -> Any:
     """`model` with the adapter in `folder` added into its weights, in their own type.
 
     Raises:
-        ArtifactError: not a LoRA adapter in safetensors, or one of weights that lie elsewhere.
+        ArtifactError: not a LoRA adapter in safetensors, one of weights that lie elsewhere, or
+            one with a NaN or infinity.
     """
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
 
     config = _require(folder, "adapter_config.json", "adapter_model.safetensors")
     if config.get("peft_type") != "LORA":
@@ -182,7 +185,25 @@ def _add_in(model: Any, folder: Path) -> Any:
             f"are used; put them there and set base_model_name_or_path to {BESIDE!r}"
         )
     model = PeftModel.from_pretrained(model, os.fspath(folder), autocast_adapter_dtype=False)
+    # Before it is added in: afterwards the weights would be named, which may be sound.
+    _require_finite(folder, get_peft_model_state_dict(model, save_embedding_layers=False))
     return model.merge_and_unload()
+
+
+def _require_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors with a NaN or infinity: every score they reach would be one, or be masked.
+
+    Raises:
+        ArtifactError: it names the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        narrow = tensor.is_floating_point() and tensor.itemsize == 1  # torch has no isfinite of it
+        if not (tensor.float() if narrow else tensor).isfinite().all():
+            raise ArtifactError(
+                f"{folder}: {name} ({tensor.dtype}) has values that are not finite (NaN or "
+                "infinity); train or export the checkpoint again, or load it with a wider dtype if "
+                "its own values are finite"
+            )
 
 
 def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recsys.models.architectures import after_head, check_architecture, exact_positions
 from recsys.models.cache import CachePool
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from recsys.models.graphs import PassGraphs
     from recsys.models.prefix_store import PrefixStore
 
-# What a model may do between its last hidden state and its logits, which the head alone would miss.
-_HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 # On a CPU a matrix product of one to three rows takes another kernel, and rounds differently, than
 # the same rows in a larger one. Queries and wanted rows therefore come in fours there, so that a
 # request gets the same bits alone and in a batch.
@@ -37,6 +36,8 @@ class TreeModel:
         config: the model's configuration.
         window: sliding window in positions, or None.
         vocabulary_size: rows of the LM head.
+        max_positions: positions, of a prompt and its generated tokens, at which logits are those of
+            the plain forward; None for no limit.
         pool: storage of its caches.
         prefixes: prompts kept for later calls, or None.
         version: of the model in the prefix store.
@@ -60,17 +61,15 @@ class TreeModel:
             version: tells this model's entries from another's in the same store.
 
         Raises:
-            ValueError: an architecture whose logits are more than `lm_head(hidden)`, or whose
-                masks cannot be given from outside.
+            ValueError: an architecture that has not been verified (`recsys.models.architectures`),
+                or an attention whose masks cannot be given from outside.
         """
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
+        check_architecture(model.config)
         self.config = model.config.get_text_config()
-        for name in _HEAD_EXTRAS:
-            if getattr(self.config, name, None) not in (None, 1, 1.0):
-                raise ValueError(
-                    f"{type(model).__name__} scales its logits ({name}); it is not supported"
-                )
+        self._after_head = after_head(self.config)
+        self.max_positions = exact_positions(self.config)
         if self.config._attn_implementation not in ("sdpa", "eager"):
             raise ValueError(
                 f"attention {self.config._attn_implementation!r} ignores explicit masks; load the "
@@ -116,6 +115,22 @@ class TreeModel:
         kinds = {"sliding_attention": self.window}
         return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
 
+    def check_positions(self, longest: int) -> None:
+        """Refuse more positions than those at which the model is exact; call it before any work.
+
+        Args:
+            longest: tokens of a prompt and those generated behind it that are run.
+
+        Raises:
+            ValueError: it is more than `max_positions`.
+        """
+        if self.max_positions is not None and longest > self.max_positions:
+            raise ValueError(
+                f"prompt and generated tokens need {longest} positions, and architecture "
+                f"{self.config.model_type!r} with this configuration is exact for at most "
+                f"{self.max_positions}; shorten the prompt (see docs/architectures.md)"
+            )
+
     @torch.inference_mode()
     def forward(
         self,
@@ -142,7 +157,13 @@ class TreeModel:
 
         Returns:
             (B, R, vocabulary) logits, float32 (float64 from a float64 model).
+
+        Raises:
+            ValueError: on a CPU, as `check_positions`. Elsewhere reading the positions would wait
+                for the device, so the caller checks ahead what it knows on the host.
         """
+        if self.max_positions is not None and self.device.type == "cpu":
+            self.check_positions(int(positions.max()) + 1)
         wanted = tokens.shape[1] if rows is None else rows.shape[1]
         masks = {kind: mask(window) for kind, window in self.mask_kinds.items()}
         graph = None if self.graphs is None else self.graphs.find(tokens, cache, view, rows)
@@ -190,6 +211,8 @@ class TreeModel:
         if rows is not None:
             hidden = hidden.gather(1, rows.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
         logits: torch.Tensor = self._head(hidden)
+        for step, value in self._after_head:
+            logits = step(logits, value)
         return logits
 
 

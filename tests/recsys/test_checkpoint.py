@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import (
@@ -142,6 +144,62 @@ def test_an_adapter_folder_can_move(tmp_path):
     (tmp_path / "a").rename(tmp_path / "b")
     load_model(tmp_path / "b")
     assert str(tmp_path) not in (tmp_path / "b" / "adapter" / "adapter_config.json").read_text()
+
+
+def spoil(file, name, value):
+    """Write one value into a tensor of a safetensors file."""
+    tensors = load_file(file)
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_are_not_finite_are_refused(tmp_path, value, tied):
+    save_model(small(tied=tied), tmp_path)
+    for name in ("model.norm.weight", "model.layers.1.self_attn.k_proj.weight"):
+        spoil(tmp_path / "model.safetensors", name, value)
+    with pytest.raises(ArtifactError, match=r"layers\.1\.self_attn\.k_proj\.weight .*not finite"):
+        load_model(tmp_path)  # the first of the two in the order of the layers
+
+
+def test_a_stored_buffer_that_is_not_finite_is_refused(tmp_path):
+    config = transformers.Dots1Config(
+        vocab_size=8, hidden_size=8, intermediate_size=8, moe_intermediate_size=8,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=2,
+        num_experts_per_tok=1, n_shared_experts=1, first_k_dense_replace=0,
+    )  # fmt: skip
+    save_model(transformers.Dots1ForCausalLM(config), tmp_path)
+    load_model(tmp_path)
+    name = "model.layers.0.mlp.gate.e_score_correction_bias"
+    spoil(tmp_path / "model.safetensors", name, float("nan"))
+    with pytest.raises(ArtifactError, match=r"e_score_correction_bias .*not finite"):
+        load_model(tmp_path)
+
+
+def test_an_adapter_that_is_not_finite_is_refused(tmp_path):
+    save_model(with_adapter(small()), tmp_path, merge=False)
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
+    spoil(tmp_path / "adapter" / "adapter_model.safetensors", name, float("nan"))
+    with pytest.raises(ArtifactError, match=r"adapter: .*q_proj\.lora_B\.weight .*not finite"):
+        load_model(tmp_path)
+
+
+def test_weights_too_large_for_the_asked_type_are_refused(tmp_path):
+    save_model(small(), tmp_path)
+    spoil(tmp_path / "model.safetensors", "lm_head.weight", 1e30)
+    load_model(tmp_path)
+    with pytest.raises(ArtifactError, match=r"lm_head\.weight \(torch\.float16\).*wider dtype"):
+        load_model(tmp_path, dtype=torch.float16)
+
+
+def test_an_adapter_whose_sum_overflows_is_refused(tmp_path):
+    save_model(with_adapter(small()), tmp_path, merge=False)
+    for factor in ("lora_A", "lora_B"):
+        name = f"base_model.model.model.layers.0.self_attn.q_proj.{factor}.weight"
+        spoil(tmp_path / "adapter" / "adapter_model.safetensors", name, 3e38)
+    with pytest.raises(ArtifactError, match=r"layers\.0\.self_attn\.q_proj\.weight .*not finite"):
+        load_model(tmp_path)
 
 
 def test_pickled_weights_are_refused(tmp_path):

@@ -1,0 +1,151 @@
+"""Which Hugging Face architectures `TreeModel` runs, and up to which position.
+
+An architecture is verified if a tree pass (ragged prompts, nodes in arbitrary slots, several
+passes) gives the logits of the model's own plain forward. Running without an error proves nothing:
+some models ignore the positions or the mask that they are given. `tests/recsys/test_architectures`
+compares every causal LM of transformers; `docs/architectures.md` has the result and the reasons.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PretrainedConfig
+
+_DOCS = "docs/architectures.md"
+
+VERIFIED = frozenset(
+    """
+    afmoe apertus arcee aria_text beam biogpt bitnet codegen cohere cohere2 cohere2_moe ctrl cwm
+    dbrx diffllama doge dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo flint gemma
+    gemma2 gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite
+    granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
+    hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama mellum minimax_m2
+    ministral ministral3 mistral mixtral nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi
+    phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2
+    vaultgemma xglm
+    """.split()  # noqa: SIM905
+)
+
+# Their table of positions has `max_position_embeddings` rows and no more.
+FIXED_POSITIONS = frozenset({"biogpt", "codegen", "ctrl", "gpt2", "gpt_bigcode", "gptj", "opt"})
+
+
+def _softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return torch.tanh(logits / cap) * cap
+
+
+# What an architecture does to the LM head's output: field of the configuration, architectures,
+# computation. Elsewhere a field that is set may mean anything.
+_AFTER_HEAD: tuple[tuple[str, frozenset[str], Callable[..., torch.Tensor]], ...] = (
+    (
+        "final_logit_softcapping",
+        frozenset({"beam", "gemma2", "gemma3_text", "nanochat", "vaultgemma"}),
+        _softcap,
+    ),
+    (
+        "logits_scaling",
+        frozenset({"granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared"}),
+        torch.div,
+    ),
+    ("logits_scaling", frozenset({"hyperclovax"}), torch.mul),
+    ("logit_scale", frozenset({"cohere", "cohere2", "cohere2_moe"}), torch.mul),
+)
+
+
+def check_architecture(config: PretrainedConfig) -> None:
+    """Refuse what has not been verified.
+
+    Args:
+        config: of the whole model, before `get_text_config`.
+
+    Raises:
+        ValueError: an architecture that is not in `VERIFIED`, or a configuration of one that is,
+            but with ALiBi, cross-attention or attention to later tokens.
+    """
+    name = config.model_type
+    if name not in VERIFIED:
+        raise ValueError(
+            f"architecture {name!r} has not been verified to give its own logits in tree passes "
+            f"and is not supported; {_DOCS} lists those that are"
+        )
+    options = {
+        "alibi": (True, "positions by ALiBi"),
+        "add_cross_attention": (True, "cross-attention"),
+        "is_encoder_decoder": (True, "an encoder"),
+        "use_bidirectional_attention": (True, "attention to later tokens"),
+        "is_causal": (False, "attention to later tokens"),
+    }
+    for option, (refused, meaning) in options.items():
+        value = getattr(config, option, None)
+        if value is not None and bool(value) is refused:
+            raise ValueError(
+                f"architecture {name!r} with {option}={value!r} ({meaning}) is not supported; "
+                f"see {_DOCS}"
+            )
+
+
+def after_head(config: PretrainedConfig) -> list[tuple[Callable[..., torch.Tensor], float]]:
+    """What is done to the LM head's output, in order: functions of (logits, value).
+
+    Args:
+        config: of the text model.
+
+    Raises:
+        ValueError: a field asks for something that this architecture is not known to do.
+    """
+    steps = []
+    for field in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        value = getattr(config, field, None)
+        if value is None:
+            continue
+        step = next(
+            (f for n, kinds, f in _AFTER_HEAD if n == field and _kind(config) in kinds), None
+        )
+        if step is not None:
+            steps.append((step, float(value)))
+        elif value != 1:
+            raise ValueError(
+                f"architecture {_kind(config)!r} with {field}={value!r} scales its logits in a "
+                f"way that is not known here; it is not supported, see {_DOCS}"
+            )
+    return steps
+
+
+def exact_positions(config: PretrainedConfig) -> int | None:
+    """Positions that a pass may have so that its logits do not depend on the rest of the pass.
+
+    Rotary embeddings of type `dynamic` and `longrope` choose their frequencies by the largest
+    position of a pass. A long prompt would change the scores of a short one beside it, and keys
+    kept from a shorter pass would have other frequencies than the queries of a longer one. Below
+    the length that the model was trained with, all passes have the same frequencies.
+
+    A `dynamic` embedding that has seen a longer pass, outside this package, goes back to its first
+    frequencies in a pass shorter than `max_position_embeddings`, but not in one of that length. The
+    last position is therefore not counted. `longrope` chooses anew in every pass.
+
+    Args:
+        config: of the text model.
+
+    Returns:
+        Prompt and generated tokens together; None for no limit.
+    """
+    limits = [config.max_position_embeddings] if _kind(config) in FIXED_POSITIONS else []
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in nested or [parameters]:
+        kind = rope.get("rope_type", "default")
+        if "dynamic" in kind:
+            limits.append(config.max_position_embeddings - 1)
+        elif kind == "longrope":
+            limits.append(rope["original_max_position_embeddings"])
+    return min(limits, default=None)
+
+
+def _kind(config: PretrainedConfig) -> str:
+    return str(config.model_type)
