@@ -108,7 +108,7 @@ class ScriptedModel(TreeModel):
         self.config = transformers.LlamaConfig(
             hidden_size=2, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
         )
-        self.window, self.prefixes, self.version = None, None, ""
+        self.window, self.prefixes, self.version, self.max_positions = None, None, "", None
         self._layer_kinds: set[str] = set()
         self.pool = CachePool(self.config, torch.float64, torch.device("cpu"))
 

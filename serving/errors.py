@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from recsys.errors import FilterError, ItemError
+from recsys.errors import FilterError, ItemError, NonFiniteError
 from serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
 from serving.catalogue import UnknownItemError
 from serving.models import (
@@ -74,6 +74,7 @@ KINDS = {
     "rate_limited": Kind(429, "This client asks too often", 1),
     "headers_too_large": Kind(431, "The headers are too large"),
     "internal_error": Kind(500, "The service failed"),
+    "non_finite_scores": Kind(500, "The model gave scores that are not finite"),
     "not_ready": Kind(503, "The model is not ready", 1),
     "shutting_down": Kind(503, "The service is shutting down", 5),
     "store_unavailable": Kind(503, "The store is out of reach", 5),
@@ -87,6 +88,11 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
     DeadlineExceededError: ("deadline_exceeded", "The request waited too long and was dropped."),
     ClosedError: ("shutting_down", "No new requests are taken; ask another instance."),
     NotReadyError: ("not_ready", "The model is being loaded; /health/ready tells when it is."),
+    NonFiniteError: (
+        "non_finite_scores",
+        "The model has no answer for this request: its logits are not finite. Other requests are "
+        "not affected; the bundle's checkpoint should be checked.",
+    ),
     StoreError: (
         "store_unavailable",
         "The store did not take or give what it should; asking again is safe. A recommendation "

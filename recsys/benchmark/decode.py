@@ -157,7 +157,7 @@ class OwnTree:
     ) -> OwnTree:
         """Search plainly."""
         model = TreeModel.of(target)
-        ready = Prompts.of(prompts, model)
+        ready = Prompts.of(prompts, model, trie.num_levels - 1)
         step = prepare(model, len(ready), trie, beams, None, "vocabulary")
         widths = [trie.width(depth, beams) for depth in range(1, step.levels + 1)]
         with TokenTree(model, ready, sum(widths[:-1]), prompt_slots=prompt_slots) as tree:

@@ -17,8 +17,7 @@ from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
-from recsys.decoding.tree import ROOT, Prompts, TokenTree
-from recsys.errors import NonFiniteError
+from recsys.decoding.tree import ROOT, Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 T = TypeVar("T")
@@ -85,7 +84,7 @@ def beam_search(
         NonFiniteError: the model's logits are not finite for some of the requests.
     """
     model = TreeModel.of(model)
-    ready = Prompts.of(prompts, model)
+    ready = Prompts.of(prompts, model, num_levels(trie) - 1)
     step = prepare(
         model,
         len(ready),
@@ -179,6 +178,11 @@ def _one_each(name: str, values: Sequence[T] | None, requests: int) -> Sequence[
     return values
 
 
+def num_levels(trie: ItemTrie | DeviceTrie) -> int:
+    """L of the catalogue."""
+    return (trie if isinstance(trie, ItemTrie) else trie.source).num_levels
+
+
 def row_tree(
     step: Step, requests: int, candidates: Sequence[ArrayLike] | None, nodes: int | None
 ) -> RowTree | None:
@@ -241,19 +245,6 @@ def _forced(step: Step, frontier: Frontier, depth: int) -> bool:
     """Whether no beam of the batch needs a forward; only asked where that can be."""
     forced = step.forced(frontier.states, depth)
     return forced is not None and bool((forced | (frontier.scores == -torch.inf)).all())
-
-
-def require_finite(finite: torch.Tensor) -> None:
-    """Raise unless the logits of every request were finite; the host waits for the device here.
-
-    Args:
-        finite: (B,) bool (`TokenTree.finite`).
-
-    Raises:
-        NonFiniteError: they were not; the error names the requests.
-    """
-    if failed := (~finite).nonzero().flatten().tolist():
-        raise NonFiniteError(failed)
 
 
 def finish(

@@ -14,11 +14,11 @@ import torch
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
-from recsys.decoding.beam import finish, prepare, require_finite
+from recsys.decoding.beam import finish, prepare
 from recsys.decoding.candidates import CandidateDrafter
 from recsys.decoding.expand import Frontier, Normalize, stable_top
 from recsys.decoding.table import Table
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def complete(
     if not len(todo):
         return beams
     model, places = TreeModel.of(target), todo.tolist()
-    ready = Prompts.of(prompts, model).take(places)
+    ready = Prompts.of(prompts, model, levels - 1).take(places)
     some = None if exclude is None else [exclude[i] for i in places]
     theirs = None if masks is None else [masks[i] for i in places]
     gains = None if boosts is None else [boosts[i] for i in places]

@@ -19,7 +19,7 @@ import torch
 
 from recsys.decoding.guide import Guide
 from recsys.decoding.output import DecodeStats
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.cache import whole_blocks
 from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
@@ -123,6 +123,7 @@ def sample_text(
 
     Raises:
         ValueError: an argument out of its range, an empty prompt, or constraints that do not fit.
+        NonFiniteError: the model's logits are not finite for some of the requests.
     """
     model = TreeModel.of(model)
     if max_new_tokens < 1:
@@ -137,13 +138,13 @@ def sample_text(
             text.force()
     live = [text for text in texts if text.open]
     begun = [
-        np.append(plain.host_tokens[t.request, : plain.host_lengths[t.request]], t.run)
+        [*plain.host_tokens[t.request, : plain.host_lengths[t.request]].tolist(), *t.run]
         for t in live
     ]
     room = max((t.limit - len(t.tokens) for t in live), default=0)
     generator = torch.Generator(model.device).manual_seed(seed)
     if live:
-        ready = Prompts.of(begun, model)
+        ready = Prompts.of(begun, model, room)
         with TokenTree(model, ready, 0, reserve=room) as tree:
             for text, length, cached in zip(live, ready.host_lengths, tree.cached, strict=True):
                 slots, size = tree.cache.slots, tree.cache.bytes_per_slot
@@ -152,6 +153,7 @@ def sample_text(
                 )
             logits = tree.forward()[:, -1]
             while live:
+                require_finite(tree.finite, [text.request for text in live])
                 for text, token, log_prob in _draw(live, logits, temperature, generator):
                     text.stats = replace(text.stats, target_passes=text.stats.target_passes + 1)
                     text.log_prob += log_prob
@@ -230,7 +232,7 @@ def _forward(tree: TokenTree, live: list[_Text]) -> torch.Tensor:
             dtype=model.dtype,
         )
 
-    return model.forward(
+    logits = model.forward(
         tokens,
         tree.lengths[:, None] + slot,
         mask,
@@ -238,4 +240,6 @@ def _forward(tree: TokenTree, live: list[_Text]) -> torch.Tensor:
         write=cache.prompt + slot,
         view=cache.prompt + nodes,
         rows=torch.from_numpy(last[:, None]).to(model.device),
-    )[:, 0]
+    )
+    tree.note(logits)
+    return logits[:, 0]

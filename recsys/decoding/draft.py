@@ -89,6 +89,7 @@ class ModelDrafter:
             raise ValueError(
                 f"a prompt has token {most}; the draft knows 0 .. {self.model.vocabulary_size - 1}"
             )
+        Prompts.of(prompts, self.model, step.levels - 2)
         source = step.trie.source
         widths = split_nodes(self.nodes, step.trie, num_beams)
         if self.widths is not None:

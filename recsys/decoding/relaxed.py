@@ -23,12 +23,12 @@ import torch
 
 from recsys import arguments
 from recsys.constraint.transitions import read
-from recsys.decoding.beam import finish, require_finite
+from recsys.decoding.beam import finish
 from recsys.decoding.draft import ModelDrafter
 from recsys.decoding.expand import Frontier, Step, TokenLogits, parents_at, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.table import Table
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -79,12 +79,14 @@ def relaxed_beam_search(
     if draft is None or hasattr(draft, "propose"):
         name = type(draft).__name__
         raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
+    draft = TreeModel.of(draft)
+    Prompts.of(prompts, draft, step.levels - 2)
     # Rounds start one level lower each at least; all but the first add beams that were not drawn.
     below = step.levels - 1
     capacity = below * width + drafts * below * (below + 1) // 2
     with (
         TokenTree(target, prompts, capacity, prompt_slots=prompt_slots) as tree,
-        TokenTree(TreeModel.of(draft), prompts, capacity, prompt_slots=prompt_slots) as draft_tree,
+        TokenTree(draft, prompts, capacity, prompt_slots=prompt_slots) as draft_tree,
     ):
         search = _Search(tree, draft_tree, step, step.noise, width, drafts)
         while len(search.level):

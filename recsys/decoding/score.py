@@ -13,10 +13,10 @@ import torch
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
-from recsys.decoding.beam import check_vocabulary, require_finite
+from recsys.decoding.beam import check_vocabulary, num_levels
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.row_tree import RowTree
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def score_rows(
         NonFiniteError: as `beam_search`.
     """
     model = TreeModel.of(model)
-    ready = Prompts.of(prompts, model)
+    ready = Prompts.of(prompts, model, num_levels(trie) - 1)
     trie = trie.to(model.device) if isinstance(trie, ItemTrie) else trie
     check_vocabulary(model, trie)
     named = arguments.rows_of_requests("rows", rows, len(ready), trie.source.num_rows)

@@ -16,10 +16,10 @@ import torch
 
 from recsys import arguments
 from recsys.constraint.trie import NO_STATE
-from recsys.decoding.beam import finish, prepare, require_finite, row_tree
+from recsys.decoding.beam import finish, num_levels, prepare, row_tree
 from recsys.decoding.expand import Frontier, TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
-from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.decoding.tree import ROOT, Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def shared_beam_search(
         ValueError: as `beam_search`, or an owner that is not one of the prompts.
     """
     model = TreeModel.of(model)
-    ready = Prompts.of(prompts, model)
+    ready = Prompts.of(prompts, model, num_levels(trie) - 1)
     named = arguments.integers("owner", owner)
     if len(named) and not (named.min() >= 0 and named.max() < len(ready)):
         raise ValueError(f"owner: must lie in 0 .. {len(ready) - 1}")

@@ -17,14 +17,14 @@ import torch
 
 from recsys import arguments
 from recsys.constraint.transitions import read
-from recsys.decoding.beam import finish, prepare, require_finite, row_tree
+from recsys.decoding.beam import finish, num_levels, prepare, row_tree
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
 from recsys.decoding.expand import Frontier, Normalize, Step, parents_at, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.relaxed import relaxed_beam_search
 from recsys.decoding.table import Table
 from recsys.decoding.trace import Trace, trace
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def speculative_beam_search(
     if traced and verification == "relaxed":
         raise ValueError("only strict verification can be traced")
     model = TreeModel.of(target)
-    ready = Prompts.of(prompts, model)
+    ready = Prompts.of(prompts, model, num_levels(trie) - 1)
     step = prepare(
         model,
         len(ready),

@@ -20,7 +20,7 @@ import torch
 from recsys.decoding.guide import Guide, repeated
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.text_nodes import TextNodes, node_budget, pick
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -217,9 +217,10 @@ def generate_text(
     Raises:
         ValueError: an argument out of its range, an empty prompt, or a token outside the model's
             vocabulary.
+        NonFiniteError: the model's logits are not finite for some of the requests.
     """
     model = TreeModel.of(model)
-    ready = Prompts.of(prompts, model)
+    ready = Prompts.of(prompts, model, max_new_tokens - 1)
     guide, eos = _ends(constraint, eos_token_id, len(ready), model)
     _check(
         model.vocabulary_size,
@@ -258,6 +259,7 @@ def generate_text(
             look = depth % collect_every == 0
             # reading costs nothing on a CPU, so a search stops at once there
             if look or depth == max_new_tokens or model.device.type == "cpu":
+                require_finite(tree.finite, answers.requests.tolist())
                 done = np.asarray(beams.done.tolist()) | (depth == max_new_tokens)
                 beams = answers.take(beams, done, depth, guide)
                 if not len(answers.requests):

@@ -80,7 +80,7 @@ class TextNodes:
                 dtype=model.dtype,
             )
 
-        return model.forward(
+        logits = model.forward(
             tokens,
             self.tree.lengths[:, None] + here - 1,
             mask,
@@ -88,6 +88,8 @@ class TextNodes:
             write=(cache.prompt + slot).expand_as(tokens),
             view=cache.prompt + nodes,
         )
+        self.tree.note(logits)
+        return logits
 
     def keep(self, requests: torch.Tensor) -> None:
         """Go on with some requests of the batch only; (b,) places."""

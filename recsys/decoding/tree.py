@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from recsys import arguments
+from recsys.errors import NonFiniteError
 from recsys.models.cache import whole_blocks
 from recsys.models.mask import prompt_mask, tree_mask
 
@@ -67,17 +68,26 @@ class Prompts:
         )
 
     @classmethod
-    def of(cls, prompts: Sequence[ArrayLike] | Prompts, model: TreeModel) -> Prompts:
-        """Check `prompts` against the model's vocabulary, pad them, copy them to its device.
+    def of(
+        cls, prompts: Sequence[ArrayLike] | Prompts, model: TreeModel, depth: int = 0
+    ) -> Prompts:
+        """Check `prompts` against the model, pad them, copy them to its device.
 
-        Prompts that have been through here are given back as they are.
+        Args:
+            prompts: token ids of each request, or prompts that have been through here.
+            model: what is to run them.
+            depth: most tokens behind a prompt that are to be run.
 
         Raises:
             ValueError: a prompt that holds no tokens, something else than integers, or a token
-                outside the vocabulary.
+                outside the vocabulary; more positions than the model is exact for.
         """
-        if isinstance(prompts, Prompts):
-            return prompts
+        ready = prompts if isinstance(prompts, Prompts) else cls._padded(prompts, model)
+        model.check_positions(int(ready.host_lengths.max(initial=0)) + depth)
+        return ready
+
+    @classmethod
+    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel) -> Prompts:
         arrays = [arguments.integers(f"prompt {i}", p) for i, p in enumerate(prompts)]
         lengths = np.asarray([len(a) for a in arrays], np.int64)
         if not lengths.all():
@@ -98,6 +108,20 @@ class Prompts:
         device = model.device
         on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
         return cls(padded, lengths, *on_device)
+
+
+def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
+    """Raise unless the logits of every request were finite; the host waits for the device here.
+
+    Args:
+        finite: (b,) bool (`TokenTree.finite`).
+        requests: place in the original batch of each; None if they are all of it.
+
+    Raises:
+        NonFiniteError: they were not; the error names the requests.
+    """
+    if failed := (~finite).nonzero().flatten().tolist():
+        raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
 
 
 class TokenTree:

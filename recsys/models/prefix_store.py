@@ -345,16 +345,19 @@ class PrefixStore:
     def _prove(self) -> None:
         """Remove what the last `insert` added for requests that were not finite.
 
-        Blocks come after their parents, so children are removed first. A block whose children stay
-        is a prefix of a request that was finite, and so finite itself.
+        All of it: masked values that are not finite reach the tokens before them, too. Blocks of
+        other requests go with the blocks that they follow.
         """
         if self._unproven is None:
             return
         (added, finite), self._unproven = self._unproven, None
         proven = finite.tolist()
-        for block, request in reversed(added):
-            if not proven[request] and not self._children[block]:
-                self._remove(block)
+        bad: dict[int, None] = {}  # in the order of `added`, where blocks come after their parents
+        for block, request in added:
+            if not proven[request] or self._order[block][0] in bad:
+                bad[block] = None
+        for block in reversed(bad):
+            self._remove(block)
 
     def _match(self, root: int, prompt: bytes, limit: int) -> list[int]:
         """Blocks of the longest stored prefix of `prompt`, at most `limit`."""

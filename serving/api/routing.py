@@ -30,7 +30,14 @@ class IdConvertor(PathConvertor):
 
 register_url_convertor("id", IdConvertor())
 BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
-RECOMMEND = ("unknown_model", "queue_full", "not_ready", "shutting_down", "deadline_exceeded")
+RECOMMEND = (
+    "unknown_model",
+    "non_finite_scores",
+    "queue_full",
+    "not_ready",
+    "shutting_down",
+    "deadline_exceeded",
+)
 
 
 class StrictRequest(Request):

@@ -540,7 +540,7 @@ def test_a_seed_draws_the_same_items_in_any_company(recommender):
     ("fields", "message"),
     [
         ({"guarantee": "best"}, "guarantee 'best' is not 'beam' or 'global'"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"temperature": 0.0}, "temperature must be finite and at least 0.0001, got 0.0"),
         ({"seed": 1, "guarantee": "global"}, "a seed asks for a sample"),
     ],
 )

@@ -24,6 +24,7 @@ from recsys.bundle import CATALOG, PROMPTS, RETRIEVAL, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.trace import Trace, TraceNode
+from recsys.errors import NonFiniteError
 from recsys.interactions import Interactions
 from recsys.live import Epochs
 from recsys.prompts import PromptConfig
@@ -107,6 +108,8 @@ class FakeRecommender:
     def answer(self, request: RecommendRequest) -> RecommendResult:
         if "poison" in request.history:
             raise ValueError("secret: /etc/model")
+        if "not-finite" in request.history:
+            raise NonFiniteError([0])
         catalog = self.catalog
         start = zlib.crc32("|".join(request.history).encode())
         hidden = set(request.exclude_items) | (

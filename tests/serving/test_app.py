@@ -887,6 +887,18 @@ async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
     assert "secret" in caplog.text
 
 
+async def test_scores_that_are_not_finite_have_a_code_of_their_own(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, _):
+        histories = [["item-1"], ["item-5", "not-finite"], ["item-2"]]
+        asked = [client.post(URL, json={"history": history}) for history in histories]
+        first, broken, last = await asyncio.gather(*asked)
+    is_problem(broken, "non_finite_scores")
+    assert ids(first) == recommender.expected(["item-1"])
+    assert ids(last) == recommender.expected(["item-2"])
+
+
 class BrokenStore:
     """Cannot be read or written."""
 

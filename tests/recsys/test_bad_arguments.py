@@ -1,0 +1,123 @@
+"""What a caller can get wrong is refused in words, before any work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.decoding import (
+    CandidateDrafter,
+    ModelDrafter,
+    beam_search,
+    complete,
+    score_rows,
+    shared_beam_search,
+    speculative_beam_search,
+)
+from recsys.requests import RecommendRequest
+from recsys.testing import tiny_model
+
+ROWS = np.array([[1, 2, 3], [1, 2, 4], [1, 5, 3], [6, 2, 3]])
+TRIE, OTHER = ItemTrie.build(ROWS), ItemTrie.build(ROWS)
+MODEL = tiny_model("llama", 16)
+
+
+def plain(**options):
+    beams = options.pop("num_beams", 2)
+    return beam_search(MODEL, options.pop("prompts", [[1, 2]]), TRIE, beams, **options)
+
+
+def strict(**options):
+    beams = options.pop("num_beams", 2)
+    prompts = options.pop("prompts", [[1, 2]])
+    return speculative_beam_search(MODEL, None, prompts, TRIE, beams, **options)
+
+
+BAD = [
+    ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
+    ({"num_beams": 2.5}, "num_beams must be a whole number, got 2.5"),
+    ({"num_beams": True}, "num_beams must be a whole number, got True"),
+    ({"num_beams": "3"}, "num_beams must be a whole number, got '3'"),
+    ({"temperature": 1e-300, "seeds": [1]}, "temperature must be finite and at least 0.0001"),
+    ({"temperature": float("nan"), "seeds": [1]}, "temperature must be finite"),
+    ({"temperature": float("inf"), "seeds": [1]}, "temperature must be finite"),
+    ({"exclude": [[99]]}, r"exclude of request 0 has row 99; rows lie in 0 \.\. 3"),
+    ({"exclude": [[-1]]}, "exclude of request 0 has row -1"),
+    ({"exclude": [[1.5]]}, "exclude of request 0 must hold integers, got float64"),
+    ({"exclude": [[True]]}, "exclude of request 0 must hold integers, got bool"),
+    ({"exclude": [[1], [2]]}, "exclude has 2 entries for 1 prompts"),
+    ({"prompts": [[1.0, 2.0]]}, "prompt 0 must hold integers, got float64"),
+    ({"prompts": [["a"]]}, "prompt 0 must hold integers"),
+    ({"prompts": [[]]}, "prompt 0 is empty"),
+    ({"prompts": [[16]]}, r"prompt 0 has token 16 at place 0; the model knows 0 \.\. 15"),
+    ({"seeds": [1.5]}, "seeds must hold integers, got float64"),
+    ({"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
+    ({"seeds": [2**64 - 1]}, "the largest integer is 2\\^63 - 1"),
+    ({"masks": []}, "masks has 0 entries for 1 prompts"),
+    (
+        {"masks": [RowMask.of(OTHER, np.ones(4, np.bool_))]},
+        "masks: that of request 0 is made for another trie",
+    ),
+    (
+        {"boosts": [Boost.of(OTHER, np.ones(4, np.float32))]},
+        "boosts: that of request 0 is made for another trie",
+    ),
+    ({"candidates": [[0], [1]]}, "candidates has 2 entries for 1 prompts"),
+    ({"candidates": [[4]]}, r"candidates of request 0 has row 4; rows lie in 0 \.\. 3"),
+    ({"candidates": [[0.5]]}, "candidates of request 0 must hold integers"),
+    ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
+]
+
+
+@pytest.mark.parametrize("search", [plain, strict])
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_a_search_names_what_is_wrong(search, options, message):
+    with pytest.raises(ValueError, match=message):
+        search(**options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ModelDrafter(MODEL, 2.5), "nodes must be a whole number, got 2.5"),
+        (lambda: ModelDrafter(MODEL, widths=[3, 0]), "widths must be at least 1, got 0"),
+        (lambda: CandidateDrafter([[0]], 0), "nodes must be at least 1, got 0"),
+        (lambda: strict(patch_nodes=1.5), "patch_nodes must be a whole number"),
+        (lambda: score_rows(MODEL, [[1]], TRIE, [[0.5]]), "rows of request 0 must hold integers"),
+        (lambda: score_rows(MODEL, [[1]], TRIE, [[0], [1]]), "rows has 2 entries for 1 prompts"),
+        (lambda: shared_beam_search(MODEL, [[1]], [0.5], TRIE), "owner must hold integers"),
+        (lambda: shared_beam_search(MODEL, [[1]], [1], TRIE), r"owner: must lie in 0 \.\. 0"),
+        (
+            lambda: complete(MODEL, plain(num_beams=1), [[1], [2]], TRIE),
+            "beams of 1 requests for 2 prompts",
+        ),
+        (lambda: RecommendRequest([], k=2.5), "k must be a whole number, got 2.5"),
+        (lambda: RecommendRequest([], seed=1.5), "seed must hold integers"),
+        (lambda: RecommendRequest([], temperature=1e-300), "temperature must be finite"),
+    ],
+)
+def test_other_calls_name_what_is_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("search", [plain, strict])
+def test_numpy_integers_and_empty_lists_are_fine(search):
+    found = search(num_beams=np.int64(2), exclude=[[]], prompts=[np.array([1, 2], np.uint8)])
+    assert torch.equal(found.rows, plain().rows)
+
+
+@pytest.mark.parametrize("mode", ["strict", "relaxed"])
+def test_beams_beyond_the_catalogue_cost_no_memory(mode):
+    """100,000 beams over four rows once asked for 40 GB."""
+    options = {"seeds": [1]} if mode == "relaxed" else {}
+    found = speculative_beam_search(MODEL, MODEL, [[1, 2]], TRIE, 100_000, mode, **options)
+    assert sorted(found.rows[0, :4].tolist()) == [0, 1, 2, 3]
+    assert (found.rows[0, 4:] == -1).all()
+    plain_ = beam_search(MODEL, [[1, 2]], TRIE, 100_000)
+    whole = complete(MODEL, plain_, [[1, 2]], TRIE, max_nodes=4096)
+    assert sorted(whole.rows[0, :4].tolist()) == [0, 1, 2, 3]

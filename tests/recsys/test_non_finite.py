@@ -1,0 +1,158 @@
+"""Logits that are not finite: an error for the requests that have them, and for nobody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.items import ItemConstraint
+from recsys.decoding import (
+    Engine,
+    ModelDrafter,
+    beam_search,
+    complete,
+    generate_text,
+    score_rows,
+    shared_beam_search,
+    speculative_beam_search,
+)
+from recsys.decoding.constrained_text import sample_text
+from recsys.errors import NonFiniteError
+from recsys.models.prefix_store import PrefixStore
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import random_catalogue, tiny_model
+
+BROKEN = 63  # a token that only histories hold
+CATALOGUE = random_catalogue(np.random.default_rng(0), 60, 4, 60)
+TRIE = ItemTrie.build(CATALOGUE)
+CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
+MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
+
+
+def model(value=float("nan")):
+    """A model whose embedding of one token is not finite."""
+    broken = tiny_model("llama", 64, seed=3)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[BROKEN] = value
+    return broken
+
+
+SEARCHES = {
+    "beam": lambda m, p: beam_search(m, p, TRIE, 8),
+    "strict": lambda m, p: speculative_beam_search(m, None, p, TRIE, 8),
+    "drafted": lambda m, p: speculative_beam_search(m, ModelDrafter(m, 40), p, TRIE, 8),
+    "relaxed": lambda m, p: speculative_beam_search(
+        m, m, p, TRIE, 8, "relaxed", seeds=range(len(p))
+    ),
+    "sample": lambda m, p: beam_search(m, p, TRIE, 8, seeds=range(len(p))),
+    "shared": lambda m, p: shared_beam_search(m, p, range(len(p)), TRIE, 8),
+    "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
+    "text": lambda m, p: generate_text(m, p, 3, 6),
+    "constrained text": lambda m, p: sample_text(m, p, ItemConstraint(TRIE, 64, 62), 8),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_error_names_the_requests_it_is_about(search, value):
+    with pytest.raises(NonFiniteError, match="not finite for request 1, 3") as caught:
+        SEARCHES[search](TreeModel.of(model(value)), MIXED)
+    assert caught.value.requests == (1, 3)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_later_requests_do_not_notice(search):
+    """One such history once left keys behind that made later answers empty and certified."""
+    tree = TreeModel.of(model())
+    expected = SEARCHES[search](TreeModel.of(model()), CLEAN)
+    for _ in range(2):
+        with pytest.raises(NonFiniteError):
+            SEARCHES[search](tree, [[7, 7, BROKEN, 5, 6, *range(1, 40)]] * 4)
+        found = SEARCHES[search](tree, CLEAN)
+        if isinstance(found, torch.Tensor):
+            assert torch.equal(found, expected)
+        elif isinstance(found, list):
+            assert [text.tokens for text in found] == [text.tokens for text in expected]
+        else:
+            assert torch.equal(found.tokens, expected.tokens)
+            assert torch.equal(found.scores, expected.scores)
+
+
+def test_a_prefix_of_such_a_prompt_is_never_stored():
+    tree = TreeModel.of(model())
+    tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
+    shared = [1, 2, 3, 4, 5, 6, 7, 8]
+    with pytest.raises(NonFiniteError):
+        beam_search(tree, [[*shared, BROKEN, 1, 1, 1, 1], [*shared, 9, 9, 9, 9, 9]], TRIE, 4)
+    # Attention weighs masked values by 0, and 0 x NaN is NaN: what comes before is broken, too.
+    assert tree.prefixes.statistics().used > 0
+    tokens = np.array([[*shared, 9, 9, 9, 9, 9], [*shared, BROKEN, 1, 1, 1, 1]])
+    assert tree.prefixes.known("", tokens, [13, 13]).tolist() == [0, 0]
+    assert tree.prefixes.statistics().used == 0
+    expected = beam_search(model(), [[*shared, 2]], TRIE, 4)
+    found = beam_search(tree, [[*shared, 2]], TRIE, 4)
+    assert torch.equal(found.rows, expected.rows)
+    torch.testing.assert_close(found.scores, expected.scores)
+    tree.prefixes.clear()
+    assert tree.prefixes.statistics().used == 0
+
+
+def test_a_finite_request_of_such_a_batch_is_stored():
+    tree = TreeModel.of(model())
+    tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
+    with pytest.raises(NonFiniteError):
+        beam_search(tree, [[1, 2, 3, 4, BROKEN, 6], CLEAN[2]], TRIE, 4)
+    expected = beam_search(model(), [CLEAN[2]], TRIE, 4)
+    found = beam_search(tree, [CLEAN[2]], TRIE, 4)
+    assert found.stats[0].cached_tokens == 4
+    assert torch.equal(found.rows, expected.rows)
+
+
+def test_a_dropped_version_is_forgotten_before_it_is_proven():
+    tree = TreeModel.of(model())
+    tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
+    with pytest.raises(NonFiniteError):
+        beam_search(tree, [[1, 2, 3, 4, BROKEN, 6, 7, 8, 9]], TRIE, 4)
+    tree.prefixes.drop("")
+    assert tree.prefixes.statistics().used == 0
+    assert tree.prefixes.statistics().free == tree.prefixes.blocks
+
+
+def test_a_broken_draft_does_not_change_the_answer():
+    target, draft = tiny_model("llama", 64, seed=3), model()
+    with torch.no_grad():
+        draft.model.embed_tokens.weight.fill_(float("nan"))
+    expected = beam_search(target, CLEAN, TRIE, 8)
+    for _ in range(2):
+        found = speculative_beam_search(target, ModelDrafter(draft, 40), CLEAN, TRIE, 8)
+        assert torch.equal(found.rows, expected.rows)
+
+
+def test_an_engine_in_every_mode_fails_only_such_requests():
+    engine = Engine(model(), TRIE, draft=tiny_model("llama", 64, seed=4), prefix_bytes=1 << 20)
+    for mode in ("planned", "beam", "exhaustive", "draft"):
+        with pytest.raises(NonFiniteError):
+            engine.decode(MIXED, 8, mode=mode)
+        found = engine.decode(CLEAN, 8, mode=mode, until_global=True).beams
+        assert (found.rows >= 0).all()
+
+
+def test_completion_says_that_logits_are_not_finite():
+    target = tiny_model("llama", 64, seed=3)
+    beams = beam_search(target, CLEAN, TRIE, 2)
+    assert not beams.is_global.all()
+    broken = model()
+    with torch.no_grad():
+        broken.model.embed_tokens.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError):
+        complete(broken, beams, CLEAN, TRIE)
+
+
+def test_all_tokens_of_probability_zero_are_an_error():
+    tree = TreeModel.of(tiny_model("llama", 64))
+    plain = tree.forward
+    tree.forward = lambda *a, **k: plain(*a, **k).fill_(-torch.inf)
+    with pytest.raises(NonFiniteError):
+        beam_search(tree, [[1]], TRIE, 4)

@@ -1,0 +1,80 @@
+"""Every search against plain enumeration (`benchmarks/random_exactness.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search, speculative_beam_search
+
+FILE = Path(__file__).parent.parent.parent / "benchmarks" / "random_exactness.py"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("random_exactness", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+exactness = load()
+
+
+@given(st.integers(0, 2**62))
+@settings(max_examples=60, deadline=None)
+@example(63)  # three allowed rows of seven, and twelve beams
+@example(15)  # everything is excluded
+def test_every_search_gives_what_enumeration_gives(seed):
+    assert exactness.Checker(exactness.Case.draw(seed)).run() == []
+
+
+def scripted(rows, vocabulary=None):
+    """A scripted model of which no two prefixes score alike, and the trie of the rows."""
+    largest = max(max(row) for row in rows)
+    script = exactness.Script(7, vocabulary or largest + 2, 1 << 20)
+    return exactness.ScriptedModel(script), ItemTrie.build(np.array(rows))
+
+
+def test_an_excluded_row_does_not_come_back_with_a_certificate():
+    model, trie = scripted([[0, 1, 2, 1], [0, 1, 2, 2], [2, 0, 2, 1]])
+    for search in (beam_search, lambda *a, **k: speculative_beam_search(a[0], None, *a[1:], **k)):
+        found = search(model, [[1, 2]], trie, 3, exclude=[[0, 2]])
+        assert found.rows.tolist() == [[1, -1, -1]]
+        assert found.tokens[0].tolist() == [[0, 1, 2, 2], [-1] * 4, [-1] * 4]
+        assert found.certificates == ["global-exact"]
+
+
+def test_excluded_rows_do_not_push_allowed_rows_out():
+    many = [[0, 1, 5, t] for t in range(30)]
+    three, seven = [[1, 0, 2, t] for t in range(3)], [[a, 0, 3, a] for a in range(2, 9)]
+    model, trie = scripted([*many, *three, *seven])
+    allowed = [7, 30, 31, 32]
+    excluded = [row for row in range(40) if row not in allowed]
+    found = beam_search(model, [[1, 2]], trie, 10, exclude=[excluded])
+    assert sorted(found.rows[0].tolist()) == [-1] * 6 + allowed
+
+
+@pytest.mark.parametrize("num_beams", [2, 4, 9])
+def test_a_row_of_probability_zero_does_not_exist(num_beams):
+    rows = [[0, 1], [0, 2], [1, 1], [3, 0]]
+    model, trie = scripted(rows)
+    plain = model.forward
+
+    def forward(*args, **kwargs):
+        logits = plain(*args, **kwargs)
+        logits[..., 0] = -np.inf  # no sequence can hold token 0
+        return logits
+
+    model.forward = forward
+    for search in (beam_search, lambda *a: speculative_beam_search(a[0], None, *a[1:])):
+        found = search(model, [[1]], trie, num_beams)
+        assert found.rows[0].tolist() == [2] + [-1] * (num_beams - 1)
+        assert found.scores[0, 0] > -np.inf
