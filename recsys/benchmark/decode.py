@@ -323,7 +323,7 @@ class _Cell:
         for model in (self.engine.target, self.engine.draft):
             if model is not None:
                 with TokenTree(model, Prompts.of(earlier, model), 0) as tree:
-                    tree.forward()
+                    tree.note(tree.forward().amax(-1))
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
 

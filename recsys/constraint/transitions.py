@@ -55,12 +55,8 @@ class Children(NamedTuple):
         return values.gather(-1, self.symbols).masked_fill(~self.alive, -torch.inf)
 
     def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States and symbols of (B, K) places among the W * C candidates.
-
-        The place W * C stands for no candidate: its state is `NO_STATE`, its symbol 0.
-        """
-        states, symbols = self.states.flatten(1), self.symbols.flatten(1)
-        return read(states, places, NO_STATE), read(symbols, places, 0)
+        """States and symbols of (B, K) places among the W * C candidates."""
+        return self.states.flatten(1).gather(1, places), self.symbols.flatten(1).gather(1, places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,27 +156,16 @@ class Candidates:
         return infinite.to(values.dtype).add_(values.narrow(-1, dense.low, dense.width))
 
     def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States and symbols of (B, K) places among the W * C candidates, all of them alive.
+        """States and symbols of (B, K) places among the W * C candidates, if those are alive.
 
-        The place W * C stands for no candidate: its state is `NO_STATE`, its symbol 0.
+        For a place that is not alive both are any; whoever chose too few drops them.
         """
         width = self.alive.shape[-1]
-        nothing = places == self.alive[0].numel()
-        places = places.masked_fill(nothing, 0)
         beam = places // width
         state, place = self.parents.gather(1, beam), places - beam * width
         first = _look_up(self.trie.first_child, state)
         if self.symbols is not None:
-            states, symbols = first + place, self.symbols.flatten(1).gather(1, places)
-        else:
-            states, symbols = self._dense_at(state, place)
-            states += first
-        return states.masked_fill_(nothing, NO_STATE), symbols.masked_fill_(nothing, 0)
-
-    def _dense_at(
-        self, state: torch.Tensor, place: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which child of (B, K) states of a dense depth lies at each place, and its symbol."""
+            return first + place, self.symbols.flatten(1).gather(1, places)
         dense = self._dense
         row = state - self.trie.source.depth_start[self.depth]
         block = place // BLOCK
@@ -189,7 +174,7 @@ class Candidates:
         flags = _runs(self.trie.dense_flags, row * dense.width + dense.start + block * BLOCK, BLOCK)
         upto = _runs(self.trie.block, BLOCK - 1 - place + block * BLOCK, BLOCK)
         counted += (flags & upto).sum(-1)
-        return counted - 1, place + dense.low
+        return first + counted - 1, place + dense.low
 
     @property
     def _dense(self) -> DenseDepth:

@@ -107,7 +107,7 @@ def beam_search(
     with TokenTree(model, ready, nodes, prompt_slots=prompt_slots) as tree:
         if wanted is not None:
             wanted.add_to(tree)
-        first = TokenLogits.of(tree.forward(), step.trie)
+        first = TokenLogits.run(tree, step.trie)
         *_, frontier = grow(tree, step, widths, first)
         stats = [
             DecodeStats(
@@ -232,7 +232,7 @@ def grow(
             logits = TokenLogits.nothing(frontier.scores, step.trie)
         else:
             beams = frontier.scores.shape[1]  # those of forced levels come before them
-            logits = TokenLogits.of(tree.forward()[:, -beams:], step.trie)
+            logits = TokenLogits.run(tree, step.trie).last(beams)
         frontier = step.expand(frontier, logits, depth, width)
         yield frontier
         if depth + 1 < len(widths):

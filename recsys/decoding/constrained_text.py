@@ -152,6 +152,7 @@ def sample_text(
                     0, int(length - cached), slots, slots * size, cached_tokens=int(cached)
                 )
             logits = tree.forward()[:, -1]
+            tree.note(logits.amax(-1, keepdim=True))
             while live:
                 require_finite(tree.finite, [text.request for text in live])
                 for text, token, log_prob in _draw(live, logits, temperature, generator):
@@ -241,5 +242,5 @@ def _forward(tree: TokenTree, live: list[_Text]) -> torch.Tensor:
         view=cache.prompt + nodes,
         rows=torch.from_numpy(last[:, None]).to(model.device),
     )
-    tree.note(logits)
+    tree.note(logits.amax(-1))
     return logits[:, 0]

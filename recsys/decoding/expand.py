@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from recsys.constraint.transitions import Children, read
+from recsys.constraint.transitions import Children
 from recsys.constraint.trie import NO_STATE
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from recsys.constraint.transitions import Allowed, Candidates, DeviceTrie, Excluded, Gains
     from recsys.decoding.sampling import Noise
+    from recsys.decoding.tree import TokenTree
 
 _PART = 64  # values of which the best is found first; on a CPU
 Normalize = Literal["vocabulary", "allowed"]
@@ -49,6 +50,17 @@ class TokenLogits(NamedTuple):
         return cls(logits.index_select(-1, trie.alphabet), logits.logsumexp(-1))
 
     @classmethod
+    def run(cls, tree: TokenTree, trie: DeviceTrie) -> TokenLogits:
+        """Those of the tree's next pass."""
+        found = cls.of(tree.forward(), trie)
+        tree.note(found.total)
+        return found
+
+    def last(self, rows: int) -> TokenLogits:
+        """The last `rows` entries of each request."""
+        return TokenLogits(*(part[:, -rows:] for part in self))
+
+    @classmethod
     def nothing(cls, like: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
         """Logits of no forward, for a step whose scores they make no difference to (`Step.forced`).
 
@@ -72,8 +84,9 @@ class Frontier(NamedTuple):
         states: (B, W) int64 trie states, those of live beams distinct; `NO_STATE` for a beam that
             does not exist.
         scores: (B, W) what beams are ranked by; -inf for a beam that does not exist.
-        tokens: (B, W) int64 last token; 0 for a beam that does not exist.
-        parents: (B, W) int64 place of the parent in the previous frontier; 0 likewise.
+        tokens: (B, W) int64 last token; for a beam that does not exist, one that can be run as
+            padding.
+        parents: (B, W) int64 place of the parent in the previous frontier; any place, likewise.
         log_probs: (B, W) sum of log-probabilities. The scores themselves, but for sampling, where
             a score is a perturbed log-probability, and with boosts, which scores include.
         rest: (B, 1) best score of a prefix that was pruned on the way; complete sequences are not
@@ -228,14 +241,19 @@ class Step:
         scores, log_probs = self.score(frontier, logits, children)
         flat = scores.flatten(1)  # (B, W * C)
         best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
-        kept = read(flat, best, -torch.inf)
+        missing = best == flat.shape[1]
+        best = best.masked_fill(missing, 0)
         states, symbols = children.at(best)
+        kept = flat.gather(1, best).masked_fill_(missing, -torch.inf)
+        sums = kept
+        if log_probs is not scores:
+            sums = log_probs.flatten(1).gather(1, best).masked_fill_(missing, -torch.inf)
         found = Frontier(
-            states,
+            states.masked_fill_(missing, NO_STATE),
             kept,
-            self.trie.alphabet[symbols].masked_fill_(states == NO_STATE, 0),
-            parents_at(best, scores.shape),
-            kept if log_probs is scores else read(log_probs.flatten(1), best, -torch.inf),
+            self.trie.alphabet[symbols],
+            best // scores.shape[-1],
+            sums,
             frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),
         )
         return found.padded(width)
@@ -266,12 +284,6 @@ class Step:
         if self.noise is None:
             return log_probs, log_probs
         return self.noise.perturb(frontier.scores, log_probs, children.states), log_probs
-
-
-def parents_at(places: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """(B, n) beam of each of (B, n) places among (B, W, C) candidates; 0 behind the last place."""
-    _, beams, width = shape
-    return (places // width).masked_fill_(places == beams * width, 0)
 
 
 def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,7 @@ from recsys import arguments
 from recsys.constraint.transitions import read
 from recsys.decoding.beam import finish
 from recsys.decoding.draft import ModelDrafter
-from recsys.decoding.expand import Frontier, Step, TokenLogits, parents_at, stable_top
+from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
@@ -247,11 +247,12 @@ class _Search:
         self, beams: Frontier, children: Children, log_probs: torch.Tensor, place: torch.Tensor
     ) -> Frontier:
         """The children of the beams at (b, W) `place`."""
-        kept = read(log_probs, place, -torch.inf)
-        states, symbols = children.at(place)
-        parents = beams.states.gather(1, parents_at(place, children.states.shape))
-        tokens = self.target.step.trie.alphabet[symbols]
-        return Frontier(states, kept, tokens, parents, kept, beams.rest)
+        parents = beams.states.unsqueeze(-1).expand_as(children.states).flatten(1)
+        tokens = self.target.step.trie.alphabet[children.symbols].flatten(1)
+        found = Frontier(
+            children.states.flatten(1), log_probs, tokens, parents, log_probs, beams.rest
+        )
+        return found.at(place)
 
     def _among(self, drawn: Frontier, beams: Frontier, children: Children) -> torch.Tensor:
         """(b, W * C) which children of the beams were drawn; others' children are left out."""

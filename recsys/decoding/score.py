@@ -63,6 +63,6 @@ def score_rows(
         return wanted.known.to(model.score_dtype)
     with TokenTree(model, ready, wanted.width, prompt_slots=prompt_slots) as tree:
         wanted.add_to(tree)
-        scores = wanted.scores(TokenLogits.of(tree.forward(), trie))
+        scores = wanted.scores(TokenLogits.run(tree, trie))
         require_finite(tree.finite)
         return scores

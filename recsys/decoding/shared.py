@@ -122,7 +122,7 @@ class _Level:
         self._keys = _closed(self._begins[:-1] * self._stride)
         self._start = self._begins
         self._first = ROOT
-        self._logits = TokenLogits.of(tree.forward(), step.trie)
+        self._logits = TokenLogits.run(tree, step.trie)
 
     def logits(self, states: torch.Tensor) -> TokenLogits:
         """(R, W) of the states; of any node of the prompt for a beam that does not exist."""
@@ -156,7 +156,7 @@ class _Level:
             parents[prompt, place] = self._first + at
         self._first = self._tree.add(tokens, parents, depth)
         self._keys, self._start = _closed(keys), start
-        self._logits = TokenLogits.of(self._tree.forward(), self._step.trie)
+        self._logits = TokenLogits.run(self._tree, self._step.trie)
 
     def _keys_of(self, states: torch.Tensor) -> torch.Tensor:
         return self.owner * self._stride + states

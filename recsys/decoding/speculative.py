@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from recsys import arguments
-from recsys.constraint.transitions import read
 from recsys.decoding.beam import finish, num_levels, prepare, row_tree
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
-from recsys.decoding.expand import Frontier, Normalize, Step, parents_at, stable_top
+from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.relaxed import relaxed_beam_search
 from recsys.decoding.table import Table
@@ -244,13 +243,13 @@ class _Verification:
             children = step.children(self.frontier.states, depth)
             worth = self._worth(place, missing, children, depth).flatten(1)
             best, _ = stable_top(worth, min(budget, worth.shape[1]))
-            states, symbols = children.at(best)
+            above = place.unsqueeze(-1).expand_as(children.states).flatten(1)
             found = Frontier.proposed(
-                states,
-                read(worth, best, -torch.inf),
-                step.trie.alphabet[symbols],
-                place.gather(1, parents_at(best, children.states.shape)),
-            )
+                children.states.flatten(1),
+                worth,
+                step.trie.alphabet[children.symbols].flatten(1),
+                above,
+            ).at(best)
             pick = found.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run

@@ -104,7 +104,7 @@ class Table:
 
     def run(self) -> None:
         """One pass of the target over what has been added."""
-        new = TokenLogits.of(self.tree.forward(), self.step.trie)
+        new = TokenLogits.run(self.tree, self.step.trie)
         pairs = zip(self.logits, new, strict=True)
         self.logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
         self.runs.append(self.places)

@@ -254,6 +254,7 @@ def generate_text(
         nodes = TextNodes(tree, num_beams)
         answers = _Answers(nodes, ready.host_lengths)
         logits = tree.forward()
+        tree.note(logits.amax(-1))
         for depth in range(1, max_new_tokens + 1):
             beams = rules.advance(beams, logits, depth)
             look = depth % collect_every == 0

@@ -88,7 +88,7 @@ class TextNodes:
             write=(cache.prompt + slot).expand_as(tokens),
             view=cache.prompt + nodes,
         )
-        self.tree.note(logits)
+        self.tree.note(logits.amax(-1))
         return logits
 
     def keep(self, requests: torch.Tensor) -> None:

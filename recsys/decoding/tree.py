@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from recsys.models.tree_forward import TreeModel
 
 ROOT = -1
+_MOST_TOTALS = 16  # passes; those of a long text are merged
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,6 @@ class TokenTree:
         cached: (B,) of them, those whose keys and values were kept from an earlier call (host).
         nodes: nodes added so far, one number for the batch.
         passes: forwards so far.
-        finite: (B,) bool, whether all logits of a request were finite so far.
         cache: keys and values.
     """
 
@@ -168,7 +168,7 @@ class TokenTree:
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
         self._pending = 0
-        self.finite = torch.ones(batch, dtype=torch.bool, device=device)
+        self._totals = [torch.zeros((batch, 0), device=device)]
         self._borrowed = ExitStack()
 
     def __enter__(self) -> Self:
@@ -191,6 +191,7 @@ class TokenTree:
         traceback: TracebackType | None,
     ) -> None:
         """Give the cache back."""
+        self.cache.note(self.finite.all())
         self._borrowed.close()
         del self.cache
 
@@ -235,6 +236,8 @@ class TokenTree:
     def forward(self) -> torch.Tensor:
         """Run what has been added since the last call, and the prompt if it has not been run.
 
+        Whoever uses the logits of a real prompt passes what they come to on to `note`.
+
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
         """
@@ -272,11 +275,25 @@ class TokenTree:
                 )
             return torch.cat(parts, dim=2)
 
-        logits = self.model.forward(
+        return self.model.forward(
             tokens, positions, mask, self.cache, write=write, view=view, rows=rows
         )
-        self.note(logits)
-        if places is not None and (store := self.model.prefixes) is not None:
+
+    def note(self, totals: torch.Tensor) -> None:
+        """Take what tells whether the logits of a pass are finite; to be called after each pass.
+
+        After the first one the prompts are stored, where the model has a store. A request whose
+        logits are not finite may have left keys or values that are not finite, and a masked slot
+        contributes 0 x value: so such prompts are never found, and the cache is cleaned.
+
+        Args:
+            totals: (B, W) the log-sum-exp, or the largest, of each row of logits. It is finite if
+                and only if no logit is NaN or infinite and not all are -inf.
+        """
+        self._totals.append(totals)
+        if len(self._totals) > _MOST_TOTALS:
+            self._totals = [torch.cat(self._totals, dim=1).abs().amax(1, keepdim=True)]
+        if self.passes == 1 and (store := self.model.prefixes) is not None:
             prompts = self.prompts
             store.insert(
                 self.model.version,
@@ -285,19 +302,11 @@ class TokenTree:
                 self.cache.buffer,
                 self.finite,
             )
-        return logits
 
-    def note(self, logits: torch.Tensor) -> None:
-        """Remember which requests have logits that are not finite; nothing waits for the device.
-
-        A request whose logits are not finite may have left keys or values that are not finite, and
-        a masked slot contributes 0 x value: so the cache is told, too.
-
-        Args:
-            logits: (B, W, V). A token may have probability 0 (-inf), but not all of them.
-        """
-        self.finite = self.finite & logits.amax(-1).isfinite().all(1)
-        self.cache.note(self.finite.all())
+    @property
+    def finite(self) -> torch.Tensor:
+        """(b,) bool, whether all logits of a request were finite so far."""
+        return torch.cat(self._totals, dim=1).isfinite().all(1)
 
     def _prompt_places(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, S) prompt tokens that are not cached, and (B, 1) the last one's place among them.
@@ -325,6 +334,8 @@ class TokenTree:
     def keep(self, requests: torch.Tensor) -> None:
         """Go on with some requests of the batch only; (b,) int64 places."""
         self.cache.keep(requests)
-        self.lengths, self.finite = self.lengths[requests], self.finite[requests]
+        self.lengths = self.lengths[requests]
+        self.cache.note(self.finite.all())
+        self._totals = [totals[requests] for totals in self._totals]
         self._tokens, self._depth = self._tokens[requests], self._depth[requests]
         self._ancestors = self._ancestors[requests]
