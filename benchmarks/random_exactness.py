@@ -213,7 +213,8 @@ class Case:
         rows = np.stack([rng.integers(0, c, count) for c in codes], axis=1) + firsts[:-1]
         # a few prefixes, each with many sequences below or with few
         few = -(-count // int(rng.integers(1, 6)))
-        owner, shared = rng.integers(0, few, count), rng.integers(0, levels, count)
+        owner = rng.integers(0, few, count)
+        shared = np.where(rng.random(count) < 0.5, levels - 1, rng.integers(0, levels, count))
         depth = np.arange(levels) < shared[owner][:, None]
         rows = np.where(depth, rows[owner], rows)
         end, most = None, int(firsts[-1] + max(codes))
@@ -249,7 +250,7 @@ class Case:
     @staticmethod
     def some(rows: list[Row], share: float, rng: np.random.Generator) -> frozenset[Row]:
         """About that share of the rows: one by one, or all below prefixes of one length."""
-        depth = int(rng.integers(1, len(rows[0]) + 1))
+        depth = int(rng.integers(1, len(rows[0]) + 1)) if rng.integers(2) else len(rows[0])
         chosen = {prefix: rng.random() < share for prefix in sorted({r[:depth] for r in rows})}
         return frozenset(row for row in rows if chosen[row[:depth]])
 
