@@ -9,6 +9,7 @@ need `item`; `title` and `text` are read where they exist, every further column 
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,7 @@ def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) ->
         _check_header(path, table.column_names, needed)
     else:
         table = read_delimited(path, _delimiter(path, needed)[0], types=types)
+        _check_header(path, table.column_names, needed)  # a name may go on in the next line
     if not table.num_rows:
         raise DataError(f"{path}: no rows in it")
     return table
@@ -195,13 +197,13 @@ def _check_header(path: Path, header: list[str], needed: tuple[str, ...]) -> Non
     for name in needed:
         if header.count(name) != 1:
             raise DataError(
-                f"{path}: want one column {name!r}, the header has {', '.join(header)[:120]!r}; "
+                f"{path}: want one column {name!r}, the header has {str(header)[1:-1][:120]}; "
                 "say what the columns are called, for example --set data.columns.user=userId"
             )
 
 
 def _names(line: str, delimiter: str) -> list[str]:
-    return [name.strip().strip('"') for name in line.split(delimiter)]
+    return next(csv.reader([line.split("\r", 1)[0]], delimiter=delimiter), [])
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

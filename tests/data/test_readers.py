@@ -408,9 +408,16 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("user,product\nu,a\n", r"e\.csv: want one column 'item', the header has 'user, product'"),
+        (
+            "user,product\nu,a\n",
+            r"e\.csv: want one column 'item', the header has 'user', 'product'",
+        ),
         ("user item\nu a\n", "want one column 'user', the header has 'user item'"),
         ("user,item,user\nu,a,v\n", "want one column 'user'"),
+        ("user, item\nu,a\n", "want one column 'item', the header has 'user', ' item'"),
+        ('user,"item\n",x\nu,a,1\n', "want one column 'item'"),
+        ('user,"item', "Empty CSV"),
+        ("user,item\nu,a\0\n", r"events: item 'a\\x00' ends with the character NUL"),
         ("user,item,rating\nu,a,1\nu,b,good\n", r"e\.csv:3: column 'rating': .*'good'"),
         ("user,item,timestamp\nu,a,1\nu,b,noon\n", "'timestamp' has 'noon' in data row 2"),
         ("user,item,timestamp\nu,a,1\nu,b,2018-01-01\n", "has '2018-01-01' in data row 2"),
