@@ -64,7 +64,7 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
     process: tuple[subprocess.Popen[str], str],
 ) -> None:
     started, url = process
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=120) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
         response = client.post(
             "/v1/recommendations",
@@ -79,7 +79,7 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
         )
         assert too_large.json()["code"] == "body_too_large"
         started.send_signal(signal.SIGTERM)
-        out, err = started.communicate(timeout=20)
+        out, err = started.communicate(timeout=120)
     assert started.returncode in (0, -signal.SIGTERM)
     lines = [json.loads(line) for line in out.splitlines()]
     requests = [line for line in lines if line["logger"] == "serving.access"]
@@ -97,7 +97,7 @@ def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str])
         ["bash", "-c", line.replace("curl", "curl -sS")],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         check=True,
     )
     assert len(json.loads(answer.stdout)["items"]) == 5
@@ -110,7 +110,7 @@ def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
     acknowledged: list[str] = []
 
     def send(sender: int) -> None:
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=120) as client:
             for n in range(10_000):
                 name = f"{sender}-{n}"
                 event = {"event_id": name, "user": f"u{sender}", "item": name}
@@ -139,7 +139,7 @@ def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
 def test_ctrl_c_ends_it_without_a_traceback(process: tuple[subprocess.Popen[str], str]) -> None:
     started, _ = process
     started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=20)
+    _, err = started.communicate(timeout=120)
     assert started.returncode == 0
     assert "Stopped." in err
     assert "Traceback" not in err
@@ -165,7 +165,7 @@ def test_the_command_refuses_a_wrong_bundle_before_anything_is_loaded(tmp_path: 
         [sys.executable, "-c", code, str(tmp_path / "nothing")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
         env={**os.environ, "RECSYS_HOME": str(tmp_path)},
     )

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 K = 5
 CLIENTS = 4
-PATIENCE_S = 150
+PATIENCE_S = 600
+NOT_SET_UP = 75  # the exit status when Ray or a port was not there
 RNG = np.random.default_rng(3)
 HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
 
@@ -156,7 +158,7 @@ class Cluster:
             if found is not None and found.status == "RUNNING":
                 return
             if time.monotonic() > deadline or (found and found.status == "DEPLOY_FAILED"):
-                raise SystemExit(f"not deployed: {found}")
+                raise RuntimeError(f"not deployed: {found}")
             time.sleep(0.2)
 
 
@@ -245,11 +247,15 @@ def main() -> None:
     ray = import_ray("serve")
     from ray import serve
 
-    start_ray(ray, num_cpus=3)  # cores are counted, not measured
     try:
-        serve.start(http_options=cluster.config["http_options"])
-        cluster.deploy("one")
-        cluster.wait()
+        try:
+            start_ray(ray, num_cpus=3)  # cores are counted, not measured
+            serve.start(http_options=cluster.config["http_options"])
+            cluster.deploy("one")
+            cluster.wait()
+        except Exception:
+            traceback.print_exc()
+            sys.exit(NOT_SET_UP)
         saw = asyncio.run(drive(cluster, right))
         serve.delete(APPLICATION)
         settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")
