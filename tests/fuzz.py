@@ -46,13 +46,11 @@ def round_(files: list[Path], seed: int, end: float, failures: dict[str, str]) -
             done = subprocess.run(
                 command, check=False, timeout=patience, env={**os.environ, "FUZZ_END": str(end)}
             )
-            error = f"pytest ended with {done.returncode}" if done.returncode > 1 else ""
+            error = f"pytest ended with {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
             error = f"a test took longer than {LAST_TEST_S} s after the time was over"
-        if error:
-            failures[f"round {seed}"] = f"--- seed {seed}: {error}"
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-    passed = 0
+    passed, before = 0, len(failures)
     for case in cases:
         name = f"{case.get('classname')}::{case.get('name')}"
         problem = case.find("failure")
@@ -60,6 +58,8 @@ def round_(files: list[Path], seed: int, end: float, failures: dict[str, str]) -
         passed += problem is None and case.find("skipped") is None
         if problem is not None:
             failures[name] = f"--- {name}, --hypothesis-seed={seed}\n{reproducer(problem.text)}"
+    if error and len(failures) == before:
+        failures[f"round {seed}"] = f"--- --hypothesis-seed={seed}: {error}; see above"
     return passed
 
 

@@ -88,7 +88,9 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
     assert "Traceback" not in err
 
 
-def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str]) -> None:
+def test_the_printed_curl_line_works_and_ctrl_c_ends_it(
+    process: tuple[subprocess.Popen[str], str],
+) -> None:
     started, _ = process
     assert started.stderr is not None
     line = started.stderr.readline().strip()
@@ -101,6 +103,11 @@ def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str])
         check=True,
     )
     assert len(json.loads(answer.stdout)["items"]) == 5
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=120)
+    assert started.returncode == 0
+    assert "Stopped." in err
+    assert "Traceback" not in err
 
 
 def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
@@ -134,15 +141,6 @@ def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
     store.close()
     assert set(acknowledged) <= kept
     assert len(kept) <= len(acknowledged) + 4  # no more than were on their way
-
-
-def test_ctrl_c_ends_it_without_a_traceback(process: tuple[subprocess.Popen[str], str]) -> None:
-    started, _ = process
-    started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=120)
-    assert started.returncode == 0
-    assert "Stopped." in err
-    assert "Traceback" not in err
 
 
 def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None:

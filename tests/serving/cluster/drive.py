@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ from serving.cluster.settings import ClusterSettings
 from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
 K = 5
@@ -240,6 +241,16 @@ def batch(bundles: Path, scratch: Path) -> list[bool]:
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
 
 
+@contextmanager
+def setting_up() -> Iterator[None]:
+    """What fails here may be tried again."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        sys.exit(NOT_SET_UP)
+
+
 def main() -> None:
     bundles, scratch = map(Path, sys.argv[1:])
     right = {name: expected(bundles / name) for name in ("one", "two")}
@@ -247,15 +258,13 @@ def main() -> None:
     ray = import_ray("serve")
     from ray import serve
 
+    with setting_up():
+        start_ray(ray, num_cpus=3)  # cores are counted, not measured
     try:
-        try:
-            start_ray(ray, num_cpus=3)  # cores are counted, not measured
+        with setting_up():
             serve.start(http_options=cluster.config["http_options"])
             cluster.deploy("one")
             cluster.wait()
-        except Exception:
-            traceback.print_exc()
-            sys.exit(NOT_SET_UP)
         saw = asyncio.run(drive(cluster, right))
         serve.delete(APPLICATION)
         settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")
