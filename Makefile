@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart serve test check format bench clean
+.PHONY: help install install-dev quickstart serve test fuzz check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,8 +28,15 @@ quickstart: install ## synthetic shop -> models -> report -> a recommendation, i
 serve: install ## serve what quickstart made, on http://127.0.0.1:8000
 	$(BIN)/recsys serve
 
-test: install-dev ## all tests (CPU, offline)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# The tests start many processes: each would compile the sources anew if none could keep them.
+TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python
+
+test: install-dev ## all tests (CPU, offline), side by side
+	$(TESTING) -m pytest -n logical --dist worksteal
+
+MINUTES ?= 5
+fuzz: install-dev ## fresh examples for the tests that take any: make fuzz MINUTES=20
+	$(TESTING) tests/fuzz.py $(MINUTES)
 
 check: install-dev ## format, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .

@@ -3,8 +3,8 @@
     python benchmarks/rest_exactness.py --answers 2000 --seed 0
 
 A service is started on each of several bundles with four levels of codes and random weights. Items
-are upserted by `like` and by codes, and removed, over HTTP; meanwhile requests with filters, exclusions and histories
-are sent in every exact mode. The oracle keeps its own list of items and evaluates each filter
+are upserted by `like` and by codes, and removed, over HTTP; meanwhile requests with filters,
+exclusions and histories are sent in every exact mode. The oracle keeps its own list of items and evaluates each filter
 itself. Scores are log-probabilities from the checkpoint in the bundle, run by transformers alone:
 one plain forward per history over every item. The expected list is beam search over those sums, in
 plain Python. An answer is wrong if

@@ -129,7 +129,7 @@ def _located_errors(
     """Arrow's errors as ones that name file, line and column."""
     try:
         yield
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         if "UTF8" in str(error):
             decode(_content(path), path, encoding)  # names the line
         raise DataError(

@@ -11,18 +11,20 @@ import os
 import re
 import zlib
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
 GZIP = b"\x1f\x8b"
 MAX_LINE = 1 << 26  # bytes; a record is never so long
 MAX_DIGITS = 18  # what surely fits 64 bits
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escapes that make a character in pairs only
 _INTEGERS = re.compile(rf"(?:[ \t\r\n]|[0-9]{{1,{MAX_DIGITS}}}(?![0-9]))*")
 
 
@@ -87,14 +89,61 @@ def read_json(path: Path) -> dict[str, Any]:
         return found
 
     text = read_text(path)
-    try:
-        value = json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        whole = "" if text.rstrip().endswith(("}", "]")) else "; the file looks cut off"
-        raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}{whole}") from error
+    value = parsed(partial(json.loads, object_pairs_hook=unique), text, path)
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def parsed(
+    parse: Callable[[str], Any],
+    text: str,
+    path: Path,
+    line: int | None = None,
+    fault: str = "not valid JSON",
+) -> Any:
+    """The value that a text writes out; whatever the parser raises becomes an error with its place.
+
+    Args:
+        parse: `json.loads` or `ast.literal_eval`.
+        text: a whole file, or one line of it.
+        path: of the file, for errors.
+        line: the line that the text is.
+        fault: what to say of a text that cannot be parsed.
+
+    Raises:
+        DataError: it cannot be parsed, or a text in it holds half a character.
+    """
+    where = f"{path}:{line}" if line else str(path)
+    try:
+        value = parse(text)
+        if _HALF.search(text):
+            "".join(_texts(value)).encode()
+    except DataError:
+        raise
+    except json.JSONDecodeError as error:
+        whole = "" if text.rstrip().endswith(("}", "]")) else "; the file looks cut off"
+        raise DataError(f"{path}:{line or error.lineno}: {fault}: {error.msg}{whole}") from error
+    except UnicodeEncodeError as error:
+        half = error.object[error.start].encode("unicode_escape").decode()
+        raise DataError(
+            f"{where}: a text holds {half}, which is half a character; take it out of the file"
+        ) from error
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise DataError(f"{where}: {fault}: {str(error)[:120]}") from error
+    return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _texts(pair)
+    elif isinstance(value, (list, tuple, set)):
+        for part in value:
+            yield from _texts(part)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

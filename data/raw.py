@@ -178,13 +178,26 @@ def events_table(
         "split": split,
         "content": content,
     }
-    return pa.table(
+    table = pa.table(
         {
             name: _column(values, EVENT_COLUMNS[name])
             for name, values in columns.items()
             if values is not None
         }
     )
+    for name in ("user", "item"):
+        _check_ids(table[name], f"events: {name}")
+    return table
+
+
+def _check_ids(ids: pa.ChunkedArray, where: str) -> None:
+    """Refuse ids that end with NUL, for NumPy drops it and two ids may become one."""
+    row = pc.index(pc.ends_with(ids, "\0"), True).as_py()
+    if row >= 0:
+        raise DataError(
+            f"{where} {ids[row].as_py()[:40]!r} ends with the character NUL; take it out of the "
+            "file, which may be damaged there"
+        )
 
 
 def _column(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
@@ -227,7 +240,7 @@ def items_table(
     taken = sorted({*ITEM_COLUMNS, CODE_COLUMN} & set(attributes))
     if taken:
         raise DataError(f"items: attribute {taken[0]!r} has a reserved name; rename the column")
-    return pa.table(
+    table = pa.table(
         {
             "item_id": pa.array(item_ids, pa.string()),
             "title": pa.array([titles.get(i) or i for i in item_ids], pa.string()),
@@ -235,3 +248,5 @@ def items_table(
             **attributes,
         }
     )
+    _check_ids(table["item_id"], "items: item")
+    return table

@@ -12,12 +12,11 @@ from pathlib import Path
 def raw_folders() -> list[Path]:
     """Where raw data sets are looked for, the first first; downloads go to the first.
 
-    `$RECSYS_DATASETS` if it is set, `raw` under `$RECSYS_HOME` (default `var/raw`), and
-    `../shared/datasets`.
+    `$RECSYS_DATASETS` if it is set, and `raw` under `$RECSYS_HOME` (default `var/raw`).
     """
     named = os.environ.get("RECSYS_DATASETS")
     home = Path(os.environ.get("RECSYS_HOME", "var"))
-    return [*([Path(named)] if named else []), home / "raw", Path("../shared/datasets")]
+    return [*([Path(named)] if named else []), home / "raw"]
 
 
 def find_raw(path: Path | str) -> Path | None:

@@ -103,10 +103,10 @@ def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
         store=tmp_path / "histories.db",
     )
     with TestClient(create_app(settings), base_url="http://localhost") as client:
-        for _ in range(200):  # the bundle is loaded beside the server
+        for _ in range(6000):  # the bundle is loaded beside the server
             if client.get("/health/ready").status_code == 200:
                 break
-            time.sleep(0.1)
+            time.sleep(0.05)
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
         assert answer.status_code == 200
         items = answer.json()["items"]

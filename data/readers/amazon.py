@@ -11,14 +11,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pyarrow as pa
 
-from data.files import read_lines
+from data.files import parsed, read_lines
 from data.item_texts import plain
 from data.raw import (
     Catalogue,
@@ -97,7 +96,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
     fields = None
     first = 0
     for line, text in read_lines(path):
-        record = _json(text, f"{path}:{line}")
+        record = _json(text, path, line)
         if fields is None:
             fields = next((REVIEWS[name] for name in REVIEWS if name in record), None)
         if fields is None:
@@ -110,10 +109,14 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
         if not user or not item:
             counts["rows_without_user_or_item_dropped"] += 1
             continue
-        if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time):
-            raise DataError(f"{path}:{line}: {fields[3]!r} is {time!r}, not a time")
-        if rating is not None and type(rating) not in (int, float):
-            raise DataError(f"{path}:{line}: {fields[2]!r} is {rating!r}, not a number")
+        if not _is_number(time):
+            raise DataError(f"{path}:{line}: {fields[3]!r} is {str(time)[:40]!r}, not a time")
+        if rating is not None and type(rating) is not float:  # not known, or NaN
+            if not _is_number(rating):
+                raise DataError(
+                    f"{path}:{line}: {fields[2]!r} is {str(rating)[:40]!r}, not a number"
+                )
+            rating = float(rating)
         rows.append((str(user), str(item), int(time), rating, _content(record, fields[4:])))
         if len(rows) == BATCH:
             yield _table(rows, path, first, config, counts)
@@ -131,10 +134,7 @@ def _table(
     counts: Counter[str],
 ) -> pa.Table:
     user, item, time, rating, content = zip(*rows, strict=True)
-    try:
-        times = pa.chunked_array([pa.array(time, pa.int64())])
-    except (OverflowError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: a time is out of range: {error}") from error
+    times = pa.chunked_array([pa.array(time, pa.int64())])
     seconds = unix_seconds(times, "time", path, first, config.time_unit, counts)
     return events_table(user, item, timestamp=seconds, rating=rating, content=content)
 
@@ -147,30 +147,28 @@ def _content(record: dict[str, Any], names: tuple[str, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest()) + 1
 
 
-def _json(text: str, where: str) -> dict[str, Any]:
-    try:
-        return _record(json.loads(text), where)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{where}: not valid JSON: {str(error)[:120]}") from error
+def _json(text: str, path: Path, line: int) -> dict[str, Any]:
+    return _record(parsed(json.loads, text, path, line), path, line)
 
 
-def _literal(text: str, where: str) -> dict[str, Any]:
-    try:
-        return _record(ast.literal_eval(text), where)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{where}: neither JSON nor a Python literal: {str(error)[:120]}"
-        ) from error
+def _literal(text: str, path: Path, line: int) -> dict[str, Any]:
+    fault = "neither JSON nor a Python literal"
+    return _record(parsed(ast.literal_eval, text, path, line, fault), path, line)
 
 
-def _record(value: Any, where: str) -> dict[str, Any]:
+def _record(value: Any, path: Path, line: int) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise DataError(f"{where}: expected a record, found {str(value)[:40]!r}")
+        raise DataError(f"{path}:{line}: expected a record, found {str(value)[:40]!r}")
     return value
+
+
+def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and record of each line; the first line tells which form they have."""
+    read = _json
+    for line, text in read_lines(path):
+        if line == 1 and text.startswith("{'"):
+            read = _literal
+        yield f"{path}:{line}", read(text, path, line)
 
 
 def _catalogue(path: Path | None, events: pa.Table) -> Catalogue:
@@ -181,12 +179,7 @@ def _catalogue(path: Path | None, events: pa.Table) -> Catalogue:
     brands: dict[str, str | None] = {}
     categories: dict[str, list[str]] = {}
     prices: dict[str, float | None] = {}
-    read = _json
-    for line, text in read_lines(path) if path else ():
-        if line == 1 and text.startswith("{'"):
-            read = _literal
-        where = f"{path}:{line}"
-        record = read(text, where)
+    for where, record in _metadata(path) if path else ():
         item = record.get("parent_asin") or record.get("asin")
         if not isinstance(item, str):
             counts["item_rows_without_id_dropped"] += 1
@@ -223,9 +216,14 @@ def _categories(record: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name and "<" not in name))
 
 
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether it is a number of 64 bits; bool, NaN and infinity are none."""
+    return type(value) in (int, float) and abs(value) < 1 << 63
+
+
 def _price(value: Any) -> float | None:
     """A price in dollars, where one can be read."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if math.isfinite(value) else None
+    if _is_number(value):
+        return float(value)
     match = _PRICE.match(value) if isinstance(value, str) else None
     return float(match[1].replace(",", "")) if match else None

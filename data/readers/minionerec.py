@@ -10,7 +10,6 @@ folder; csv files may be gzipped.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FIELDS = ("user_id", "history_item_id", "item_id")
+_NUMBER = re.compile(rf"\s*\d{{1,{MAX_DIGITS}}}\s*")
 _LIST = re.compile(rf"\[(?:\s*\d{{1,{MAX_DIGITS}}}\s*(?:,|(?=\])))*\s*\]")
 
 
@@ -115,19 +115,33 @@ def _overlap(items: list[int], history: list[int]) -> int:
 
 def _examples(path: Path) -> Iterator[tuple[str, list[int], int]]:
     """User, items before and next item of each row."""
-    text = "\n".join(line for _, line in read_lines(path))
-    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    missing = [name for name in FIELDS if name not in (rows.fieldnames or ())]
-    if missing:
-        raise DataError(f"{path}: no column {missing[0]!r} among {rows.fieldnames}")
+    line = 1
+
+    def lines() -> Iterator[str]:
+        nonlocal line
+        for line, text in read_lines(path):  # noqa: B007 - errors name the line read last
+            yield f"{text}\n"
+
+    rows = csv.DictReader(lines(), strict=True)
     try:
+        missing = [name for name in FIELDS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise DataError(
+                f"{path}:{line}: no column {missing[0]!r} among {str(rows.fieldnames)[:120]}; "
+                f"the header needs {', '.join(FIELDS)}"
+            )
         for row in rows:
             user, history, target = (row[name] or "" for name in FIELDS)
-            if not user or not _LIST.fullmatch(history) or not _LIST.fullmatch(f"[{target}]"):
-                raise DataError(
-                    f"{path}:{rows.line_num}: expected a user, a list of item numbers and an item "
-                    f"number, found {user!r}, {history[:40]!r} and {target[:20]!r}"
-                )
+            for name, value, fits, wanted in (
+                ("user_id", user, bool(user), "a user"),
+                ("history_item_id", history, _LIST.fullmatch(history), "a list of item numbers"),
+                ("item_id", target, _NUMBER.fullmatch(target), "an item number"),
+            ):
+                if not fits:
+                    raise DataError(
+                        f"{path}:{line}: column {name!r}: expected {wanted}, found "
+                        f"{value[:40]!r}; the row may be cut off: mend it or take it out"
+                    )
             yield user, [int(n) for n in re.findall(r"\d+", history)], int(target)
     except csv.Error as error:
-        raise DataError(f"{path}:{rows.line_num}: {error}") from error
+        raise DataError(f"{path}:{line}: {error}") from error

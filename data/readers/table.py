@@ -9,6 +9,7 @@ need `item`; `title` and `text` are read where they exist, every further column 
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from data.times import unix_seconds
 from recsys.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -107,6 +108,7 @@ def _events(
 ) -> pa.Table:
     """Canonical events of a table whose first row is row `first` of the file."""
     columns = config.columns
+    _check_once(path, table, (columns.timestamp, columns.rating))
     read = {"user": table[columns.user], "item": table[columns.item]}
     if columns.timestamp in table.column_names:
         read["timestamp"] = unix_seconds(
@@ -135,6 +137,7 @@ def _catalogue(path: Path | None, columns: Columns, events: pa.Table) -> Catalog
     counts: dict[str, int] = {}
     if path is not None:
         described = _read(path, (columns.item,), {})
+        _check_once(path, described, described.column_names)
         described, counts = _with_ids(described, (columns.item,), "item_rows_without_id_dropped")
         first = _first_of_each(described[columns.item])
         counts["repeated_item_rows_dropped"] = described.num_rows - len(first)
@@ -154,6 +157,7 @@ def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) ->
         _check_header(path, table.column_names, needed)
     else:
         table = read_delimited(path, _delimiter(path, needed)[0], types=types)
+        _check_header(path, table.column_names, needed)  # a name may go on in the next line
     if not table.num_rows:
         raise DataError(f"{path}: no rows in it")
     return table
@@ -195,13 +199,19 @@ def _check_header(path: Path, header: list[str], needed: tuple[str, ...]) -> Non
     for name in needed:
         if header.count(name) != 1:
             raise DataError(
-                f"{path}: want one column {name!r}, the header has {', '.join(header)[:120]!r}; "
+                f"{path}: want one column {name!r}, the header has {str(header)[1:-1][:120]}; "
                 "say what the columns are called, for example --set data.columns.user=userId"
             )
 
 
+def _check_once(path: Path, table: pa.Table, names: Iterable[str]) -> None:
+    for name in names:
+        if (times := table.column_names.count(name)) > 1:
+            raise DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
+
+
 def _names(line: str, delimiter: str) -> list[str]:
-    return [name.strip().strip('"') for name in line.split(delimiter)]
+    return next(csv.reader([line.split("\r", 1)[0]], delimiter=delimiter), [])
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -44,7 +44,7 @@ def prepare(home: Path) -> Callable[..., Dataset]:
 @pytest.fixture(scope="session")
 def datasets() -> Path:
     """The folder of public data sets."""
-    folder = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets")).resolve()
+    folder = Path(os.environ.get("RECSYS_DATASETS", "var/raw")).resolve()
     if not folder.is_dir():
         pytest.skip(f"no public data sets at {folder} (set RECSYS_DATASETS)")
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -54,21 +55,19 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
         "i.csv": "item,title,price,tags\na,A,1.5,x|y\n\"b,c\",B,2,z\n",
     }),
 }  # fmt: skip
+# What parsers of numbers, JSON and tables stumble over.
+ODD = [
+    b"", b" ", b",", b"-1", b"1.5", b"1e400", b"NaN", b"null", b"true", b"9" * 19, b"9" * 400,
+    b"9" * 5000, b"[" * 5000, b"[]", b"{}", b'"', b"'", b'"\\ud800"', b"'\\ud800'", b'"\\u0000"',
+    b"\0", b"\xff", b"\n", b"\r", b"\t", b"|", "²".encode(),
+]  # fmt: skip
+TOKENS = re.compile(rb"[A-Za-z0-9_.<>]+|\"[^\"]*\"|'[^']*'|\[[^\[\]]*\]|\s|[,:|]")
 damage = st.tuples(st.floats(0, 1), st.integers(0, 3), st.binary(max_size=3))
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@given(data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_damaged_files_are_read_or_refused_with_words(source: str, data: st.DataObject) -> None:
+def read(source: str, broken: str, content: bytes) -> None:
+    """Read a source of which one file has another content."""
     main, contents = SOURCES[source]
-    broken = data.draw(st.sampled_from(sorted(contents)))
-    content = contents[broken].encode()
-    for place, cut, filling in data.draw(st.lists(damage, min_size=1, max_size=3)):
-        at = int(place * len(content))
-        content = content[:at] + filling + content[at + cut :]
-    if data.draw(st.booleans()):
-        content = content[: data.draw(st.integers(0, len(content)))]
     with tempfile.TemporaryDirectory() as folder:
         for name, text in contents.items():
             Path(folder, name).parent.mkdir(exist_ok=True)
@@ -77,3 +76,39 @@ def test_damaged_files_are_read_or_refused_with_words(source: str, data: st.Data
         config = DataConfig(source=source, path=str(Path(folder, main)), items=items)
         with suppress(RecsysError):
             build(config)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_damaged_files_are_read_or_refused_with_words(source: str, data: st.DataObject) -> None:
+    contents = SOURCES[source][1]
+    broken = data.draw(st.sampled_from(sorted(contents)))
+    content = contents[broken].encode()
+    for place, cut, filling in data.draw(st.lists(damage, min_size=1, max_size=3)):
+        at = int(place * len(content))
+        content = content[:at] + filling + content[at + cut :]
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content)))]
+    read(source, broken, content)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_odd_values_are_read_or_refused_with_words(source: str, data: st.DataObject) -> None:
+    contents = SOURCES[source][1]
+    broken = data.draw(st.sampled_from(sorted(contents)))
+    content = contents[broken].encode()
+    for _ in range(data.draw(st.integers(1, 2))):
+        tokens = [match.span() for match in TOKENS.finditer(content)]
+        start, end = data.draw(st.sampled_from(tokens or [(0, 0)]))
+        content = content[:start] + data.draw(st.sampled_from(ODD)) + content[end:]
+    read(source, broken, content)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_files_cut_off_anywhere_are_read_or_refused_with_words(source: str) -> None:
+    for broken, text in SOURCES[source][1].items():
+        for end in range(len(text)):
+            read(source, broken, text[:end].encode())

@@ -63,6 +63,25 @@ def test_a_json_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         read_json(write(tmp_path / "a.json", '{"1": 0, "7": 1, "7": 2}'))
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 5000, "not valid JSON: Exceeds the limit"),
+        ("[" * 100_000, "not valid JSON: maximum recursion depth"),
+        ('{"a":' * 50_000, "not valid JSON: maximum recursion depth"),
+        (r'["\ud800"]', r"a text holds \\ud800, which is half a character; take it out"),
+    ],
+)
+def test_json_that_no_parser_takes_is_refused(tmp_path: Path, value: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"a\.json.*: {message}"):
+        read_json(write(tmp_path / "a.json", f'{{"0":\n {value}}}'))
+
+
+def test_pairs_of_halves_are_characters(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", r'{"1": "\ud83d\ude00"}')
+    assert read_json(path) == {"1": "\U0001f600"}
+
+
 def test_a_json_list_is_not_an_object(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected a JSON object, found list"):
         read_json(write(tmp_path / "a.json", "[1]"))

@@ -85,6 +85,48 @@ def test_metadata_of_2014_are_literals_that_nobody_runs(raw: Path) -> None:
         read("amazon", "X_5.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unixReviewTime": 10**400}, r"X\.json:2: 'unixReviewTime' is '1000.*', not a time"),
+        ({"unixReviewTime": 2**63}, "'unixReviewTime' is '9223372036854775808', not a time"),
+        ({"unixReviewTime": float("nan")}, "'unixReviewTime' is 'nan', not a time"),
+        ({"unixReviewTime": True}, "'unixReviewTime' is 'True', not a time"),
+        ({"overall": 10**400}, r"X\.json:2: 'overall' is '1000.*', not a number"),
+        ({"overall": "5"}, "'overall' is '5', not a number"),
+        ({"asin": "\ud800"}, r"X\.json:2: a text holds \\ud800, which is half a character"),
+        ({"reviewText": "\udfff"}, r"X\.json:2: a text holds \\udfff, which is half a character"),
+        ({"more": [{"\ud800": 1}]}, r"X\.json:2: a text holds \\ud800"),
+        ({"reviewerID": "u\0"}, r"events: user 'u\\x00' ends with the character NUL"),
+    ],
+)
+def test_reviews_with_values_of_no_use_are_refused(
+    raw: Path, change: dict[str, Any], message: str
+) -> None:
+    (raw / "X.json").write_bytes(lines([review("u", "a", 9), review("v", "b", 9) | change]))
+    with pytest.raises(DataError, match=message):
+        read("amazon", "X.json")
+
+
+def test_odd_values_that_readers_take_are_kept(raw: Path) -> None:
+    ratings = [16_777_217, None, 1.5]
+    (raw / "X.json").write_bytes(
+        lines(review("u", "a", 9, "\U0001f600", overall=rating) for rating in ratings)
+    )
+    (raw / "meta_X.json").write_bytes(lines([{"asin": "a", "price": 10**400}]))
+    made = read("amazon", "X.json")
+    assert made.events["rating"].to_pylist() == [16_777_216, None, 1.5]
+    assert made.items["price"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize("text", ["{'asin': 'a', 'title': '\\ud800'}", "{'asin': '\\uDFFF'}"])
+def test_half_characters_in_literals_are_refused(raw: Path, text: str) -> None:
+    (raw / "X.json").write_bytes(lines([review("u", "a", 9)]))
+    (raw / "meta_X.json").write_text(f"{text}\n")
+    with pytest.raises(DataError, match=r"meta_X\.json:1: a text holds .* half a character"):
+        read("amazon", "X.json")
+
+
 def test_reviews_of_2023_count_milliseconds_and_belong_to_the_parent(raw: Path) -> None:
     record = {
         "user_id": "u",
@@ -287,9 +329,23 @@ def test_what_is_missing_of_a_published_folder_is_counted(raw: Path) -> None:
     ("text", "message"),
     [
         ("user,item\nu,1\n", "no column 'user_id'"),
-        (examples(("u", [1], 2)).replace("[1]", "[__import__('os')]"), "expected a user, a list"),
-        (examples(("u", [1], 2)).replace(",2\n", ",x\n"), "expected a user, a list"),
+        (
+            examples(("u", [1], 2)).replace("[1]", "[__import__('os')]"),
+            r"X\.csv:2: column 'history_item_id': expected a list of item numbers, found \"\[__imp",
+        ),
+        (examples(("u", [1], 2)).replace(",2\n", ",x\n"), "column 'item_id': .* found 'x'"),
+        (examples(("", [1], 2)), "column 'user_id': expected a user, found ''"),
         ('user_id,history_item_id,item_id\nu,"[1],2\n', "unexpected end"),
+        ('user_id,"history', r"X\.csv:1: unexpected end"),
+        *(
+            (
+                examples(("u", [1], 2), ("v", [1], 2))[:-2] + f"{cut}\n",
+                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'; .* mend it",
+            )
+            for cut in ("", "1 2", "9" * 19)
+        ),
+        (examples(("u", [1], 2))[:-3], "column 'item_id': expected an item number, found ''"),
+        ("\n\n" + examples(("u", [1], 2)) + "\nv\n", r"X\.csv:6: column 'history_item_id'"),
     ],
 )
 def test_malformed_examples_are_refused(raw: Path, text: str, message: str) -> None:

@@ -408,9 +408,17 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("user,product\nu,a\n", r"e\.csv: want one column 'item', the header has 'user, product'"),
+        (
+            "user,product\nu,a\n",
+            r"e\.csv: want one column 'item', the header has 'user', 'product'",
+        ),
         ("user item\nu a\n", "want one column 'user', the header has 'user item'"),
         ("user,item,user\nu,a,v\n", "want one column 'user'"),
+        ("user,item,rating,rating\nu,a,1,2\n", r"e\.csv: 2 columns are called 'rating'; rename"),
+        ("user, item\nu,a\n", "want one column 'item', the header has 'user', ' item'"),
+        ('user,"item\n",x\nu,a,1\n', "want one column 'item'"),
+        ('user,"item', "Empty CSV"),
+        ("user,item\nu,a\0\n", r"events: item 'a\\x00' ends with the character NUL"),
         ("user,item,rating\nu,a,1\nu,b,good\n", r"e\.csv:3: column 'rating': .*'good'"),
         ("user,item,timestamp\nu,a,1\nu,b,noon\n", "'timestamp' has 'noon' in data row 2"),
         ("user,item,timestamp\nu,a,1\nu,b,2018-01-01\n", "has '2018-01-01' in data row 2"),
@@ -468,3 +476,10 @@ def test_seconds_and_milliseconds_in_one_column_are_converted_one_by_one(raw: Pa
     assert data.counts["timestamps_in_milliseconds"] == 1
     with pytest.raises(DataError, match=r"data row 2 lies after the year 5138 if it counts s;"):
         read("table", "e.csv", time_unit="s")
+
+
+def test_two_columns_of_one_name_in_an_items_file_are_refused(raw: Path) -> None:
+    (raw / "e.csv").write_text("user,item\nu,a\n")
+    (raw / "i.csv").write_text("item,,\na,1,2\n")
+    with pytest.raises(DataError, match=r"i\.csv: 2 columns are called ''; rename all but one"):
+        read("table", "e.csv", items="i.csv")

@@ -30,7 +30,7 @@ def everything(prompts, trie, exclude, normalize):
     excluded=st.sampled_from([0.0, 0.5, 1.0]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_completed_lists_are_global_and_certificates_are_true(
     seed, items, levels, beams, pass_nodes, batch, excluded, normalize
 ):

@@ -36,7 +36,7 @@ def test_a_state_gains_the_most_that_is_below_it():
     how=st.sampled_from(["exhaustive", "draft"]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_answers_are_ranked_by_log_probability_and_boost(
     seed, items, levels, beams, strengths, shares, how, normalize
 ):

@@ -26,7 +26,7 @@ from recsys.decoding.titles import generate_titles
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import byte_level_tokenizer, random_catalogue, random_prompts, tiny_model
 
-DATASETS = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
 SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
 TOKENS = TokenTrie.build(SPELLING, [1])

@@ -47,7 +47,7 @@ def same(found, expected):
     excluded=st.sampled_from([0.0, 0.3]),
     force=st.sampled_from([None, "beam", "exhaustive", "draft"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_mode_gives_the_answer_of_beam_search(planned, seed, mode, beams, excluded, force):
     """Planned or not, with prompts seen before or not."""
     rng = np.random.default_rng(seed)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ITEMS = 8
-DATASETS = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=9), min_size=1, max_size=7).map(
     Histories.of
 )

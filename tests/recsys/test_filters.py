@@ -176,7 +176,7 @@ SCHEMA = SCHEMA.append(pa.field("brand", pa.string()))
 
 
 @given(GROUPS, st.integers(0, 1 << 30), st.integers(1, 12))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=750, deadline=None)
 def test_a_filter_says_of_many_items_what_its_twin_says_of_one(expression, seed, count):
     rng = random.Random(seed)
     items = [item_of(rng) for _ in range(count)]
@@ -328,7 +328,7 @@ DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
     how=st.sampled_from(["beam", "exhaustive", "draft"]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
     seed, items, levels, beams, shares, excluded, how, normalize
 ):

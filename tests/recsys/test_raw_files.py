@@ -17,15 +17,21 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_named_folder_comes_before_downloads_and_these_before_the_shared_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_folder_comes_before_downloads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_raw("set/a.csv") is None
     monkeypatch.setenv("RECSYS_DATASETS", str(root / "named"))
-    for folder in (Path("../shared/datasets"), Path("var/raw"), root / "named"):
+    for folder in (Path("var/raw"), root / "named"):
         (folder / "set").mkdir(parents=True)
         (folder / "set" / "a.csv").touch()
         assert find_raw("set/a.csv") == folder / "set" / "a.csv"
+
+
+def test_no_folder_beside_the_working_folder_is_looked_into(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert raw_folders() == [Path("var/raw")]
+    monkeypatch.setenv("RECSYS_DATASETS", str(root / "named"))
+    assert raw_folders() == [root / "named", Path("var/raw")]
 
 
 def test_downloads_lie_under_the_home_of_the_artifacts(

@@ -188,7 +188,7 @@ def slow_settle(log_p, log_q, drawn, states, noise, count):
     gap=st.sampled_from([0.0, 0.5, 5.0]),
     dead=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_level_is_settled_as_by_the_slow_twin(seed, children, count, drafts, gap, dead):
     rng = np.random.default_rng(seed)
     count = min(count, children)

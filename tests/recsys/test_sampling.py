@@ -46,7 +46,7 @@ def drafter_of(kind, nodes):
     excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_speculation_draws_the_sample_of_plain_search(
     seed, kind, items, levels, beams, nodes, patch, batch, excluded, temperature
 ):

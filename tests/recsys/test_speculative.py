@@ -80,7 +80,7 @@ def drafter_of(kind, seed, nodes, trie, batch):
     excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_strict_equals_beam_search(
     seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize
 ):

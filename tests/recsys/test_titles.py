@@ -18,7 +18,7 @@ from recsys.constraint.titles import TitleTrie
 from recsys.constraint.token_trie import TextTokenizer, TokenTrie
 from recsys.testing import byte_level_tokenizer
 
-DATASETS = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 
 words = st.binary(max_size=6).map(lambda b: bytes(97 + x % 3 for x in b))
 spellings = st.lists(

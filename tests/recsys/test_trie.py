@@ -180,7 +180,7 @@ masks = st.sampled_from([0.0, 0.02, 0.2, 0.5, 0.9, 1.0, None])
 
 
 @given(catalogues, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_reachable_sequences_are_the_catalogue_with_the_mask_less_the_exclusions(
     tokens, requests, data
 ):

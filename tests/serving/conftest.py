@@ -10,7 +10,9 @@ import threading
 import time
 import zlib
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -201,6 +203,16 @@ def loggers_as_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the engine does with the garbage collector, without its walk over all there is."""
+    told = SimpleNamespace(calls=[])
+    for name in ("collect", "freeze", "unfreeze"):
+        setattr(told, name, partial(told.calls.append, name))
+    monkeypatch.setattr("serving.engine.gc", told)
+    return told
+
+
 @pytest.fixture
 def recommender() -> FakeRecommender:
     return FakeRecommender()
@@ -290,7 +302,7 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while app.state.service.phase is not Phase.READY:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -321,7 +333,7 @@ async def run_app(
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -1037,3 +1037,13 @@ def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
         # times are given as text and kept as numbers
         if kind is not events.EventsRequest:
             assert made.model_dump(exclude_unset=True) == example
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_what_is_loaded_is_kept_from_the_collector_until_the_end(
+    settings: ServingSettings, recommender: Any, running: Any, left_frozen: Any, asked: bool
+) -> None:
+    chosen = settings.model_copy(update={"gc_freeze": asked})
+    async with running(chosen, recommender=recommender):
+        assert left_frozen.calls == ["collect", "freeze"] * asked
+    assert left_frozen.calls == ["collect", "freeze", "unfreeze"] * asked

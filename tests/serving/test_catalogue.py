@@ -267,7 +267,7 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours: Nei
         return None if "code" in answer else answer["title"]
 
     async def agree(item: str, wanted: str | None) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
                 await asyncio.sleep(0.01)
 

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path"),
-    pytest.mark.flaky(reruns=2),  # a browser on a busy machine may be late for what it waits for
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path")
 
 ITEMS, CODES, LEVELS = 1200, 32, 3  # more than a draft tree has room for
 HISTORY = ["B0003", "B0014", "B0015", "B0092"]
@@ -53,7 +50,7 @@ window.fetch = (...what) => {
   return ask(...what).finally(() => setTimeout(() => window.underWay--, 50));
 };
 """
-PATIENCE_MS = 20_000  # of a loaded machine; nothing waits that long on an idle one
+PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle one
 
 
 def title(item: int) -> str:
@@ -136,7 +133,7 @@ def running(bundle: Path, store: Path) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_MS / 1000
     while app.state.service.phase is Phase.STARTING or not server.started:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -158,6 +155,7 @@ def running(bundle: Path, store: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    playwright.expect.set_options(timeout=PATIENCE_MS)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -206,7 +204,7 @@ def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
 
 
 def expect(locator: Any) -> Any:
-    return playwright.expect(locator)
+    return playwright.expect(locator)  # with PATIENCE_MS, not five seconds: see `browser`
 
 
 def settle(page: Page) -> None:
@@ -222,7 +220,7 @@ def listed(page: Page) -> list[str]:
 
 
 def asked(site: str, **body: Any) -> list[str]:
-    response = httpx.post(f"{site}/v1/recommendations", json=body, timeout=30)
+    response = httpx.post(f"{site}/v1/recommendations", json=body, timeout=PATIENCE_MS / 1000)
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
 
@@ -279,7 +277,9 @@ def test_the_decode_is_drawn_stepped_through_and_compared_with_plain_search(
     page = visit("view=decode&user=ada&k=12")
     expect(page.locator("#compare .same")).to_have_text("The same 12 items in the same order.")
     body = {"user": "ada", "k": 12, "mode": "strict", "blend": False, "include": ["trace"]}
-    trace = httpx.post(f"{site}/v1/recommendations", json=body, timeout=30).json()["trace"]
+    trace = httpx.post(f"{site}/v1/recommendations", json=body, timeout=PATIENCE_MS / 1000).json()[
+        "trace"
+    ]
     page.check("#every")
     expect(page.locator(".mark.node")).to_have_count(len(trace["nodes"]))
     for fate in ("accepted", "rejected", "patched"):

@@ -103,11 +103,11 @@ def test_the_command_serves_a_bundle(bundle: Path, tmp_path: Path) -> None:
         else:
             pytest.fail("".join(lines))
         body = {"history": ["B0001", "B0002"], "k": 3}
-        response = httpx.post(f"{found.group(1)}/v1/recommendations", json=body)
+        response = httpx.post(f"{found.group(1)}/v1/recommendations", json=body, timeout=120)
         assert len(response.json()["items"]) == 3
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 
 

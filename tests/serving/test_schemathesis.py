@@ -39,6 +39,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, serving: Any, fake: Any) -> It
         yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
+@pytest.mark.hypothesis  # so that `make fuzz` finds it
 @pytest.mark.parametrize(
     ("method", "path"),
     [route for route in ROUTES if route[1].startswith(("/v1", "/health", "/metrics"))],
@@ -50,7 +51,6 @@ def test_nothing_generated_breaks_it_or_is_answered_as_nobody_wrote(
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
     def holds(case: Any) -> None:

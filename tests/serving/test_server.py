@@ -64,7 +64,7 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
     process: tuple[subprocess.Popen[str], str],
 ) -> None:
     started, url = process
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=120) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
         response = client.post(
             "/v1/recommendations",
@@ -79,7 +79,7 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
         )
         assert too_large.json()["code"] == "body_too_large"
         started.send_signal(signal.SIGTERM)
-        out, err = started.communicate(timeout=20)
+        out, err = started.communicate(timeout=120)
     assert started.returncode in (0, -signal.SIGTERM)
     lines = [json.loads(line) for line in out.splitlines()]
     requests = [line for line in lines if line["logger"] == "serving.access"]
@@ -88,7 +88,9 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
     assert "Traceback" not in err
 
 
-def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str]) -> None:
+def test_the_printed_curl_line_works_and_ctrl_c_ends_it(
+    process: tuple[subprocess.Popen[str], str],
+) -> None:
     started, _ = process
     assert started.stderr is not None
     line = started.stderr.readline().strip()
@@ -97,10 +99,15 @@ def test_the_printed_curl_line_works(process: tuple[subprocess.Popen[str], str])
         ["bash", "-c", line.replace("curl", "curl -sS")],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         check=True,
     )
     assert len(json.loads(answer.stdout)["items"]) == 5
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=120)
+    assert started.returncode == 0
+    assert "Stopped." in err
+    assert "Traceback" not in err
 
 
 def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
@@ -110,7 +117,7 @@ def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
     acknowledged: list[str] = []
 
     def send(sender: int) -> None:
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=120) as client:
             for n in range(10_000):
                 name = f"{sender}-{n}"
                 event = {"event_id": name, "user": f"u{sender}", "item": name}
@@ -136,15 +143,6 @@ def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
     assert len(kept) <= len(acknowledged) + 4  # no more than were on their way
 
 
-def test_ctrl_c_ends_it_without_a_traceback(process: tuple[subprocess.Popen[str], str]) -> None:
-    started, _ = process
-    started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=20)
-    assert started.returncode == 0
-    assert "Stopped." in err
-    assert "Traceback" not in err
-
-
 def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -165,7 +163,7 @@ def test_the_command_refuses_a_wrong_bundle_before_anything_is_loaded(tmp_path: 
         [sys.executable, "-c", code, str(tmp_path / "nothing")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
         env={**os.environ, "RECSYS_HOME": str(tmp_path)},
     )

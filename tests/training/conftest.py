@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +25,22 @@ from recsys.retrieval import digest
 from recsys.splits import leave_one_out
 
 ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
+
+# What stands before the code of a distributed job: it ends with the process that started it, and
+# says when the processes have found each other.
+SET_UP = """
+import ctypes, signal, sys
+from pathlib import Path
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+sys.path.insert(0, {tests!r})
+import torch
+from accelerate import Accelerator
+Accelerator()
+torch.distributed.barrier()
+Path({started!r}).touch()
+"""
+SET_UPS = 3  # a busy machine may need more than one to bring two processes together
+JOB_S = 600
 
 
 def chain_dataset(users=USERS, length=9, seed=0, step=1):
@@ -123,6 +143,52 @@ def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return len(tokenizer)
+
+
+def run_two_processes(script, code, *options, **environment):
+    """Run `code` in two processes of torchrun; none of them is left, whatever happens.
+
+    Processes that do not find each other are started again. A job that has begun is not.
+    """
+    started = script.with_suffix(".started")
+    names = {"tests": str(Path(__file__).parent), "started": str(started)}
+    script.write_text(SET_UP.format(**names) + code)
+    said = script.with_suffix(".log")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", "2", "--log-dir", str(script.with_suffix(".logs")),
+               *options, str(script)]  # fmt: skip
+    for _ in range(SET_UPS):
+        with said.open("w") as out:
+            agent = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=out,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "ACCELERATE_USE_CPU": "true",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    # else processes that are started anew may meet addresses of those before
+                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                    **environment,
+                },
+            )
+            try:
+                agent.wait(JOB_S)
+            finally:
+                agent.kill()  # and, by the signal that they asked for, its workers
+                agent.wait()
+        if agent.returncode == 0:
+            return
+        if started.exists():
+            break
+    pytest.fail(said.read_text()[-3000:])
+
+
+@pytest.fixture
+def two_processes():
+    """Runs code in two processes, as `run_two_processes` says."""
+    return run_two_processes
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ def test_the_report_prints_as_a_table_and_as_json(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_beauty_gets_unique_ids_with_every_code_in_use(tmp_path, monkeypatch):
-    root = Path(os.environ.get("RECSYS_DATASETS", "../shared/datasets"))
+    root = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
     file = root / "s3rec-beauty" / "Beauty.txt"
     if not file.exists():
         pytest.skip(f"{file} is absent; set RECSYS_DATASETS")

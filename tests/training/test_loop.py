@@ -364,35 +364,3 @@ def test_precision_follows_the_processor_unless_told(monkeypatch):
     for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fast=fast: fast)
         assert autocast_dtype("auto", cpu) == dtype
-
-
-DISTRIBUTED = """
-import sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-import torch, test_loop
-module, progress = test_loop.run(Path({folder!r}))
-total = sum(float(p.detach().double().abs().sum()) for p in module.parameters())
-# each to a file of its own: lines of two processes on one pipe may run into each other
-rank = torch.distributed.get_rank()
-Path({folder!r} + f"-{{rank}}.txt").write_text(f"{{progress.step}} {{progress.batch}} {{total!r}}")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.flaky(reruns=2)  # gloo may give up on a busy machine
-def test_two_processes_end_with_one_model(tmp_path):
-    script = tmp_path / "job.py"
-    folder = tmp_path / "run"
-    script.write_text(DISTRIBUTED.format(tests=str(Path(__file__).parent), folder=str(folder)))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(script)],
-        capture_output=True, text=True, timeout=180, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = [file.read_text() for file in sorted(tmp_path.glob("*-[01].txt"))]
-    assert len(results) == 2
-    assert results[0] == results[1]
-    assert results[0].split()[0] == "15", "ten batches an epoch, two at a time"

@@ -105,10 +105,10 @@ def check_served(workspace, tmp_path):
         bundle=workspace.bundle, histories=None, store=tmp_path / "h.db", threads=1, mode="draft"
     )
     with TestClient(create_app(settings), base_url="http://localhost") as client:
-        for _ in range(300):  # the bundle is loaded beside the server
+        for _ in range(6000):  # the bundle is loaded beside the server
             if client.get("/health/ready").status_code == 200:
                 break
-            time.sleep(0.1)
+            time.sleep(0.05)
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
         body = answer.json()
     assert answer.status_code == 200, json.dumps(body)

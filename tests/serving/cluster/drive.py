@@ -18,6 +18,8 @@ import signal
 import socket
 import sys
 import time
+import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +40,13 @@ from serving.cluster.settings import ClusterSettings
 from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
 K = 5
 CLIENTS = 4
-PATIENCE_S = 150
+PATIENCE_S = 600
+NOT_SET_UP = 75  # the exit status when Ray or a port was not there
 RNG = np.random.default_rng(3)
 HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
 
@@ -156,7 +159,7 @@ class Cluster:
             if found is not None and found.status == "RUNNING":
                 return
             if time.monotonic() > deadline or (found and found.status == "DEPLOY_FAILED"):
-                raise SystemExit(f"not deployed: {found}")
+                raise RuntimeError(f"not deployed: {found}")
             time.sleep(0.2)
 
 
@@ -238,6 +241,16 @@ def batch(bundles: Path, scratch: Path) -> list[bool]:
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
 
 
+@contextmanager
+def setting_up() -> Iterator[None]:
+    """What fails here may be tried again."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        sys.exit(NOT_SET_UP)
+
+
 def main() -> None:
     bundles, scratch = map(Path, sys.argv[1:])
     right = {name: expected(bundles / name) for name in ("one", "two")}
@@ -245,11 +258,13 @@ def main() -> None:
     ray = import_ray("serve")
     from ray import serve
 
-    start_ray(ray, num_cpus=3)  # cores are counted, not measured
+    with setting_up():
+        start_ray(ray, num_cpus=3)  # cores are counted, not measured
     try:
-        serve.start(http_options=cluster.config["http_options"])
-        cluster.deploy("one")
-        cluster.wait()
+        with setting_up():
+            serve.start(http_options=cluster.config["http_options"])
+            cluster.deploy("one")
+            cluster.wait()
         saw = asyncio.run(drive(cluster, right))
         serve.delete(APPLICATION)
         settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")

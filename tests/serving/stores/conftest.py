@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +25,36 @@ if TYPE_CHECKING:
     from serving.stores.sql import SqlStore
 
 
+PATIENCE_S = 120
+SET_UPS = 5  # another process may take a port between its being found and its being used
+
+
 def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
+    """One that no outgoing connection is given while a server is down that had it."""
+    for port in random.SystemRandom().sample(range(10_000, 30_000), 100):
+        with suppress(OSError), closing(socket.create_server(("127.0.0.1", port))):
+            return port
+    raise AssertionError("no port is free between 10000 and 30000")
+
+
+def start_somewhere(server: Postgres | Redis) -> None:
+    """Start a server for the first time, on another port where the first is taken."""
+    for attempt in range(SET_UPS):
+        server.port = free_port()
+        try:
+            server.start()
+        except AssertionError:
+            if attempt == SET_UPS - 1:
+                raise
+        else:
+            return
 
 
 class Postgres:
     """A PostgreSQL server that can be stopped and started."""
 
     def __init__(self, binaries: Path, home: Path) -> None:
-        self.binaries, self.home, self.port = binaries, home, free_port()
+        self.binaries, self.home, self.port = binaries, home, 0
         self.as_user: tuple[str, ...] = ()
         if os.geteuid() == 0:  # the server refuses to run as root
             shutil.chown(home, pwd.getpwnam("postgres").pw_uid)
@@ -56,10 +77,23 @@ class Postgres:
             f"-p {self.port} -h 127.0.0.1 -k {self.home} -c fsync=off -c deadlock_timeout=50ms"
         )
         log = ("-l", f"{self.home}/data/log")
-        self.run("pg_ctl", "start", "-w", "-D", f"{self.home}/data", *log, "-o", options)
+        self.run(
+            "pg_ctl",
+            "start",
+            "-w",
+            "-t",
+            f"{PATIENCE_S}",
+            "-D",
+            f"{self.home}/data",
+            *log,
+            "-o",
+            options,
+        )
 
     def stop(self, mode: str = "immediate") -> None:
-        self.run("pg_ctl", "stop", "-w", "-D", f"{self.home}/data", "-m", mode)
+        self.run(
+            "pg_ctl", "stop", "-w", "-t", f"{PATIENCE_S}", "-D", f"{self.home}/data", "-m", mode
+        )
 
     def empty(self) -> None:
         import psycopg
@@ -73,7 +107,7 @@ class Redis:
     """A Redis server that can be stopped and started; it forgets everything."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.port = home, free_port()
+        self.home, self.port = home, 0
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -86,12 +120,14 @@ class Redis:
             stdout=subprocess.DEVNULL,
             cwd=self.home,
         )
-        for _ in range(500):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end and self.process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
             except OSError:
                 time.sleep(0.01)
+        self.stop()
         raise AssertionError("redis-server did not start")
 
     def stop(self) -> None:
@@ -108,11 +144,13 @@ def postgres_server() -> Iterator[Postgres]:
     if not found:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
     home = Path(tempfile.mkdtemp(prefix="recsys-postgres-"))
-    server = Postgres(found[-1].parent, home)
-    server.start()
-    yield server
-    server.stop()
-    shutil.rmtree(home)
+    try:
+        server = Postgres(found[-1].parent, home)
+        start_somewhere(server)
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.fixture
@@ -128,7 +166,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
     if shutil.which("redis-server") is None:
         pytest.skip("Redis is not installed (apt-get install redis-server)")
     server = Redis(tmp_path)
-    server.start()
+    start_somewhere(server)
     yield server
     server.stop()
 

@@ -1,0 +1,161 @@
+"""What all tests share: the same examples every time, and nothing that outlives the run.
+
+The check at the end looks for processes, listening sockets, files in the temporary folder and in
+shared memory, and files beside the sources; the run fails if there are any.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PR_SET_CHILD_SUBREAPER = 36
+SHARED_MEMORY = Path("/dev/shm")
+CACHE = "torch"
+PATIENCE_S = 60  # for processes that are ending already
+
+slow = [HealthCheck.too_slow]  # depends on the machine
+# What `make test` runs: the same examples on every machine, in every run and in any order.
+settings.register_profile(
+    "test", derandomize=True, database=None, deadline=None, suppress_health_check=slow
+)
+# What `make fuzz` runs: fresh ones, each failure with what reproduces it.
+settings.register_profile(
+    "fuzz", database=None, deadline=None, print_blob=True, suppress_health_check=slow
+)
+settings.load_profile("test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile") is None:
+        # Hypothesis draws from the constants of the modules that happen to be loaded as well.
+        providers._get_local_constants = lambda: providers._local_constants
+    config.pluginmanager.register(Worker() if is_worker(config) else Leftovers(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a round of `fuzz.py`: an order of its own, so that short runs see other tests."""
+    if "FUZZ_END" in os.environ:
+        random.Random(config.getoption("--hypothesis-seed")).shuffle(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > float(os.environ.get("FUZZ_END", "inf")):
+        pytest.skip("the time is over")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the garbage collector what the imports have made: it is most of what there is."""
+    gc.collect()
+    gc.freeze()
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of the processes that pytest-xdist started."""
+    return hasattr(config, "workerinput")
+
+
+def open_ports() -> list[str]:
+    """What this process listens on."""
+    return [
+        f"this process listens on {found.laddr.ip}:{found.laddr.port}"
+        for found in psutil.Process().net_connections(kind="inet")
+        if found.status == psutil.CONN_LISTEN
+    ]
+
+
+class Worker:
+    """Reports what only the worker itself can see."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        session.config.workeroutput["leftovers"] = open_ports()  # type: ignore[attr-defined]
+
+
+class Leftovers:
+    """Gives the run a temporary folder of its own, and looks at the end what is still there."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.found: list[str] = []
+        self.root = config.rootpath
+        self.files_before = self.files()
+        # A process whose parent has ended becomes a child of this one, not of init.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # pytest cleans up its own folders, and keeps those of tests that failed.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        self.temporary = Path(tempfile.mkdtemp(prefix="t-"))  # paths of sockets must be short
+        self.temporary.chmod(0o711)  # PostgreSQL runs as a user of its own
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.temporary / CACHE)  # torch makes one
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
+
+    def files(self) -> set[Path]:
+        beside = {path for path in self.root.iterdir() if not path.name.startswith(".")}
+        return beside | set(SHARED_MEMORY.glob("*"))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.found += getattr(node, "workeroutput", {}).get("leftovers", [])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        yield  # by now the workers have ended
+        self.found += open_ports()
+        children = [p for p in psutil.Process().children(recursive=True) if not is_python_s_own(p)]
+        _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
+        for process in alive:
+            with process.oneshot():
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    words = " ".join(process.cmdline())[:200]
+                    self.found.append(f"process {process.pid} is alive: {words}")
+                    process.kill()
+        used = mapped_inodes()
+        for path in sorted(self.files() - self.files_before):
+            with suppress(FileNotFoundError):  # another process's, and gone
+                if path.parent != SHARED_MEMORY or path.stat().st_ino not in used:
+                    self.found.append(f"{path} is new")
+        self.found += [
+            f"{path} is left" for path in sorted(self.temporary.iterdir()) if path.name != CACHE
+        ]
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        if self.found:
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+            reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+            reporter.section("the tests have left something behind", red=True, bold=True)
+            for line in self.found:
+                reporter.line(line, red=True)
+
+
+def is_python_s_own(process: psutil.Process) -> bool:
+    """Whether it is a helper of `multiprocessing` that ends with this process."""
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def mapped_inodes() -> set[int]:
+    """What processes have mapped of shared memory: others', when ours have ended."""
+    device = SHARED_MEMORY.stat().st_dev
+    shared = f"{os.major(device):02x}:{os.minor(device):02x}"
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            lines = [line.split() for line in maps.read_text().splitlines()]
+            found |= {int(line[4]) for line in lines if line[3] == shared}
+    return found
