@@ -4,10 +4,10 @@
 
 A service is started on each of several bundles with four levels of codes and random weights. Items
 are upserted by `like` and by codes, and removed, over HTTP; meanwhile requests with filters,
-exclusions and histories are sent in every exact mode. The oracle keeps its own list of items and evaluates each filter
-itself. Scores are log-probabilities from the checkpoint in the bundle, run by transformers alone:
-one plain forward per history over every item. The expected list is beam search over those sums, in
-plain Python. An answer is wrong if
+exclusions and histories are sent in every exact mode. The oracle keeps its own list of items and
+evaluates each filter itself. Scores are log-probabilities from the checkpoint in the bundle, run by
+transformers alone: one plain forward per history over every item. The expected list is beam search
+over those sums, in plain Python. An answer is wrong if
 
 - it has an item that the request must not get, or an item twice, or fewer items than there are;
 - it is not the list of the oracle's beam search (the model's best items, if it is certified

@@ -375,7 +375,7 @@ def test_an_excluded_item_takes_the_row_that_it_alone_held_open():
 @pytest.fixture
 def cache():
     trie = ItemTrie.build(np.arange(5)[:, None] + np.array([0, 1]))
-    return FilterCache(trie, Attributes(TABLE, trie.row_items), max_bytes=670)
+    return FilterCache(trie, Attributes(TABLE, trie.row_items), max_bytes=5 * 139)
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_bytes(cache):
@@ -394,7 +394,7 @@ def test_the_cache_keeps_what_was_used_last_within_its_bytes(cache):
         cache.mask(clause("year", match=year))
     assert cache.stats.evictions == 1
     assert cache.mask(first) is mask  # the second was used longer ago
-    assert cache.stats.bytes <= 670 < cache.stats.bytes + mask.nbytes
+    assert cache.stats.bytes <= 5 * 139 < cache.stats.bytes + mask.nbytes
 
 
 def test_a_mask_larger_than_the_cache_is_made_and_not_kept(cache):
@@ -424,4 +424,4 @@ def test_threads_share_one_cache(cache):
     stats = cache.stats
     assert not wrong
     assert stats.hits + stats.misses == 800
-    assert stats.bytes == stats.entries * 134 <= 670
+    assert stats.bytes == stats.entries * 139 <= 5 * 139
