@@ -373,6 +373,19 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, 
     assert together == [alone[i] for i in places]
 
 
+@pytest.mark.parametrize("asked", [{"mode": "strict"}, {"guarantee": "global"}])
+def test_other_modes_give_the_same_items_in_any_batch(recommender, asked):
+    """Their scores may differ in the last bits (docs/decisions/0002)."""
+    requests = [replace(request, **asked) for request in REQUESTS]
+    together = recommender.recommend_batch(requests)
+    for request, found in zip(requests, together, strict=True):
+        (lone,) = recommender.recommend_batch([request])
+        ids, scores = zip(*[(r.item_id, r.score) for r in found.recommendations], strict=True)
+        assert ids == tuple(r.item_id for r in lone.recommendations)
+        assert scores == pytest.approx([r.score for r in lone.recommendations], abs=1e-5)
+        assert found.certificate == lone.certificate
+
+
 def test_a_large_batch_changes_no_bits(recommender, alone):
     assert recommender.recommend_batch(REQUESTS * 8) == alone * 8
 
