@@ -22,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -63,8 +64,10 @@ class _Clause:
     values: tuple[Any, ...]
     at: str
 
-    def canonical(self) -> list[Any]:
-        return [self.key, self.test, self.values]
+    @cached_property
+    def canonical(self) -> str:
+        """JSON that is equal for equal clauses."""
+        return _text([self.key, self.test, self.values])
 
     def expression(self) -> dict[str, Any]:
         value: Any = list(self.values)
@@ -106,19 +109,24 @@ class _Group:
     should: tuple[_Clause | _Group, ...]
     must_not: tuple[_Clause | _Group, ...]
 
-    def canonical(self) -> dict[str, list[str]]:
-        """Order and repetition do not matter."""
-        parts = {name: getattr(self, name) for name in _GROUPS}
-        return {
-            name: sorted({_text(part.canonical()) for part in part_s})
-            for name, part_s in parts.items()
-            if part_s
-        }
+    @cached_property
+    def canonical(self) -> str:
+        """JSON that is equal for groups that differ in order and repetition alone.
+
+        The texts of the parts are joined as they are: quoting them again at each level would double
+        the text with every level.
+        """
+        groups = (
+            f'"{name}":[{",".join(sorted({part.canonical for part in parts}))}]'
+            for name in _GROUPS
+            if (parts := getattr(self, name))
+        )
+        return "{" + ",".join(groups) + "}"
 
     def expression(self) -> dict[str, Any]:
         found = {}
         for name in _GROUPS:
-            parts = {_text(part.canonical()): part for part in getattr(self, name)}
+            parts = {part.canonical: part for part in getattr(self, name)}
             if parts:
                 found[name] = [parts[text].expression() for text in sorted(parts)]
         return found
@@ -169,7 +177,7 @@ class ItemFilter:
             FilterError: malformed, too deep or too long; the text names the place.
         """
         root = _Parser().group(expression, at, 1)
-        return cls(_text(root.canonical()), root)
+        return cls(root.canonical, root)
 
     @property
     def expression(self) -> dict[str, Any]:
@@ -224,7 +232,8 @@ class ItemBoosts:
                 raise FilterError(f"{at}.weight: want at most {MOST_WEIGHT:g} either way")
             parts.append((ItemFilter.parse(boost["filter"], f"{at}.filter"), weight))
         parts.sort(key=lambda part: (part[0].key, part[1]))
-        return cls(_text([[wanted.key, weight] for wanted, weight in parts]), tuple(parts))
+        texts = (f"[{wanted.key},{weight}]" for wanted, weight in parts)
+        return cls(f"[{','.join(texts)}]", tuple(parts))
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.float32]:
         """(items,) float32 what each item gains, in the attributes' order.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemFilter
+from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.errors import FilterError
@@ -425,3 +425,24 @@ def test_threads_share_one_cache(cache):
     assert not wrong
     assert stats.hits + stats.misses == 800
     assert stats.bytes == stats.entries * 139 <= 5 * 139
+
+
+def test_a_deep_filter_has_a_key_as_long_as_itself():
+    """Each level once quoted the level below again: 2 KB became a key of 132 million characters."""
+    wanted = clause("title", match='"\\' * 400)
+    for _ in range(15):
+        wanted = {"must": [wanted]}
+    parsed = ItemFilter.parse(wanted)
+    assert len(parsed.key) <= 2 * len(json.dumps(wanted))
+    assert json.loads(parsed.key)  # JSON itself
+    assert ItemFilter.parse(parsed.expression).key == parsed.key
+    boosts = ItemBoosts.parse([{"filter": wanted, "weight": 0.5}] * 3)
+    assert len(boosts.key) <= 8 * len(json.dumps(wanted))
+
+
+def test_equal_filters_have_equal_keys_and_others_do_not():
+    red, blue = clause("color", match="red"), clause("color", match="blue")
+    one = ItemFilter.parse({"must": [{"should": [red, blue]}, red]})
+    same = ItemFilter.parse({"must": [red, {"should": [blue, red, blue]}, red]})
+    other = ItemFilter.parse({"must": [red, {"must": [blue, red]}]})
+    assert one.key == same.key != other.key

@@ -47,3 +47,10 @@ def test_the_deepest_that_is_allowed_is_read() -> None:
     assert parse(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) is not None
     assert parse(b'["\\ud83d\\ude00"]') == ["\N{GRINNING FACE}"]
     assert parse(b'["' + b"[" * 1000 + b'"]') == ["[" * 1000]
+
+
+def test_a_name_twice_among_very_many_is_found_in_linear_time() -> None:
+    """Counting each name among all of them once took hours for a body like this one."""
+    names = [f'"{i}":0' for i in range(300_000)]
+    with pytest.raises(MalformedError, match="an object has the name '299999' twice"):
+        parse(("{" + ",".join([*names, names[-1]]) + "}").encode())
