@@ -34,7 +34,7 @@ def prepare(
         str | None,
         typer.Option(
             "--source",
-            help="synthetic (default), s3rec, atspeed, lcrec, minionerec, movielens, amazon, "
+            help="synthetic, s3rec, atspeed, lcrec, minionerec, movielens, amazon, "
             "recbole or table.",
         ),
     ] = None,

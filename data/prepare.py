@@ -14,11 +14,12 @@ from data.raw import Columns, ReaderConfig
 from data.readers import READERS, STREAMING
 from data.stats import describe
 from data.synthetic import SyntheticConfig
-from recsys.artifacts import sha256, up_to_date, write_artifact
+from recsys.artifacts import MANIFEST, sha256, up_to_date, write_artifact
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.interactions import Interactions
+from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
 from recsys.splits import global_temporal, leave_one_out
 
@@ -127,12 +128,17 @@ class DataConfig:
 def stage(context: Context) -> Path:
     """Write the data set of the run, unless it is there already.
 
+    Settings that name no source use the data set that was prepared under the run's name. They never
+    replace it, and never make one up.
+
     Raises:
-        ConfigError: an unknown source, or a path that does not exist.
+        ConfigError: an unknown source, a path that does not exist, or no source and no data set.
         DataError: a malformed file; nothing is written then.
     """
-    config = context.settings.section("data", DataConfig)
-    seed = context.settings.seed if config.source == SYNTHETIC else 0
+    config, seed = context.settings.section("data", DataConfig), context.settings.seed
+    if not context.settings.names("data", "source", "synthetic"):
+        return _prepared(context)
+    seed = seed if config.source == SYNTHETIC else 0
     settings = as_dict(config) | {"seed": seed}
     for name in MEANS:
         del settings[name]
@@ -158,6 +164,24 @@ def stage(context: Context) -> Path:
     info |= {"stats": describe(dataset), "split": split, "decisions": decisions}
     with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
         dataset.save(folder)
+    return path
+
+
+def _prepared(context: Context) -> Path:
+    """The data set of the run, for settings that name no source.
+
+    Raises:
+        ConfigError: there is none, it shall be made again, or settings ask for another one.
+    """
+    path = context.workspace.dataset
+    given = context.settings.values.get("data")
+    if context.force or given or not (path / MANIFEST).is_file():
+        raise ConfigError(
+            f"data.source: nothing says what {path} is made from; name a source and its path "
+            "(--config FILE, or --set data.source=table --set data.path=events.csv), or make up a "
+            "shop with `recsys quickstart`"
+        )
+    say(f"data: no source is named, so the prepared data set {path} is used")
     return path
 
 

@@ -105,7 +105,8 @@ def quickstart(
     default = Path("configs/quickstart.yaml")
     if config is None and default.is_file():
         config = default
-    context = _context(config, set_, name, seed, force=force)
+    shop = [] if config is not None else ["data.source=synthetic"]
+    context = _context(config, [*shop, *(set_ or ())], name, seed, force=force)
     results = run_stages(context)
     user, items = _whose(context.workspace.dataset, None, None, seed=0)
     _show(context.workspace.bundle, user, items, k=10, aside=as_json)

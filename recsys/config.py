@@ -96,6 +96,11 @@ class Settings:
         """Seed of everything random in the run (default 0)."""
         return int(_convert(int, self.values.get("seed", 0), "seed"))
 
+    def names(self, section: str, *keys: str) -> bool:
+        """Whether a section gives a value to one of the keys."""
+        values = self.values.get(section)
+        return isinstance(values, dict) and any(key in values for key in keys)
+
     def section(self, name: str, cls: type[T]) -> T:
         """Read one section into a dataclass; missing keys take the dataclass's defaults.
 

@@ -242,6 +242,31 @@ def test_data_made_up_is_shown_for_people_and_programs(invoke, tmp_path):
     assert json.loads(out)["stats"]["users"] == 60
 
 
+def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
+    """It once replaced them by a made-up shop, without a word."""
+    events = tmp_path / "events.csv"
+    lines = [f"u{u},i{(u + n) % 7},{n}" for u in range(8) for n in range(6)]
+    events.write_text("\n".join(["user,item,time", *lines]), encoding="utf-8")
+    table = ("data", "prepare", "--source", "table", "--path", str(events), "--name", "neg")
+    assert invoke(*table)[0] == 0
+    folder = tmp_path / "var" / "datasets" / "neg"
+    before = {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    status, out, err = invoke("run", "--until", "data", "--name", "neg")
+    assert status == 0
+    assert "no source is named, so the prepared data set" in out + err
+    assert before == {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    status, _, err = invoke("run", "--until", "data", "--name", "neg", "--set", "data.k_core=2")
+    assert status == 2
+    assert "name a source and its path" in err.replace("\n", " ")
+
+
+def test_a_run_without_source_and_data_makes_nothing_up(invoke, tmp_path):
+    status, _, err = invoke("run", "--until", "data", "--name", "new")
+    assert status == 2
+    assert "recsys quickstart" in err
+    assert not (tmp_path / "var" / "datasets" / "new").exists()
+
+
 def test_a_run_tells_programs_what_it_made_and_nothing_else(invoke, tmp_path):
     small = ("source=synthetic", "synthetic.users=60", "synthetic.items=240")
     options = [word for setting in small for word in ("--set", f"data.{setting}")]
