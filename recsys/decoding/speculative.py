@@ -274,7 +274,7 @@ class _Verification:
         logits = self.table.logits.at(torch.where(missing, 0, place))
         exact, _ = step.score(self.frontier, logits, children)
         known = exact.masked_fill(missing.unsqueeze(-1), -torch.inf)
-        limit = known.flatten(1).topk(min(self.num_beams, known[0].numel())).values[:, -1:]
+        limit = known.flatten(1).topk(self.num_beams).values[:, -1:]
         known = known.masked_fill(known < limit.unsqueeze(-1), -torch.inf)
         # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
         above = step.trie.sizes(self.frontier.states, depth).unsqueeze(-1)

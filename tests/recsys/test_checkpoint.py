@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,21 @@ def test_a_folder_without_a_readable_config_is_no_checkpoint(tmp_path, content):
     config.unlink() if content is None else config.write_text(content)
     with pytest.raises(ArtifactError, match="checkpoint"):
         load_model(tmp_path)
+
+
+def test_sizes_that_are_not_given_are_those_of_the_smallest_model():
+    assert asdict(Architecture()) == {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "layers": 2,
+        "heads": 2,
+        "kv_heads": None,
+        "tied": False,
+        "attention_dropout": 0.0,
+    }
+
+
+def test_a_width_is_a_multiple_of_twice_the_heads():
+    assert Architecture(hidden_size=12, heads=2).hidden_size == 12
+    with pytest.raises(ConfigError, match="10 is not a multiple of twice the 2 heads"):
+        Architecture(hidden_size=10, heads=2)

@@ -329,3 +329,8 @@ def test_anything_is_compiled_or_refused(schema, pattern, rules):
         except ValueError as error:
             refused = str(error)
         assert not refused or refused.startswith(f"{grammar.__name__}: ")
+
+
+def test_a_slate_has_at_least_one_item_unless_told_otherwise():
+    named = delimited_subsequence(["a", "b"], least=1)
+    assert delimited_subsequence(["a", "b"]) == named != delimited_subsequence(["a", "b"], least=0)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.trie import NO_STATE
 from recsys.decoding import beam_search, speculative_beam_search
+from recsys.decoding.beam import finish
+from recsys.decoding.expand import Frontier, Step
 
 FILE = Path(__file__).parent.parent.parent / "benchmarks" / "random_exactness.py"
 
@@ -78,3 +83,24 @@ def test_a_row_of_probability_zero_does_not_exist(num_beams):
         found = search(model, [[1]], trie, num_beams)
         assert found.rows[0].tolist() == [2] + [-1] * (num_beams - 1)
         assert found.scores[0, 0] > -np.inf
+
+
+@pytest.mark.parametrize(
+    ("scores", "rest", "expected"),
+    [
+        ([-1.0, -2.0], -2.5, "global-exact"),
+        # A pruned prefix that scores as much may lead to a lower row that scores as much.
+        ([-1.0, -2.0], -2.0, "beam-exact"),
+        ([-1.0, -2.0], -1.5, "beam-exact"),
+        ([-1.0, -math.inf], -5.0, "beam-exact"),
+        ([-1.0, -math.inf], -math.inf, "global-exact"),
+    ],
+)
+def test_a_list_is_global_if_no_pruned_prefix_can_reach_it(scores, rest, expected):
+    trie = ItemTrie.build([[1, 2], [1, 3], [4, 5]]).to()
+    first = trie.source.depth_start[2]
+    values = torch.tensor([scores])
+    states = torch.tensor([[first, first + 1]]).masked_fill(values == -math.inf, NO_STATE)
+    place = torch.zeros_like(states)
+    frontier = Frontier(states, values, place, place, values, torch.tensor([[rest]]))
+    assert finish(frontier, Step(trie), 2, []).certificates == [expected]
