@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+_MOST_SHOWN = 60  # characters
 MIN_TEMPERATURE = 1e-4
 """Below it logits divided by the temperature lose the noise that a sample is drawn by."""
 
@@ -32,7 +33,7 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
+        raise ValueError(f"{name} must be a whole number, got {_shown(value)}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
@@ -44,7 +45,10 @@ def temperature(value: Any) -> float:
     Raises:
         ValueError: it is not finite, or below `MIN_TEMPERATURE`.
     """
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
     if not (MIN_TEMPERATURE <= number < math.inf):
         raise ValueError(
             f"temperature must be finite and at least {MIN_TEMPERATURE}, got {value!r}; "
@@ -57,14 +61,26 @@ def integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
     """(n,) int64 of a list of integers, empty or not.
 
     Raises:
-        ValueError: anything but integers, such as floats, which would be cut, or bools.
+        ValueError: anything but a flat list of integers, such as floats, which would be cut, bools,
+            a single number, or lists in the list.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of unequal lengths in the list
+        array = np.zeros((1, 1))
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be a flat list of integers, got {_shown(values)}")
     if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"{name} must hold integers, got {array.dtype}")
+        raise ValueError(f"{name} must hold integers, got {array.dtype}: {_shown(values)}")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{name} has {array.max()}; the largest integer is 2^63 - 1")
-    return array.astype(np.int64, copy=False).reshape(-1)
+    return array.astype(np.int64, copy=False)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, not longer than a line."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def one_each(name: str, values: Sequence[Any], requests: int) -> None:
@@ -73,6 +89,8 @@ def one_each(name: str, values: Sequence[Any], requests: int) -> None:
     Raises:
         ValueError: another number of values.
     """
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise ValueError(f"{name} must be a list with one entry a prompt, got {_shown(values)}")
     if len(values) != requests:
         raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")
 

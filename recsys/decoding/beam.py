@@ -196,6 +196,8 @@ def row_tree(
         return None
     if step.noise is not None or step.normalize != "vocabulary":
         raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
+    if nodes is not None:
+        arguments.whole_number("candidate_nodes", nodes, 0)
     num_rows = step.trie.source.num_rows
     rows = arguments.rows_of_requests("candidates", candidates, requests, num_rows)
     return RowTree.of(step.trie, rows, nodes)

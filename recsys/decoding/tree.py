@@ -158,6 +158,7 @@ class TokenTree:
             reserve: node slots beyond `capacity`, for a caller that keeps its own nodes there.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
+        arguments.whole_number("prompt_slots", prompt_slots, 0)
         self.nodes = self.passes = 0
         self.cached = np.zeros(len(prompts), np.int64)
         batch, prompt = prompts.tokens.shape
