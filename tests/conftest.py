@@ -34,6 +34,16 @@ CACHE = "torch"
 COPY_S = 600  # for what a copy of a process has to do
 PATIENCE_S = 60  # for processes that are ending already
 
+FIRST = [  # files with tests or fixtures that take long, the longest first
+    "test_on_ray.py",
+    "test_atspeed.py",
+    "test_batch.py",
+    "test_ids.py",
+    "test_benchmark_command.py",
+    "test_gpu_benchmark.py",
+    "test_distributed.py",
+]
+
 slow = [HealthCheck.too_slow]  # depends on the machine
 # What `make test` runs: the same examples on every machine, in every run and in any order.
 settings.register_profile(
@@ -54,9 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a round of `fuzz.py`: an order of its own, so that short runs see other tests."""
+    """What takes long comes first, so that the end of a run does not wait for it.
+
+    Rounds of `fuzz.py` have an order of their own each, so that short ones see other tests.
+    """
     if "FUZZ_END" in os.environ:
         random.Random(config.getoption("--hypothesis-seed")).shuffle(items)
+    else:
+        places = {name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
