@@ -31,8 +31,10 @@ serve: install ## serve what quickstart made, on http://127.0.0.1:8000
 # The tests start many processes: each would compile the sources anew if none could keep them.
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python
 
+# One more than there are cores: some tests wait for processes and clocks.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 test: install-dev ## all tests (CPU, offline), side by side
-	$(TESTING) -m pytest -n logical --dist worksteal
+	$(TESTING) -m pytest -n $(WORKERS) --dist worksteal
 
 MINUTES ?= 5
 fuzz: install-dev ## fresh examples for the tests that take any: make fuzz MINUTES=20

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +26,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")
 CACHE = "torch"
+COPY_S = 600  # for what a copy of a process has to do
 PATIENCE_S = 60  # for processes that are ending already
+
+FIRST = [  # files with tests or fixtures that take long, the longest first
+    "test_on_ray.py",
+    "test_atspeed.py",
+    "test_batch.py",
+    "test_ids.py",
+    "test_benchmark_command.py",
+    "test_gpu_benchmark.py",
+    "test_distributed.py",
+]
 
 slow = [HealthCheck.too_slow]  # depends on the machine
 # What `make test` runs: the same examples on every machine, in every run and in any order.
@@ -50,9 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a round of `fuzz.py`: an order of its own, so that short runs see other tests."""
+    """What takes long comes first, so that the end of a run does not wait for it.
+
+    Rounds of `fuzz.py` have an order of their own each, so that short ones see other tests.
+    """
     if "FUZZ_END" in os.environ:
         random.Random(config.getoption("--hypothesis-seed")).shuffle(items)
+    else:
+        places = {name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -78,6 +98,41 @@ def open_ports() -> list[str]:
         for found in psutil.Process().net_connections(kind="inet")
         if found.status == psutil.CONN_LISTEN
     ]
+
+
+def run_forked(work: Callable[..., object], *arguments: object) -> int:
+    """Do work in a copy of this process; its exit status, negative where a signal ended it.
+
+    What a fresh process imports for seconds is there already. The copy has no other thread, and
+    whatever it changes is gone with it.
+    """
+    process = multiprocessing.get_context("fork").Process(target=alone, args=(work, *arguments))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that other threads are not copied
+        process.start()
+    try:
+        process.join(COPY_S)
+    finally:
+        process.kill()
+        process.join()
+    status = process.exitcode
+    assert status is not None
+    process.close()
+    return status
+
+
+def alone(work: Callable[..., object], *arguments: object) -> None:
+    """What the copy does: as in a fresh process, warnings are no errors."""
+    warnings.resetwarnings()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # those of the process that was copied are not here
+    work(*arguments)
+
+
+@pytest.fixture(scope="session")
+def forked() -> Callable[..., int]:
+    """Does work in a copy of this process, as `run_forked` says."""
+    return run_forked
 
 
 class Worker:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recsys import artifacts
 from recsys.artifacts import (
     MANIFEST,
     Manifest,
@@ -97,43 +97,40 @@ def test_an_exception_leaves_the_old_artifact_and_nothing_else(tmp_path, error):
     assert names(tmp_path) == ["a"]
 
 
-# Dies by SIGKILL at a place in the writing: in the body, while files are hashed or flushed, or
-# just before the n-th rename.
-VICTIM = """
-import os, signal, sys
-from pathlib import Path
-from recsys import artifacts
+def victim(place, where):
+    """Dies by SIGKILL at a place in the writing.
 
-place, where = Path(sys.argv[1]), sys.argv[2]
+    In the body, while files are hashed or flushed, or just before the n-th rename.
+    """
 
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
 
-if where in ("sha256", "_sync"):
-    setattr(artifacts, where, die)
-rename = Path.rename
-left = [int(where[-1])] if where.startswith("rename") else [0]
-def counting(self, target):
-    left[0] -= 1
-    return die() if left[0] == 0 else rename(self, target)
-Path.rename = counting
-with artifacts.write_artifact(place, "ids") as folder:
-    (folder / "report.json").write_text("half")
-    if where == "body":
-        die()
-    (folder / "report.json").write_text("new")
-"""
+    if where in ("sha256", "_sync"):
+        setattr(artifacts, where, die)
+    rename = Path.rename
+    left = [int(where[-1])] if where.startswith("rename") else [0]
+
+    def counting(self, target):
+        left[0] -= 1
+        return die() if left[0] == 0 else rename(self, target)
+
+    Path.rename = counting
+    with artifacts.write_artifact(place, "ids") as folder:
+        (folder / "report.json").write_text("half")
+        if where == "body":
+            die()
+        (folder / "report.json").write_text("new")
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["over an old one", "for the first time"])
 @pytest.mark.parametrize("where", ["body", "sha256", "_sync", "rename1", "rename2"])
-def test_a_sigkill_leaves_nothing_half_written(tmp_path, where, old):
+def test_a_sigkill_leaves_nothing_half_written(tmp_path, forked, where, old):
     place = tmp_path / "a"
     if old:
         write(place)
-    process = subprocess.run([sys.executable, "-c", VICTIM, str(place), where])
     finished = where == "rename2" and not old  # there is only one rename
-    assert process.returncode == (0 if finished else -signal.SIGKILL)
+    assert forked(victim, place, where) == (0 if finished else -signal.SIGKILL)
     if place.exists():
         verify(place)
         expected = "new" if finished else "old"

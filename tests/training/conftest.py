@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import runpy
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,12 +35,14 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 sys.path.insert(0, {tests!r})
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+AcceleratorState._reset_state(reset_partial_state=True)  # of the process that this is a copy of
+GradientState._reset_state()
 Accelerator()
 torch.distributed.barrier()
 Path({started!r}).touch()
 """
 SET_UPS = 3  # a busy machine may need more than one to bring two processes together
-JOB_S = 600
 
 
 def chain_dataset(users=USERS, length=9, seed=0, step=1):
@@ -145,50 +147,55 @@ def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
     return len(tokenizer)
 
 
-def run_two_processes(script, code, *options, **environment):
-    """Run `code` in two processes of torchrun; none of them is left, whatever happens.
+def as_a_script(path):
+    """A worker of a distributed job."""
+    runpy.run_path(path, run_name="__main__")
 
-    Processes that do not find each other are started again. A job that has begun is not.
-    """
-    started = script.with_suffix(".started")
-    names = {"tests": str(Path(__file__).parent), "started": str(started)}
-    script.write_text(SET_UP.format(**names) + code)
-    said = script.with_suffix(".log")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node", "2", "--log-dir", str(script.with_suffix(".logs")),
-               *options, str(script)]  # fmt: skip
-    for _ in range(SET_UPS):
-        with said.open("w") as out:
-            agent = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=out,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "ACCELERATE_USE_CPU": "true",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    # else processes that are started anew may meet addresses of those before
-                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-                    **environment,
-                },
-            )
-            try:
-                agent.wait(JOB_S)
-            finally:
-                agent.kill()  # and, by the signal that they asked for, its workers
-                agent.wait()
-        if agent.returncode == 0:
-            return
-        if started.exists():
-            break
-    pytest.fail(said.read_text()[-3000:])
+
+def as_torchrun(script, said, options, environment):
+    """Be the agent that torchrun is, with workers that are copies of it."""
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, parse_args
+
+    with said.open("w") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+    tempfile.tempdir = str(script.parent)
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "GLOO_SOCKET_IFNAME": "lo",
+        # else processes that are started anew may meet addresses of those before
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **environment,
+    }
+    words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2",
+             "--log-dir", str(script.with_suffix(".logs")), "--start-method", "fork",
+             *options, str(script)]  # fmt: skip
+    config, _, _ = config_from_args(parse_args(words))
+    elastic_launch(config, as_a_script)(str(script))
 
 
 @pytest.fixture
-def two_processes():
-    """Runs code in two processes, as `run_two_processes` says."""
-    return run_two_processes
+def two_processes(forked):
+    """Runs code in two processes of torchrun; none of them is left, whatever happens.
+
+    Processes that do not find each other are started again. A job that has begun is not.
+    """
+
+    def run(script, code, *options, **environment):
+        started, said = script.with_suffix(".started"), script.with_suffix(".log")
+        names = {"tests": str(Path(__file__).parent), "started": str(started)}
+        script.write_text(SET_UP.format(**names) + code)
+        for _ in range(SET_UPS):
+            # a worker ends with its agent, by the signal that it asks for
+            if forked(as_torchrun, script, said, options, environment) == 0:
+                return
+            if started.exists():
+                break
+        pytest.fail(said.read_text()[-3000:])
+
+    return run
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ import copy
 import math
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -358,35 +355,28 @@ def test_a_killed_draft_ends_with_the_same_bits(make_context, monkeypatch, optio
     assert weights_of(draft.stage(make_context(teacher=TEACHER, draft=saving))) == straight
 
 
-KILLED = """
-import os, signal, torch
-from recsys.config import Settings
-from recsys.pipeline import Context
-from training import draft
-steps, real = [], torch.optim.AdamW.step
-def dying(self, *args, **kwargs):
-    if len(steps) == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    steps.append(1)
-    return real(self, *args, **kwargs)
-torch.optim.AdamW.step = dying
-draft.stage(Context.of(Settings(%r)))
-"""
+def killed_before_step_eight(context):
+    """For a process of its own, which ends with it."""
+    steps, real = [], torch.optim.AdamW.step
+
+    def dying(self, *args, **kwargs):
+        if len(steps) == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps.append(1)
+        return real(self, *args, **kwargs)
+
+    torch.optim.AdamW.step = dying
+    draft.stage(context)
 
 
-def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context):
+def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, forked):
     sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "atspeed-s"}}
     sections["draft"]["checkpoint_minutes"] = 0.0
     target.stage(make_context(target={"epochs": 1, "evaluate_every": 0}))
     context = make_context(**sections)
     straight = weights_of(draft.stage(context))
     context.workspace.run("draft").rename(context.workspace.run("elsewhere"))
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED % context.settings.values],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert forked(killed_before_step_eight, context) == -signal.SIGKILL
     found = context.workspace.run("draft.checkpoint").glob("step-*")
     assert [p.name for p in found] == ["step-7"]
     assert weights_of(draft.stage(context)) == straight

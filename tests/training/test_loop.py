@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -119,28 +118,21 @@ def test_steps_after_the_last_checkpoint_are_taken_again(tmp_path):
     assert same_bits(resumed, straight)
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from dataclasses import replace
-import test_loop
-class Killer(test_loop.DyingData):
+class Killer(DyingData):
+    """Ends the process where the other one raises."""
+
     def epoch(self, epoch, start=0):
         try:
             yield from super().epoch(epoch, start)
-        except test_loop.Dies:
+        except Dies:
             os.kill(os.getpid(), signal.SIGKILL)
-test_loop.run(Path({folder!r}), replace(test_loop.CONFIG, checkpoint_minutes=0), Killer(17))
-"""
 
 
-def test_a_run_killed_by_sigkill_ends_with_the_same_bits(tmp_path):
+def test_a_run_killed_by_sigkill_ends_with_the_same_bits(tmp_path, forked):
     straight, _ = run(tmp_path / "straight")
     folder = tmp_path / "killed"
-    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
-    process = subprocess.run([sys.executable, "-c", script], env=os.environ, check=False)
-    assert process.returncode == -signal.SIGKILL
+    every_step = replace(CONFIG, checkpoint_minutes=0)
+    assert forked(run, folder, every_step, Killer(17)) == -signal.SIGKILL
     assert [p.name for p in folder.glob("step-*")] == ["step-17"]
     resumed, _ = run(folder, module=make_module(seed=9))
     assert same_bits(resumed, straight)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -238,37 +235,32 @@ def test_rank_alpha_dropout_and_modules_reach_the_adapter(make_context, tmp_path
 
 
 RESUMED = {"lora": {"dropout": 0.2}, "checkpoint_minutes": 0.0, "evaluate_every": 1}
-KILLED = """
-import os, signal, torch
-from recsys.config import Settings
-from recsys.pipeline import Context
-from training import target
-steps, real = [], torch.optim.AdamW.step
-def dying(self, *args, **kwargs):
-    if len(steps) == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    steps.append(1)
-    return real(self, *args, **kwargs)
-torch.optim.AdamW.step = dying
-target.stage(Context.of(Settings(%r)))
-"""
+
+
+def killed_before_step_eight(context):
+    """For a process of its own, which ends with it."""
+    steps, real = [], torch.optim.AdamW.step
+
+    def dying(self, *args, **kwargs):
+        if len(steps) == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps.append(1)
+        return real(self, *args, **kwargs)
+
+    torch.optim.AdamW.step = dying
+    stage(context)
 
 
 @pytest.mark.parametrize(("tied", "merge"), [(True, False), (False, True)])
 def test_a_run_killed_by_sigkill_ends_with_the_same_bits(
-    make_context, tmp_path, write_base, tied, merge
+    make_context, tmp_path, write_base, forked, tied, merge
 ):
     write_base(tmp_path / "base", tied=tied)
     context = lora_context(make_context, tmp_path / "base", **RESUMED)
     context.settings.values["target"]["lora"]["merge"] = merge
     straight = weights_of(stage(context))
     context.workspace.run("target").rename(context.workspace.run("elsewhere"))
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED % context.settings.values],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert forked(killed_before_step_eight, context) == -signal.SIGKILL
     found = context.workspace.run("target.checkpoint").glob("step-*")
     assert [p.name for p in found] == ["step-7"]
     assert weights_of(stage(context)) == straight

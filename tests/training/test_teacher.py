@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,34 +272,26 @@ def test_a_mixture_names_its_draft_and_outlives_it(make_context):
     assert read_manifest(path).parents["draft"] != own
 
 
-KILLED = """
-import os, signal, sys
-from recsys.config import Settings
-from recsys.pipeline import Context
-from training import teacher
-saved, save = [], teacher._save_shard
-def dying(*args):
-    if len(saved) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    saved.append(args)
-    save(*args)
-teacher._save_shard = dying
-teacher.stage(Context.of(Settings({"name": "toy", "teacher": %r})))
-"""
+def killed_behind_three_shards(context):
+    """For a process of its own, which ends with it."""
+    saved, save = [], teacher._save_shard
+
+    def dying(*args):
+        if len(saved) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        saved.append(args)
+        save(*args)
+
+    teacher._save_shard = dying
+    teacher.stage(context)
 
 
-def test_a_run_killed_by_sigkill_goes_on_behind_its_last_shard(make_context, monkeypatch):
+def test_a_run_killed_by_sigkill_goes_on_behind_its_last_shard(make_context, monkeypatch, forked):
     context = make_context(teacher=SECTION)
     target.stage(context)
     straight = read_manifest(teacher.stage(context)).digest
     again = make_context(teacher={**SECTION, "threads": 0})
-    section = {**SECTION, "threads": 0}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED % section],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
+    assert forked(killed_behind_three_shards, again) == -signal.SIGKILL
     partial = context.workspace.run("teacher.partial")
     assert len(list(partial.glob("shard-*.safetensors"))) == 3
     searched = []

@@ -4,7 +4,9 @@ The clients ask over HTTP, by Ray's own proxy, as they do in a cluster; then `re
 ray`, which does without the proxy, is asked the same.
 
 A program of its own, so that what Ray leaves in a process is left in this one:
-`python drive.py BUNDLES SCRATCH`. The last line is JSON.
+`python drive.py BUNDLES SCRATCH`. In SCRATCH lie `right.json`, the histories to ask for and what
+each bundle answers, and a batch of bundle `one`: `users.parquet` and the folder `local` of what
+was scored without Ray. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,11 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
-from recsys.recommender import Recommender
 from serving.batch.job import Job
 from serving.batch.run import score
 from serving.cluster.deployment import APPLICATION, REPLICAS, Handle
@@ -43,31 +42,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
-K = 5
 CLIENTS = 4
 PATIENCE_S = 600
 NOT_SET_UP = 75  # the exit status when Ray or a port was not there
-RNG = np.random.default_rng(3)
-HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
+
+
+class Right:
+    """What to ask for, and the answers of either bundle."""
+
+    def __init__(self, file: Path) -> None:
+        values = json.loads(file.read_text())
+        self.k, self.histories = values["k"], values["histories"]
+        self.answers: dict[str, list[list[list[Any]]]] = values["answers"]
+
+    def body(self, place: int) -> dict[str, Any]:
+        return {"history": self.histories[place], "k": self.k}
 
 
 def listed(answer: Any) -> list[list[Any]]:
     return [[item["item_id"], float(np.float32(item["score"]))] for item in answer["items"]]
 
 
-def expected(bundle: Path) -> list[list[list[Any]]]:
-    import torch
-
-    torch.set_num_threads(1)
-    found = Recommender.load(bundle).recommend(HISTORIES, K)
-    return [[[one.item_id, float(np.float32(one.score))] for one in answer] for answer in found]
-
-
 class Load:
     """Clients that ask without a break while the block runs."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
+    def __init__(self, client: httpx.AsyncClient, right: Right) -> None:
+        self.client, self.right = client, right
         self.seen: list[tuple[int, int, str, Any]] = []
         self._stop = False
 
@@ -88,8 +88,8 @@ class Load:
         for number in itertools.count(first, CLIENTS):
             if self._stop:
                 return
-            place = number % len(HISTORIES)
-            body = {"history": HISTORIES[place], "k": K}
+            place = number % len(self.right.histories)
+            body = self.right.body(place)
             response = await self.client.post("/v1/recommendations", json=body)
             answer = response.json()
             good = response.status_code == 200
@@ -98,12 +98,12 @@ class Load:
                 (place, response.status_code, model, listed(answer) if good else answer)
             )
 
-    def wrong(self, right: dict[str, Any]) -> list[Any]:
+    def wrong(self) -> list[Any]:
         """Answers that failed, or are not those of the model that they name."""
         return [
             [place, status, model, answer]
             for place, status, model, answer in self.seen
-            if status != 200 or answer != right[model][place]
+            if status != 200 or answer != self.right.answers[model][place]
         ]
 
 
@@ -169,18 +169,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def answers(client: httpx.AsyncClient) -> list[Any]:
-    asked = (client.post("/v1/recommendations", json={"history": h, "k": K}) for h in HISTORIES)
+async def answers(client: httpx.AsyncClient, right: Right) -> list[Any]:
+    bodies = map(right.body, range(len(right.histories)))
+    asked = (client.post("/v1/recommendations", json=body) for body in bodies)
     return [listed(response.json()) for response in await asyncio.gather(*asked)]
 
 
-async def drive(cluster: Cluster, right: dict[str, Any]) -> dict[str, Any]:
+async def drive(cluster: Cluster, right: Right) -> dict[str, Any]:
     from ray import serve
 
     saw: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S) as client:
         saw["processes"] = sorted(await processes(client))
-        saw["answers"] = await answers(client)
+        saw["answers"] = await answers(client, right)
 
         handle, homes = Handle(serve.get_deployment_handle(REPLICAS, APPLICATION)), []
         call = Call("GET", "/health/live", b"/health/live", b"", [], None, None, "http", b"")
@@ -195,7 +196,7 @@ async def drive(cluster: Cluster, right: dict[str, Any]) -> dict[str, Any]:
         saw["items"] = [response.status_code for response in (refused, put, *got)]
         await client.delete("/v1/items/B9999")
 
-        async with Load(client) as load:
+        async with Load(client, right) as load:
             victim = saw["processes"][0]
             os.kill(victim, signal.SIGKILL)
             await load.answered(3 * CLIENTS)
@@ -203,39 +204,35 @@ async def drive(cluster: Cluster, right: dict[str, Any]) -> dict[str, Any]:
                 while len(alive := await processes(client) - {victim}) < 2:
                     await asyncio.sleep(0.1)
             await load.answered(3 * CLIENTS)
-        saw["kill"] = {"answers": len(load.seen), "wrong": load.wrong(right)}
+        saw["kill"] = {"answers": len(load.seen), "wrong": load.wrong()}
         saw["processes_after_the_kill"] = sorted(alive)
 
-        async with Load(client) as load:
+        async with Load(client, right) as load:
             await asyncio.to_thread(cluster.deploy, "two")
             await until(lambda: all(model == "two" for _, _, model, _ in load.seen[-40:]))
             await load.answered(3 * CLIENTS)
         models = [model for _, _, model, _ in load.seen]
         saw["swap"] = {
             "answers": len(models),
-            "wrong": load.wrong(right),
+            "wrong": load.wrong(),
             "models": [models[0], models[-1]],
         }
         saw["processes_after_the_swap"] = sorted(await processes(client))
     return saw
 
 
-async def without_proxy(settings: ServingSettings) -> list[Any]:
+async def without_proxy(settings: ServingSettings, right: Right) -> list[Any]:
     with deployed(settings, ClusterSettings(replicas=1, cpus=0.5)) as door:
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=PATIENCE_S
         ) as client:
-            return await answers(client)
+            return await answers(client, right)
 
 
-def batch(bundles: Path, scratch: Path) -> list[bool]:
+def batch(bundles: Path, scratch: Path, k: int) -> list[bool]:
     """Whether both engines write the same bytes, by part."""
-    users = scratch / "users.parquet"
-    names = [f"user-{n}" for n in range(len(HISTORIES))]
-    pq.write_table(pa.table({"user_id": names, "history": HISTORIES}), users)
-    job = Job(bundles / "one", users, None, {"k": K}, part_rows=5)
-    score(job, scratch / "local")
+    job = Job(bundles / "one", scratch / "users.parquet", None, {"k": k}, part_rows=5)
     score(job, scratch / "ray", engine="ray", workers=2)
     parts = sorted((scratch / "local").glob("part-*.parquet"))
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
@@ -253,7 +250,7 @@ def setting_up() -> Iterator[None]:
 
 def main() -> None:
     bundles, scratch = map(Path, sys.argv[1:])
-    right = {name: expected(bundles / name) for name in ("one", "two")}
+    right = Right(scratch / "right.json")
     cluster = Cluster(bundles, scratch)
     ray = import_ray("serve")
     from ray import serve
@@ -268,13 +265,13 @@ def main() -> None:
         saw = asyncio.run(drive(cluster, right))
         serve.delete(APPLICATION)
         settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")
-        saw["without_proxy"] = asyncio.run(without_proxy(settings))
+        saw["without_proxy"] = asyncio.run(without_proxy(settings, right))
         serve.shutdown()
-        saw["batch"] = batch(bundles, scratch)
+        saw["batch"] = batch(bundles, scratch, right.k)
     finally:
         serve.shutdown()
         ray.shutdown()
-    print(json.dumps({**saw, "right": right}))  # noqa: T201
+    print(json.dumps(saw))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from recsys.artifacts import read_manifest, verify, write_artifact
+from recsys.cli import app, main
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
 from recsys.interactions import Histories, Interactions
@@ -30,6 +33,7 @@ from serving.batch.users import DatasetUsers, UsersFile, open_users
 from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RNG = np.random.default_rng(5)
@@ -224,40 +228,40 @@ def test_a_run_that_fails_keeps_what_is_done(
     assert score(job, tmp_path / "out").scored == 24
 
 
-KILLED = """
-import os, signal
-from serving.batch.output import Output
-write, written = Output.write, []
-def dying(self, part, table):
-    if len(written) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(self, part, table)
-    written.append(part)
-Output.write = dying
-"""
+def killed_behind_five_parts(arguments: list[str]) -> None:
+    """For a process of its own, which ends with it."""
+    write, written = Output.write, []
+
+    def dying(self: Output, part: int, table: pa.Table) -> None:
+        if len(written) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, part, table)
+        written.append(part)
+
+    Output.write = dying  # type: ignore[method-assign]
+    sys.argv[1:] = arguments
+    main()
 
 
 def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(
-    bundles: Path, tmp_path: Path
+    bundles: Path, tmp_path: Path, forked: Callable[..., int]
 ) -> None:
     ids = [f"user-{n}" for n in range(200)]
     histories = [HISTORIES[0]] * len(ids)
     users, out = write_users(tmp_path / "u.parquet", ids, histories), tmp_path / "out"
-    main = "from recsys.cli import main; main()"
     options = ["batch", "score", "--users", str(users), "--out", str(out), "--json"]
     options += ["--bundle", str(bundles / "one"), "--part-rows", "10", "--workers"]
-    killed = subprocess.run([sys.executable, "-c", KILLED + main, *options, "2"], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert forked(killed_behind_five_parts, [*options, "2"]) == -signal.SIGKILL
     assert len(list(out.glob("part-*.parquet"))) == 5
-    done = subprocess.run(
-        [sys.executable, "-c", main, *options, "1"], stdout=subprocess.PIPE, check=True
-    )
+    done = CliRunner().invoke(app, [*options, "1"], catch_exceptions=False)
     assert json.loads(done.stdout)["scored"] == 200 - 10 * 5
     assert table_of(out)["user_id"].to_pylist() == ids
     verify(out, "recommendations")
 
 
-def test_a_worker_that_fails_says_why_and_where(job: Job) -> None:
+def test_a_worker_that_fails_says_why_and_where(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = get_context("fork")  # what it says is the same, and it need not import everything
+    monkeypatch.setattr(workers, "get_context", lambda _: fork)
     bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
     assert bad.plan
     with pytest.raises(RecsysError, match="failed at part 0: mode 'relaxed' needs a draft"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+
+from recsys.recommender import Recommender
+from serving.batch.job import Job
+from serving.batch.run import score
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'"),
@@ -21,15 +30,39 @@ DRIVE = Path(__file__).with_name("drive.py")
 PATIENCE_S = 1800
 SET_UPS = 3  # Ray gives its own processes half a minute to start, which a busy machine may not have
 NOT_SET_UP = 75
+K = 5
+RNG = np.random.default_rng(3)
+HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
+
+
+def answers(bundle: Path) -> list[list[list[Any]]]:
+    found = Recommender.load(bundle).recommend(HISTORIES, K)
+    return [[[one.item_id, float(np.float32(one.score))] for one in answer] for answer in found]
 
 
 @pytest.fixture(scope="module")
 def saw(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the drive saw; driven anew only where Ray or its ports were not there."""
+    """What is right, and what the drive saw.
+
+    It is driven anew only where Ray or its ports were not there.
+    """
+    asked = tmp_path_factory.mktemp("asked")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a replica has
+    right = {name: answers(bundles / name) for name in ("one", "two")}
+    values = {"k": K, "histories": HISTORIES, "answers": right}
+    (asked / "right.json").write_text(json.dumps(values))
+    names = [f"user-{n}" for n in range(len(HISTORIES))]
+    users = asked / "users.parquet"
+    pq.write_table(pa.table({"user_id": names, "history": HISTORIES}), users)
+    score(Job(bundles / "one", users, None, {"k": K}, part_rows=5), asked / "local")
+    torch.set_num_threads(threads)
     for _ in range(SET_UPS):
+        scratch = tmp_path_factory.mktemp("drive") / "scratch"
+        shutil.copytree(asked, scratch)
         with tempfile.TemporaryDirectory(prefix="ray-") as sessions:
             done = subprocess.run(
-                [sys.executable, DRIVE, bundles, tmp_path_factory.mktemp("drive")],
+                [sys.executable, DRIVE, bundles, scratch],
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE_S,
@@ -39,7 +72,7 @@ def saw(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
             break
     assert done.returncode == 0, done.stderr[-4000:]
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return seen
+    return {**seen, "right": right}
 
 
 def test_two_replicas_give_the_local_answers_bit_for_bit(saw: dict[str, Any]) -> None:
