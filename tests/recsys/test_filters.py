@@ -446,3 +446,21 @@ def test_equal_filters_have_equal_keys_and_others_do_not():
     same = ItemFilter.parse({"must": [red, {"should": [blue, red, blue]}, red]})
     other = ItemFilter.parse({"must": [red, {"must": [blue, red]}]})
     assert one.key == same.key != other.key
+
+
+@pytest.mark.parametrize("wanted", [["f"], list("abcdef"), list("bdf"), ["f", "x", "y", "z", "w"]])
+def test_an_item_without_a_value_is_none_of_many_values(wanted):
+    """More than four values are looked up in a table, where a missing one has a place of its own."""
+    values = ["a", "b", None, "c", "d", "e", "f", None]
+    column = Attributes(pa.table({"word": pa.array(values)}), np.arange(len(values)))
+    expected = [place for place, value in enumerate(values) if value in wanted]
+    assert allowed(clause("word", any=wanted), column) == expected
+
+
+def test_a_filter_is_given_back_in_the_words_it_was_asked_in():
+    for test in ({"match": "Acme"}, {"any": ["Acme", "Bolt"]}, {"range": {"lt": 2}}):
+        wanted = clause("brand", **test)
+        assert ItemFilter.parse(wanted).expression == wanted
+    assert ItemFilter.parse(clause("brand", any=["Acme"])).expression == clause(
+        "brand", match="Acme"
+    )

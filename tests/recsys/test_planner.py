@@ -117,3 +117,14 @@ def test_a_catalogue_of_one_level_leaves_nothing_to_plan():
     each = Planner(GPU, DRAFT, levels=1, first_level=10)
     assert each.plans == [Plan("beam")]
     assert each.choose(Load(1, 4, 20)) == Plan("beam")
+
+
+def test_a_drafts_cost_is_its_prompt_and_a_pass_for_each_level_but_one():
+    even = PassTimes({1: ((4, 1.0), (256, 1.0))})  # every pass of the target takes 1
+    tenth = PassTimes({1: ((4, 0.1), (256, 0.1))})
+    load, plan = Load(1, 30, 20), Plan("draft", 128)
+    each = Planner(even, tenth, levels=4, first_level=91, nodes=(128,))
+    # the prompt and two levels by the draft, then one pass, two, or three of the target
+    for passes, expected in ((1, 1.3), (2, 2.3), (3, 3.3)):
+        assert each.forwards(plan, load, [passes]) == pytest.approx(expected)
+    assert each.forwards(Plan(), load) == pytest.approx(4.0)
