@@ -450,7 +450,7 @@ def test_equal_filters_have_equal_keys_and_others_do_not():
 
 @pytest.mark.parametrize("wanted", [["f"], list("abcdef"), list("bdf"), ["f", "x", "y", "z", "w"]])
 def test_an_item_without_a_value_is_none_of_many_values(wanted):
-    """More than four values are looked up in a table, where a missing one has a place of its own."""
+    """More than four values are looked up in a table; a missing one has a place of its own."""
     values = ["a", "b", None, "c", "d", "e", "f", None]
     column = Attributes(pa.table({"word": pa.array(values)}), np.arange(len(values)))
     expected = [place for place, value in enumerate(values) if value in wanted]
