@@ -334,3 +334,5 @@ def test_anything_is_compiled_or_refused(schema, pattern, rules):
 def test_a_slate_has_at_least_one_item_unless_told_otherwise():
     named = delimited_subsequence(["a", "b"], least=1)
     assert delimited_subsequence(["a", "b"]) == named != delimited_subsequence(["a", "b"], least=0)
+    assert delimited_list("[a-z]+") == delimited_list("[a-z]+", least=1)
+    assert delimited_list("[a-z]+") != delimited_list("[a-z]+", least=0)
