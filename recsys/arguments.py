@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 _MOST_SHOWN = 60  # characters
+MOST_BEAMS = 1_000_000
+"""Most beams, slots or nodes; an answer has a row for every beam that is asked for."""
+MOST_NODES = 1 << 14
+"""Most nodes of a tree for candidates: a tree holds a flag for every pair of its nodes."""
 MIN_TEMPERATURE = 1e-4
 """Below it logits divided by the temperature lose the noise that a sample is drawn by."""
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
+def whole_number(name: str, value: Any, least: int = 1, most: int = MOST_BEAMS) -> int:
     """`value` as an `int`.
 
     Raises:
-        ValueError: it is no whole number (a bool is none), or below `least`.
+        ValueError: it is no whole number (a bool is none), below `least` or above `most`.
     """
     try:
         number = None if isinstance(value, bool | np.bool_) else operator.index(value)
@@ -36,6 +40,8 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
         raise ValueError(f"{name} must be a whole number, got {_shown(value)}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
+    if number > most:
+        raise ValueError(f"{name} must be at most {most}, got {number}")
     return number
 
 

@@ -83,6 +83,7 @@ def beam_search(
             or candidates with `normalize` other than `vocabulary`.
         NonFiniteError: the model's logits are not finite for some of the requests.
     """
+    num_beams = arguments.whole_number("num_beams", num_beams)
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model, num_levels(trie) - 1)
     step = prepare(
@@ -139,7 +140,6 @@ def prepare(
     temperature: float = 1.0,
 ) -> Step:
     """What is the same in every step, checked, on the model's device."""
-    arguments.whole_number("num_beams", num_beams)
     temperature = arguments.temperature(temperature)
     if seeds is not None and boosts is not None and any(boosts):
         raise ValueError("boosts: a sample is drawn from the model's distribution alone")
@@ -197,7 +197,7 @@ def row_tree(
     if step.noise is not None or step.normalize != "vocabulary":
         raise ValueError("candidates: scored over the whole vocabulary, and in no sample")
     if nodes is not None:
-        arguments.whole_number("candidate_nodes", nodes, 0)
+        nodes = arguments.whole_number("candidate_nodes", nodes, 0, arguments.MOST_NODES)
     num_rows = step.trie.source.num_rows
     rows = arguments.rows_of_requests("candidates", candidates, requests, num_rows)
     return RowTree.of(step.trie, rows, nodes)

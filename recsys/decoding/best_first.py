@@ -72,8 +72,8 @@ def complete(
     """
     if beams.approximate or beams.is_global is None:
         raise ValueError("beams: only an exact search can be completed")
-    arguments.whole_number("pass_nodes", pass_nodes)
-    arguments.whole_number("max_nodes", max_nodes)
+    pass_nodes = arguments.whole_number("pass_nodes", pass_nodes)
+    max_nodes = arguments.whole_number("max_nodes", max_nodes)
     source = trie if isinstance(trie, ItemTrie) else trie.source
     (requests, asked), levels = beams.rows.shape, source.num_levels
     if len(prompts) != requests:

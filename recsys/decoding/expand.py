@@ -17,6 +17,7 @@ import torch
 
 from recsys.constraint.transitions import Children
 from recsys.constraint.trie import NO_STATE
+from recsys.decoding.tree import NO_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +85,9 @@ class Frontier(NamedTuple):
         states: (B, W) int64 trie states, those of live beams distinct; `NO_STATE` for a beam that
             does not exist.
         scores: (B, W) what beams are ranked by; -inf for a beam that does not exist.
-        tokens: (B, W) int64 last token; for a beam that does not exist, one that can be run as
-            padding.
-        parents: (B, W) int64 place of the parent in the previous frontier; any place, likewise.
+        tokens: (B, W) int64 last token; `NO_TOKEN` for a beam that does not exist.
+        parents: (B, W) int64 place of the parent in the previous frontier; any place for a beam
+            that does not exist.
         log_probs: (B, W) sum of log-probabilities. The scores themselves, but for sampling, where
             a score is a perturbed log-probability, and with boosts, which scores include.
         rest: (B, 1) best score of a prefix that was pruned on the way; complete sequences are not
@@ -135,7 +136,7 @@ class Frontier(NamedTuple):
         return Frontier(
             pad(self.states, (0, missing), value=NO_STATE),
             pad(self.scores, (0, missing), value=-torch.inf),
-            pad(self.tokens, (0, missing)),
+            pad(self.tokens, (0, missing), value=NO_TOKEN),
             pad(self.parents, (0, missing)),
             pad(self.log_probs, (0, missing), value=-torch.inf),
             self.rest,
@@ -251,7 +252,7 @@ class Step:
         found = Frontier(
             states.masked_fill_(missing, NO_STATE),
             kept,
-            self.trie.alphabet[symbols],
+            self.trie.alphabet[symbols].masked_fill_(missing, NO_TOKEN),
             best // scores.shape[-1],
             sums,
             frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),

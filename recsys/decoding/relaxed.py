@@ -70,7 +70,8 @@ def relaxed_beam_search(
     if step.noise is None:
         raise ValueError("relaxed verification samples: give it seeds, one a request")
     drafts = num_beams if draft_beams is None else draft_beams
-    if arguments.whole_number("draft_beams", drafts) < num_beams:
+    drafts = arguments.whole_number("draft_beams", drafts)
+    if drafts < num_beams:
         raise ValueError(f"draft_beams must be at least num_beams ({num_beams}), got {drafts}")
     # No level has more than the catalogue's sequences, however many are asked for.
     rows = step.trie.source.num_rows

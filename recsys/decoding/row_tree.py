@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from recsys.decoding.tree import ROOT
+from recsys.decoding.tree import NO_TOKEN, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class RowTree:
 
     Attributes:
         states: (B, W) int64 trie states.
-        tokens: (B, W) int64 that lead into them.
+        tokens: (B, W) int64 that lead into them; `NO_TOKEN` for padding.
         parents: (B, W) int64 places among these nodes; `ROOT` for the prompt.
         depth: (B, W) int64; 1 below the prompt.
         real: (B, W) bool, False for padding.
@@ -122,7 +122,7 @@ class RowTree:
 
         return cls(
             there(states),
-            there(source.alphabet[source.symbol[states]]),
+            there(np.where(real_node, source.alphabet[source.symbol[states]], NO_TOKEN)),
             there(parents),
             there(depths.clip(min=1)),
             there(real_node),

@@ -19,7 +19,7 @@ from recsys.constraint.trie import NO_STATE
 from recsys.decoding.beam import finish, num_levels, prepare, row_tree
 from recsys.decoding.expand import Frontier, TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
-from recsys.decoding.tree import ROOT, Prompts, TokenTree, require_finite
+from recsys.decoding.tree import NO_TOKEN, ROOT, Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def shared_beam_search(
     Raises:
         ValueError: as `beam_search`, or an owner that is not one of the prompts.
     """
+    num_beams = arguments.whole_number("num_beams", num_beams)
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model, num_levels(trie) - 1)
     named = arguments.integers("owner", owner)
@@ -147,7 +148,7 @@ class _Level:
         prompt, state = keys // self._stride, keys % self._stride
         place = torch.arange(len(keys), device=keys.device) - start[prompt]
         shape = (len(start) - 1, max(1, int(start.diff().max())))
-        tokens = keys.new_zeros(shape)  # padding is a node like any other that nobody asks about
+        tokens = keys.new_full(shape, NO_TOKEN)
         tokens[prompt, place] = self._step.trie.tokens_of(state)
         parents = torch.full_like(tokens, ROOT)
         if depth > 1:

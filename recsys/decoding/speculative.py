@@ -96,7 +96,8 @@ def speculative_beam_search(
     """
     if verification not in ("strict", "relaxed"):
         raise ValueError(f"verification {verification!r} is neither 'strict' nor 'relaxed'")
-    arguments.whole_number("patch_nodes", patch_nodes)
+    num_beams = arguments.whole_number("num_beams", num_beams)
+    patch_nodes = arguments.whole_number("patch_nodes", patch_nodes)
     if traced and verification == "relaxed":
         raise ValueError("only strict verification can be traced")
     model = TreeModel.of(target)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from recsys.decoding.expand import Frontier, Step, TokenLogits
-from recsys.decoding.tree import ROOT
+from recsys.decoding.tree import NO_TOKEN, ROOT
 
 if TYPE_CHECKING:
     from recsys.decoding.row_tree import RowTree
@@ -77,15 +77,24 @@ class Table:
         self.states = torch.cat([self.states, states], dim=1)
         self.parents = torch.cat([self.parents, parents], dim=1)
         self.depth = torch.cat([self.depth, depth], dim=1)
-        self.tree.add(tokens, parents - 1, depth)  # place 0 is the prompt, which is ROOT, -1
+        # place 0 is the prompt, which is ROOT, -1
+        self.tree.add(tokens.masked_fill(~real, NO_TOKEN), parents - 1, depth)
         return first
 
     def add_levels(self, levels: list[Frontier]) -> None:
-        """Add a draft tree, level by level."""
-        first = 0
+        """Add a draft tree, level by level.
+
+        Only nodes that follow a node of the tree are added, so that whatever is proposed, the
+        logits at a state are those of its own tokens.
+        """
+        trie, first = self.step.trie, 0
         for depth, level in enumerate(levels, start=1):
-            real = level.scores > -torch.inf
-            first = self.add(level.states, level.tokens, level.parents + first, depth, real)
+            parents = level.parents + first
+            above = self.states.gather(1, parents)
+            real = (level.scores > -torch.inf) & (above != PADDING)
+            states = level.states.masked_fill(~real, 1)  # a child of the root
+            real &= (trie.parents_of(states) == above) & (trie.tokens_of(states) == level.tokens)
+            first = self.add(states, level.tokens, parents, depth, real)
 
     def add_rows(self, rows: RowTree) -> None:
         """Add the tree of given rows for the next pass; nodes that a draft has too stand twice."""

@@ -2,8 +2,8 @@
 
 Bookkeeping of nodes: who descends from whom, at which depth, in which slot. Nodes are numbered in
 the order they are added and node i lies in the i-th slot behind the prompt's. All requests of the
-batch add the same number of nodes at a time; what a node means is its own (padding is a node like
-any other that nobody asks about). It runs the model and counts passes; it knows no trie.
+batch add the same number of nodes at a time; what a node means is its own (padding is a node that
+nobody asks about). It runs the model and counts passes; it knows no trie.
 
           prompt ──┬── 0 ──┬── 2
                    │       └── 3         add([a, b], parents=-1), add([c, d, e], [0, 0, 1])
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from recsys.models.tree_forward import TreeModel
 
 ROOT = -1
+NO_TOKEN = -1
+"""The token of a node that stands for nothing. Such a node is run with the prompt's last token, so
+that no token enters the tree which neither the prompt nor a beam has."""
 _MOST_TOTALS = 16  # passes; those of a long text are merged
 
 
@@ -158,7 +161,7 @@ class TokenTree:
             reserve: node slots beyond `capacity`, for a caller that keeps its own nodes there.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
-        arguments.whole_number("prompt_slots", prompt_slots, 0)
+        prompt_slots = arguments.whole_number("prompt_slots", prompt_slots, 0)
         self.nodes = self.passes = 0
         self.cached = np.zeros(len(prompts), np.int64)
         batch, prompt = prompts.tokens.shape
@@ -169,6 +172,7 @@ class TokenTree:
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
         self._pending = 0
+        self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._borrowed = ExitStack()
 
@@ -207,7 +211,7 @@ class TokenTree:
         """Add nodes; they are run by the next `forward`.
 
         Args:
-            tokens: (B, W) int64.
+            tokens: (B, W) int64; `NO_TOKEN` for padding.
             parents: (B, W) node numbers added before this call; `ROOT` for the prompt.
             depth: of the nodes, (B, W) or one for all; 1 below the prompt.
             within: longest chain of parents that are themselves among the nodes of this call.
@@ -217,7 +221,7 @@ class TokenTree:
         """
         first, width = self.nodes, tokens.shape[1]
         here = slice(first, first + width)
-        self._tokens[:, here] = tokens
+        self._tokens[:, here] = torch.where(tokens == NO_TOKEN, self._padding, tokens)
         self._depth[:, here] = depth
         room = self._ancestors.shape[2]
         rows = torch.where(parents == ROOT, room, parents).unsqueeze(-1).expand(-1, -1, room)
@@ -335,7 +339,7 @@ class TokenTree:
     def keep(self, requests: torch.Tensor) -> None:
         """Go on with some requests of the batch only; (b,) int64 places."""
         self.cache.keep(requests)
-        self.lengths = self.lengths[requests]
+        self.lengths, self._padding = self.lengths[requests], self._padding[requests]
         self.cache.note(self.finite.all())
         self._totals = [totals[requests] for totals in self._totals]
         self._tokens, self._depth = self._tokens[requests], self._depth[requests]

@@ -99,6 +99,35 @@ def test_a_prefix_of_such_a_prompt_is_never_stored():
     assert tree.prefixes.statistics().used == 0
 
 
+@pytest.mark.parametrize("way", ["beam", "candidates", "exhaustive", "draft", "shared", "relaxed"])
+@pytest.mark.parametrize("bad", [0, 1, 9])
+def test_tokens_that_no_beam_has_are_never_run(way, bad):
+    """Places without a beam once ran another token, whose keys could break the request."""
+    good = [[2, 3, 4], [2, 3, 5], [7, 3, 4]]
+    rows = sorted([*good, *([bad, 3, 4 + i] for i in range(3)), [2, bad, 4], [7, 3, bad]])
+    trie = ItemTrie.build(rows)
+    broken = tiny_model("llama", 64, seed=3)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[bad] = float("nan")
+    exclude = [[i for i, row in enumerate(rows) if row not in good]] * 2
+    expected = sorted(i for i, row in enumerate(rows) if row in good)
+    ask = ([[2, 3], [4, 5, 6, 7]], trie, 8)
+    if way == "beam":
+        found = beam_search(broken, *ask, exclude=exclude)
+    elif way == "candidates":
+        found = beam_search(broken, *ask, exclude=exclude, candidates=[expected, expected[:1]])
+    elif way == "shared":
+        found = shared_beam_search(broken, ask[0], [0, 1], trie, 8, exclude=exclude)
+    elif way == "relaxed":
+        options = {"seeds": [1, 2], "exclude": exclude}
+        found = speculative_beam_search(broken, broken, *ask, "relaxed", **options)
+    else:
+        drafter = None if way == "exhaustive" else ModelDrafter(broken, 40)
+        found = speculative_beam_search(broken, drafter, *ask, exclude=exclude)
+    for line in found.rows.tolist():
+        assert sorted(line) == [-1] * 5 + expected
+
+
 def test_a_finite_request_of_such_a_batch_is_stored():
     tree = TreeModel.of(model())
     tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
