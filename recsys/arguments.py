@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,13 +90,28 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
+def strings(name: str, values: Iterable[str]) -> Iterable[str]:
+    """The values, if they are strings.
+
+    Raises:
+        ValueError: one string, whose characters would be taken for values, or something else.
+    """
+    if isinstance(values, str | bytes):
+        raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
+    values = list(values)
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a list of strings, got one of {_shown(value)}")
+    return values
+
+
 def one_each(name: str, values: Sequence[Any], requests: int) -> None:
     """Raise unless there is one value a request.
 
     Raises:
         ValueError: another number of values.
     """
-    if isinstance(values, str) or not hasattr(values, "__len__"):
+    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         raise ValueError(f"{name} must be a list with one entry a prompt, got {_shown(values)}")
     if len(values) != requests:
         raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")

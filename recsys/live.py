@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.filters import FilterCache
 from recsys.constraint.mask import RowMask
@@ -199,7 +200,7 @@ class Epochs:
         Returns:
             Those that were there.
         """
-        wanted = list(dict.fromkeys(item_ids))
+        wanted = list(dict.fromkeys(arguments.strings("item_ids", item_ids)))
         with self._publish:
             epoch = self._epoch
             found = epoch.catalog.index(wanted)

@@ -92,6 +92,8 @@ class RecommendRequest:
 
     def __post_init__(self) -> None:
         arguments.whole_number("k", self.k)
+        for name in ("history", "exclude_items"):
+            arguments.strings(name, getattr(self, name))
         if self.seed is not None:
             arguments.integers("seed", [self.seed])
         if self.guarantee not in ("beam", "global"):

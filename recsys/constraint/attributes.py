@@ -150,6 +150,17 @@ class Attributes:
         return found
 
 
+def _numbers(array: pa.Array) -> pa.Array:
+    """Numbers as int64 where they are whole and fit, which compares them exactly, else float64."""
+    of = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if pa.types.is_integer(of):
+        try:
+            return pc.cast(array, pa.int64())
+        except pa.ArrowInvalid:  # beyond 2^63
+            pass
+    return pc.cast(array, pa.float64(), safe=False)
+
+
 def _read(name: str, values: pa.ChunkedArray, order: NDArray[np.int32]) -> Column:
     array = values.take(pa.array(order)).combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no or of one chunk, by version
@@ -162,8 +173,7 @@ def _read(name: str, values: pa.ChunkedArray, order: NDArray[np.int32]) -> Colum
     known = array.is_valid().to_numpy(zero_copy_only=False)
     of = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if pa.types.is_integer(of) or pa.types.is_floating(of):
-        whole = pa.types.is_integer(of) and of != pa.uint64()
-        numbers = pc.cast(array, pa.int64() if whole else pa.float64(), safe=False)
+        numbers = _numbers(array)
         filled = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
         return Column(name, "number", filled, known & ~np.isnan(filled), {}, starts)
     if pa.types.is_null(of):

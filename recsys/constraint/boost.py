@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from recsys.constraint.trie import ItemTrie
 
 
+MOST = 100_000.0
+"""Largest boost: beyond it a sum of log-probabilities would lose its last digits to rounding."""
+
+
 @dataclass(frozen=True, eq=False)
 class Boost:
     """What items gain, as a trie sees it.
@@ -42,10 +46,17 @@ class Boost:
         """From (items,) float32, by place in `trie.row_items`.
 
         Raises:
-            ValueError: a value that is not finite.
+            ValueError: another type or shape, or a value that is not finite or beyond `MOST`.
         """
-        if not np.isfinite(items).all():
-            raise ValueError("boosts must be finite")
+        items = np.asarray(items)
+        if items.dtype.kind not in "fiu" or items.shape != trie.row_items.shape:
+            raise ValueError(
+                f"a boost is {trie.row_items.shape} numbers, one an item; got {items.dtype} "
+                f"{items.shape}"
+            )
+        items = items.astype(np.float32, copy=False)
+        if not (np.abs(items) <= MOST).all():
+            raise ValueError(f"boosts must be finite, and at most {MOST:g} either way")
         below = items
         if trie.num_rows < trie.num_items:
             below = np.maximum.reduceat(items, trie.row_item_start[:-1])

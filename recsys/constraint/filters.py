@@ -492,7 +492,7 @@ def _number(value: Any, at: str, want: str = "a number") -> int | float:
         raise FilterError(f"{at}: want {want}, got {_show(value)}")
     if not -(2**63) <= value < 2**63:  # false for what is not a number, too
         raise FilterError(f"{at}: want a number that fits 64 bits")
-    return int(value) if math.floor(value) == value and abs(value) < 2**53 else value
+    return int(value) if math.floor(value) == value else value
 
 
 def _check_keys(value: Mapping[str, Any], known: tuple[str, ...], at: str) -> None:

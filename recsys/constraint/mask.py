@@ -83,7 +83,17 @@ class RowMask:
 
     @classmethod
     def of(cls, trie: ItemTrie, items: NDArray[np.bool_], room: MaskRoom | None = None) -> RowMask:
-        """From (items,) bool, by place in `trie.row_items`; in `room` while there is some."""
+        """From (items,) bool, by place in `trie.row_items`; in `room` while there is some.
+
+        Raises:
+            ValueError: another type or shape.
+        """
+        items = np.asarray(items)
+        if items.dtype != np.bool_ or items.shape != trie.row_items.shape:
+            raise ValueError(
+                f"a mask is {trie.row_items.shape} bool, one an item; got {items.dtype} "
+                f"{items.shape}"
+            )
         start = None if room is None else room.take()
         size = trie.padded_states + len(trie.dense_flags)
         if room is None or start is None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsys.arguments import integers, whole_number
 from recsys.constraint.dense import lay_out
 from recsys.errors import ArtifactError
 
@@ -95,6 +96,8 @@ class ItemTrie:
         Raises:
             ValueError: empty, not 2-D, not integers, or a token out of range.
         """
+        if end is not None:
+            end = whole_number("end", end, 0, np.iinfo(np.int32).max)
         tokens = np.asarray(tokens) if end is None else _filled(tokens, end)
         if tokens.ndim != 2 or 0 in tokens.shape:
             raise ValueError(f"tokens must be (items, L) with items, L >= 1, got {tokens.shape}")
@@ -104,7 +107,7 @@ class ItemTrie:
         if min(least) < 0 or max(most) > np.iinfo(np.int32).max:
             item, level = np.argwhere((tokens < 0) | (tokens > np.iinfo(np.int32).max))[0]
             raise ValueError(f"item {item} has token {tokens[item, level]} at level {level + 1}")
-        order, columns = _sorted(tokens, least, most)
+        order, columns = _sorted(tokens.astype(np.int64, copy=False), least, most)
         # new[d]: the prefix of length d + 1 of sorted sequence i differs from its predecessor's.
         new: list[NDArray[np.bool_]] = []
         for depth, column in enumerate(columns):
@@ -214,10 +217,20 @@ class ItemTrie:
         Args:
             items: dense items.
             mask: what is allowed; items that are not count as if they were listed.
+
+        Raises:
+            ValueError: items that are no integers, or that the trie does not have; a mask of
+                another trie.
         """
+        items = integers("items", items)
+        if len(items) and (items.min() < 0 or items.max() >= self.num_items):
+            bad = items[(items < 0) | (items >= self.num_items)][0]
+            raise ValueError(f"items has item {bad}; items lie in 0 .. {self.num_items - 1}")
+        if mask is not None and mask.trie is not self:
+            raise ValueError("mask: it is made for another trie")
         if mask is None and self.num_rows == self.num_items:  # a row is an item
-            return np.unique(self.item_row[np.asarray(items, np.int64)]).astype(np.int32)
-        distinct = np.unique(np.asarray(items, np.int64))
+            return np.unique(self.item_row[items]).astype(np.int32)
+        distinct = np.unique(items)
         rows = np.unique(self.item_row[distinct])
         owner, places = self.places_of(rows)
         left = np.isin(self.row_items[places], distinct, invert=True)

@@ -13,6 +13,8 @@ import torch
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
 from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.row_tree import RowTree
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
     from recsys.constraint.transitions import DeviceTrie
 
 
@@ -148,8 +148,13 @@ def prepare(
     device = model.device
     trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
     check_vocabulary(model, trie)
-    for name, given in (("masks", masks), ("boosts", boosts)):
+    for name, given, kind in (("masks", masks, RowMask), ("boosts", boosts, Boost)):
         for request, one in enumerate(_one_each(name, given, requests)):
+            if one is not None and not isinstance(one, kind):
+                raise ValueError(
+                    f"{name}: that of request {request} is a {type(one).__name__}, not a "
+                    f"{kind.__name__}"
+                )
             if one is not None and one.trie is not trie.source:
                 raise ValueError(f"{name}: that of request {request} is made for another trie")
     excluded = None

@@ -66,8 +66,8 @@ def complete(
         Beams; `is_global` says which are proven, `stats` include the additional work.
 
     Raises:
-        ValueError: as `beam_search`, approximate beams, beams of other prompts or another trie, or
-            fewer `max_nodes` than one pass needs.
+        ValueError: as `beam_search`, approximate beams, beams of another number of prompts or of
+            another trie, or fewer `max_nodes` than one pass needs.
         NonFiniteError: as `beam_search`.
     """
     if beams.approximate or beams.is_global is None:
@@ -82,17 +82,19 @@ def complete(
     least = pass_nodes + num_beams * (levels - 1)
     if max_nodes < least:
         raise ValueError(f"max_nodes: want at least {least} for {num_beams} beams, got {max_nodes}")
+    model = TreeModel.of(target)
+    ready = Prompts.of(prompts, model, levels - 1)
+    step = prepare(model, len(ready), trie, asked, exclude, normalize, masks=masks, boosts=boosts)
+    rows = beams.rows.clamp(max=source.num_rows - 1)
+    if not torch.equal(step.trie.sequences(rows), beams.tokens):
+        raise ValueError("beams: found over another trie")
     todo = (~beams.is_global).nonzero().squeeze(1)
     if not len(todo):
         return beams
-    model, places = TreeModel.of(target), todo.tolist()
-    ready = Prompts.of(prompts, model, levels - 1).take(places)
-    some = None if exclude is None else [exclude[i] for i in places]
-    theirs = None if masks is None else [masks[i] for i in places]
-    gains = None if boosts is None else [boosts[i] for i in places]
-    step = prepare(model, len(ready), trie, num_beams, some, normalize, masks=theirs, boosts=gains)
-    rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
-    known = CandidateDrafter(rows, num_beams * (levels - 1))
+    places = todo.tolist()
+    ready, step = ready.take(places), step.take(todo)
+    found_rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
+    known = CandidateDrafter(found_rows, num_beams * (levels - 1))
     proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)
     found = Frontier.root(len(beams.rows), model.score_dtype, model.device).padded(num_beams)
     found = Frontier(*(part.clone() for part in found))  # its parts are written one by one

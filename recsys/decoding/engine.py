@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from recsys import arguments
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.draft import ExhaustiveDrafter, ModelDrafter
@@ -210,6 +211,9 @@ class Engine:
         """
         if not len(prompts):
             raise ValueError("prompts: want at least one to measure with")
+        if not len(batches):
+            raise ValueError("batches: want at least one size to measure")
+        batches = [arguments.whole_number("batches", batch) for batch in batches]
         self.decode(prompts[:1], num_beams, mode="beam")  # allocations, libraries
         if self._graphs:
             longest = max(self.prompt_slots, *(len(np.asarray(p)) for p in prompts))

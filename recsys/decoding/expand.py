@@ -273,6 +273,10 @@ class Step:
             # a dead beam has nothing allowed: keep its total finite, or -inf - -inf would be NaN
             total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
         steps = chosen - total
+        if self.noise is None and self.normalize == "allowed":
+            # an only child has probability 1 whatever the model says, as `forced` has it
+            only = children.alive.sum(-1, keepdim=True) == 1
+            steps = steps.masked_fill(only & children.alive, 0.0)
         if self.trie.source.end is not None:
             # what fills up a sequence that has ended costs nothing
             ended = self.trie.ended(frontier.states).unsqueeze(-1)

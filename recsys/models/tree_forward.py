@@ -67,6 +67,11 @@ class TreeModel:
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
         check_architecture(model.config)
+        if model.training:
+            raise ValueError(
+                f"{type(model).__name__} is in training mode, where dropout makes every pass "
+                "another one; call model.eval() first"
+            )
         self.config = model.config.get_text_config()
         self._after_head = after_head(self.config)
         self.max_positions = exact_positions(self.config)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.attributes import Attributes
 from recsys.constraint.boost import Boost
+from recsys.constraint.filters import ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.decoding import (
     CandidateDrafter,
+    Engine,
     ModelDrafter,
     beam_search,
     complete,
@@ -134,3 +138,79 @@ def test_beams_beyond_the_catalogue_cost_no_memory(mode):
     plain_ = beam_search(MODEL, [[1, 2]], TRIE, 100_000)
     whole = complete(MODEL, plain_, [[1, 2]], TRIE, max_nodes=4096)
     assert sorted(whole.rows[0, :4].tolist()) == [0, 1, 2, 3]
+
+
+COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: RowMask.of(COLLIDING, np.array([0, 0, 1, 1])), r"a mask is \(4,\) bool"),
+        (lambda: RowMask.of(COLLIDING, np.array([True])), r"a mask is \(4,\) bool"),
+        (lambda: RowMask.of(COLLIDING, "x"), r"a mask is \(4,\) bool"),
+        (lambda: Boost.of(COLLIDING, np.ones(5, np.float32)), r"a boost is \(4,\) numbers"),
+        (lambda: Boost.of(COLLIDING, np.full(4, 1e9)), "boosts must be finite, and at most"),
+        (lambda: COLLIDING.excluded_rows(np.array([True, False])), "items must hold integers"),
+        (lambda: COLLIDING.excluded_rows([-1]), r"items has item -1; items lie in 0 \.\. 3"),
+        (lambda: COLLIDING.excluded_rows([4]), "items has item 4"),
+        (
+            lambda: COLLIDING.excluded_rows([0], RowMask.of(TRIE, np.ones(4, np.bool_))),
+            "mask: it is made for another trie",
+        ),
+        (lambda: plain(exclude={0: [1]}), "exclude must be a list with one entry a prompt"),
+        (lambda: plain(masks=["x"]), "masks: that of request 0 is a str, not a RowMask"),
+        (
+            lambda: plain(boosts=[RowMask.of(TRIE, np.ones(4, np.bool_))]),
+            "boosts: that of request 0 is a RowMask, not a Boost",
+        ),
+        (lambda: RecommendRequest(["a"], exclude_items="i73"), "exclude_items must be a list"),
+        (lambda: RecommendRequest("a"), "history must be a list of strings, got 'a'"),
+        (lambda: RecommendRequest(["a"], exclude_items=[5]), "exclude_items must be a list"),
+        (lambda: RecommendRequest(["a"], k=10**9), "k must be at most 1000000"),
+        (lambda: ItemTrie.build([[1], [3, 4]], end=2.5), "end must be a whole number"),
+        (
+            lambda: complete(MODEL, beam_search(MODEL, [[1]], COLLIDING, 2), [[1]], TRIE),
+            "beams: found over another trie",
+        ),
+        (lambda: complete(MODEL, plain(), [[1, 2]], TRIE, normalize="zzz"), "normalize 'zzz'"),
+        (lambda: beam_search(tiny_model("llama", 16).train(), [[1]], TRIE), "call model.eval()"),
+        (lambda: Engine(MODEL, TRIE).warm_up([[1]], batches=()), "batches: want at least one"),
+    ],
+)
+def test_what_would_lose_an_exclusion_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_an_only_allowed_child_costs_nothing_whatever_its_logit():
+    """With log-probabilities over the allowed tokens; skipped forwards and run ones must agree."""
+    model = tiny_model("phi3", 10)
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(10))
+    with torch.no_grad():
+        model.lm_head.bias[3] = -torch.inf
+    trie = ItemTrie.build([[1, 3], [2, 4], [2, 5]])
+    for exclude in ([[1, 2]], [[1, 2], [0]]):
+        prompts = [[1]] * len(exclude)
+        options = {"exclude": exclude, "normalize": "allowed"}
+        beam = beam_search(model, prompts, trie, 1, **options)
+        fast = speculative_beam_search(model, None, prompts, trie, 1, **options)
+        assert beam.rows[0].tolist() == fast.rows[0].tolist() == [0]
+        assert beam.scores[0].tolist() == fast.scores[0].tolist() == [0.0]
+        assert beam.certificates == fast.certificates
+
+
+def test_whole_numbers_of_a_filter_are_compared_exactly():
+    for kind, big in ((pa.int64(), 10**16), (pa.uint64(), 2**53), (pa.int64(), 2**62)):
+        values = [big - 1, big, big + 1, None]
+        column = Attributes(pa.table({"n": pa.array(values, kind)}), np.arange(4))
+        for test, expected in (
+            ({"match": big + 1}, [2]),
+            ({"match": float(big)}, [1]),
+            ({"any": [float(big), 1, 2, 3, 4, 5]}, [1]),
+            ({"range": {"gt": big}}, [2]),
+            ({"range": {"gt": float(big)}}, [2]),
+            ({"range": {"lte": big}}, [0, 1]),
+        ):
+            wanted = ItemFilter.parse({"must": [{"key": "n", **test}]})
+            assert np.flatnonzero(wanted.evaluate(column)).tolist() == expected, (kind, test)
