@@ -28,9 +28,10 @@ import gc
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,18 +41,21 @@ from rich.console import Console
 from rich.table import Table
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import Engine, ModelDrafter, beam_search, speculative_beam_search
+from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding import (
+    Beams,
+    Engine,
+    ModelDrafter,
+    Proposal,
+    beam_search,
+    speculative_beam_search,
+)
 from recsys.decoding.beam import prepare
 from recsys.decoding.tree import Prompts
 from recsys.models.cache import key_value_shape
 from recsys.models.graphs import PassGraphs
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from recsys.decoding import Beams, Proposal
 
 LEVELS, NEW = 4, 4
 PATCHES = 3 * (20 + 128)  # slots that strict search reserves behind a tree
@@ -139,7 +143,7 @@ class Bench:
         codes = np.unique(self.rng.integers(0, sizes.codes, (sizes.items, LEVELS)), axis=0)
         catalogue = codes + sizes.words + sizes.codes * np.arange(LEVELS)
         self.trie = ItemTrie.build(catalogue)
-        self.on_device = self.trie.to(device)
+        self.on_device = DeviceTrie.of(self.trie, device)
         self.allowed: dict[tuple[int, ...], list[int]] = {}
         for row in catalogue.tolist():
             for depth, token in enumerate(row):
@@ -150,7 +154,7 @@ class Bench:
         batch = max(batch for _, batch in sizes.cases)
         slots = sizes.prompt + MOST_NODES + PATCHES + 32
         models = (self.fast, draft)
-        self.graphs = [PassGraphs(m, batch=batch, slots=slots) for m in models]
+        self.graphs = [PassGraphs.attach(m, batch=batch, slots=slots) for m in models]
         self.stores = [PrefixStore.for_model(m, bytes_of(sizes, m)) for m in models]
         self.drafter = PerfectDraft(draft, sizes.nodes)
 

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,15 +41,11 @@ from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.errors import ItemError
-from recsys.live import NewItem
+from recsys.live import Epoch, NewItem
 from recsys.prompts import PromptConfig
-from recsys.recommender import MIN_BEAMS, Recommender, RecommendRequest
+from recsys.recommender import MIN_BEAMS, Recommender, RecommendRequest, RecommendResult
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from recsys.live import Epoch
-    from recsys.recommender import RecommendResult
 
 BATCH, K = 8, 10
 COLORS = ("red", "green", "blue")

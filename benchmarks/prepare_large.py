@@ -26,9 +26,9 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from environment import environment
 
-from data.prepare import DataConfig, build, write_streamed
-from data.stats import describe
 from recsys.artifacts import write_artifact
+from recsys.data.prepare import DataConfig, build, write_streamed
+from recsys.data.stats import describe
 from recsys.dataset import Dataset
 
 CHUNK = 1 << 21

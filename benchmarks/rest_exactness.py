@@ -42,9 +42,9 @@ from recsys.catalog import Catalog
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Blend, ItemItem, Retrieval
+from recsys.serving.app import create_app
+from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
-from serving.app import create_app
-from serving.settings import ServingSettings
 
 LEVELS, SIZES, WINDOW = (6, 6, 6, 30), (12, 24, 40, 90), 8
 COLORS, TOLERANCE = ("red", "green", "blue"), 1e-4

@@ -8,21 +8,17 @@ known here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from recsys.data.raw import RawData
 from recsys.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from data.raw import RawData
 
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
 NEAR_S = 86_400  # what a person says of one thing within a day is one opinion

@@ -6,24 +6,20 @@ took on the way. No file format is known here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recsys.catalog import CODE_COLUMN
+from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from data.times import TimeUnit
 
 EVENT_COLUMNS = {
     "user": pa.string(),

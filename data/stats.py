@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from recsys.dataset import ITEM_COLUMNS
+from recsys.dataset import ITEM_COLUMNS, Dataset, Events
 from recsys.splits import LABELS, TRAIN
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Dataset, Events
 
 
 class Tally:

@@ -1,36 +1,31 @@
 """Preparing data that do not fit in memory: the rules of `build` in `prepare`, part by part.
 
-Rows come numbered and sorted from `data.shuffle`; the filters of `data.filtering` see whole users
-at a time. What lies in memory is a part of the rows, a few numbers for each user and item, the
-catalogue, and a byte a row for whether it stays. Knows no file format.
+Rows arrive numbered and sorted from `recsys.data.shuffle`. The filters of `recsys.data.filtering`
+process whole users. Memory holds a part of the rows, a few numbers per user and item, the
+catalogue, and one byte per row that says whether the row is kept. Knows no file format.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from data import filtering
-from data.raw import RawData, events_table
-from data.shuffle import shuffle
-from data.stats import Tally
+from recsys.data import filtering
+from recsys.data.raw import EventStream, RawData, events_table
+from recsys.data.shuffle import shuffle
+from recsys.data.stats import Tally
 from recsys.dataset import Events, write_catalogue, write_events
 from recsys.errors import ConfigError
 from recsys.progress import track
 from recsys.splits import dates_of_shares, label_ends, label_times
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from data.raw import EventStream
 
 PART_ROWS = 1 << 22  # rows that a part of the output holds before filtering, but for long users
 BLOCK_ROWS = 1 << 22  # rows read at a time where users need not be whole
@@ -127,7 +122,7 @@ def prepare(
         memory_gb: what the process may take, in GiB.
 
     Returns:
-        statistics as `data.stats.describe` gives them, and a count of each decision.
+        statistics as `recsys.data.stats.describe` gives them, and a count of each decision.
 
     Raises:
         ConfigError: a rule that this source cannot meet, or DuckDB is not installed.

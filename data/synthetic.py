@@ -9,18 +9,13 @@ network. NumPy only; one seed gives one shop.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from data.raw import RawData, events_table
-from data.shop import DEPARTMENTS, PLACES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from data.shop import Department, Genre
+from recsys.data.raw import RawData, events_table
+from recsys.data.shop import DEPARTMENTS, PLACES, Department, Genre
 
 SHELVES = [(department, genre) for department in DEPARTMENTS for genre in department.genres]
 _NAMES = [genre.name for _, genre in SHELVES]

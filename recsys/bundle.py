@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recsys.artifacts import Manifest, read_manifest, verify
 from recsys.catalog import Catalog
@@ -23,10 +22,8 @@ from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Retrieval, SasRec
 from recsys.retrieval.sasrec import FILE as SASREC
+from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from recsys.semantic_ids.encoder import ItemEncoder
 
 KIND = "bundle"
 TARGET, DRAFT, CATALOG, EVAL = "target", "draft", "catalog", "eval"

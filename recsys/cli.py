@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
 import typer
+from typer._click.core import Command, Context  # typer carries its own click
 from typer.core import TyperGroup
 
 from recsys import __version__
 from recsys.errors import RecsysError
-
-if TYPE_CHECKING:
-    from typer._click.core import Command, Context  # typer carries its own click
 
 ORDER = (
     "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "compare", "recommend",

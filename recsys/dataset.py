@@ -10,25 +10,20 @@ formats live in the `data` package.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_manifest
 from recsys.errors import DataError
 from recsys.interactions import Histories, Interactions
-from recsys.splits import LABELS, TRAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from recsys.splits import SplitName
+from recsys.splits import LABELS, TRAIN, SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
 INTERACTIONS = "interactions"  # the file's stem, or the folder of parts

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.blending import Lists
+from recsys.catalog import Catalog
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.decoding.output import Beams
+from recsys.decoding.trace import Trace
+from recsys.interactions import Histories
 from recsys.requests import SOURCES, Recommendation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.blending import Lists
-    from recsys.catalog import Catalog
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.decoding.output import Beams
-    from recsys.decoding.trace import Trace
-    from recsys.interactions import Histories
 
 
 def items_of_rows(

@@ -14,30 +14,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from recsys import arguments
+from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
-from recsys.constraint.filters import FilterCache
+from recsys.constraint.filters import FilterCache, ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.errors import ItemError
 from recsys.live_catalog import FIXED, AddedItems, EpochAttributes, EpochCatalog, NewItem
-from recsys.placement import Placement, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from recsys.bundle import Bundle
-    from recsys.constraint.filters import ItemFilter
-    from recsys.placement import ItemCoder
-    from recsys.prompts import PromptEncoder
+from recsys.placement import ItemCoder, Placement, table_of
+from recsys.prompts import PromptEncoder
 
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
@@ -93,7 +87,8 @@ class Epoch:
 
     def excluded_rows(self, items: NDArray[np.integer], mask: RowMask | None) -> NDArray[np.int32]:
         """Rows that hold nothing but these items (`ItemTrie.excluded_rows`), removed or not."""
-        return self.trie.excluded_rows(items[self.trie.item_row[items] >= 0], mask)
+        items = items[self.trie.item_row[items] >= 0]
+        return self.trie.excluded_rows(items) if mask is None else mask.excluded_rows(items)
 
     def item(self, item_id: str) -> NewItem | None:
         """An item as `upsert` would take it, with its codes; None if it cannot be recommended."""
@@ -373,4 +368,4 @@ def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
     trie = ItemTrie.build(tokens[items])
     item_row = np.full(len(tokens), -1, np.int32)
     item_row[items] = trie.item_row
-    return replace(trie, row_items=items[trie.row_items], item_row=item_row, _devices={})
+    return replace(trie, row_items=items[trie.row_items], item_row=item_row, on_devices={})

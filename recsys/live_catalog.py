@@ -8,20 +8,17 @@ ids and columns only ever grow, and all epochs share them; an epoch has its own 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from recsys.catalog import Catalog
 from recsys.constraint.attributes import Attributes, Column
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 FIXED = ("item_id", "title", "text")
 

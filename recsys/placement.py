@@ -6,23 +6,17 @@ no item has. Where the last level has no free code below a prefix, it shares a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from recsys.constraint import ItemTrie
 from recsys.errors import ItemError
-from recsys.live_catalog import FIXED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint import ItemTrie
-    from recsys.live_catalog import EpochCatalog, NewItem
-    from recsys.vocabulary import Vocabulary
+from recsys.live_catalog import FIXED, EpochCatalog, NewItem
+from recsys.vocabulary import Vocabulary
 
 MOST_CHARACTERS = 512  # of an id
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from recsys import arguments
 from recsys.constraint.filters import ItemBoosts, ItemFilter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from recsys.decoding.output import Certificate
-    from recsys.decoding.trace import Trace
-    from recsys.live import Epoch
+from recsys.decoding.output import Certificate
+from recsys.decoding.trace import Trace
+from recsys.live import Epoch
 
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular"]

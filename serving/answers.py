@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from recsys.recommender import RecommendRequest
-from serving import diversity
-from serving.catalogue import metadata
-from serving.schemas.recommendations import (
+from recsys.catalog import Catalog
+from recsys.live import Epoch
+from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.serving import diversity
+from recsys.serving.batcher import Answer
+from recsys.serving.catalogue import metadata
+from recsys.serving.engine import Done
+from recsys.serving.models import Model
+from recsys.serving.schemas.recommendations import (
     Note,
     NoteCode,
     RecommendationsRequest,
@@ -18,17 +24,7 @@ from serving.schemas.recommendations import (
     RecommendedItem,
     Timing,
 )
-from serving.traces import trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from recsys.catalog import Catalog
-    from recsys.live import Epoch
-    from recsys.recommender import Recommendation, RecommendResult
-    from serving.batcher import Answer
-    from serving.engine import Done
-    from serving.models import Model
+from recsys.serving.traces import trace_of
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
 FALLBACK = "retrieval and popularity answered"

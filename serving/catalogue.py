@@ -12,33 +12,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from recsys.catalog import Catalog
 from recsys.errors import RecsysError
-from recsys.live import NewItem
-from serving.schemas.items import Branch, Item, ItemPage
-from serving.stores import StoreError
+from recsys.live import Epoch, NewItem
+from recsys.serving.engine import Recommends
+from recsys.serving.metrics import Metrics
+from recsys.serving.models import Model, Models
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
+from recsys.serving.stores import Store, StoreError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.catalog import Catalog
-    from recsys.live import Epoch
-    from serving.engine import Recommends
-    from serving.metrics import Metrics
-    from serving.models import Model, Models
-    from serving.reads import Reads
-    from serving.schemas.items import ItemQuery, NewItemBody
-    from serving.stores import Store
-
-logger = logging.getLogger("serving.catalogue")
+logger = logging.getLogger("recsys.serving.catalogue")
 JOURNAL = "catalogue"
 LOOK_S = 1.0  # between two looks for changes of other processes
 NEAR, NEAR_ROWS = 3, 64

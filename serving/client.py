@@ -15,16 +15,18 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
 
-from serving.schemas.common import CHAMPION, Problem
-from serving.schemas.events import EventsResponse, UserHistory, UserList
-from serving.schemas.filters import FilterReport
-from serving.schemas.items import (
+from recsys.serving.schemas.common import CHAMPION, Problem
+from recsys.serving.schemas.events import EventsResponse, UserHistory, UserList
+from recsys.serving.schemas.filters import FilterReport
+from recsys.serving.schemas.items import (
     Item,
     ItemChange,
     ItemPage,
@@ -32,13 +34,9 @@ from serving.schemas.items import (
     SimilarResponse,
     UpsertResponse,
 )
-from serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
-from serving.schemas.operations import Stats
-from serving.schemas.recommendations import BatchResponse, RecommendationsResponse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
+from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
+from recsys.serving.schemas.operations import Stats
+from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 NOT_TAKEN = (429, 503)

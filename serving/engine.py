@@ -10,22 +10,18 @@ import ctypes
 import gc
 import os
 import platform
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from recsys.artifacts import Manifest
-    from recsys.bundle import Bundle
-    from recsys.catalog import Catalog
-    from recsys.live import Epoch, NewItem
-    from recsys.recommender import Source
-    from serving.settings import ServingSettings
+from recsys.artifacts import Manifest
+from recsys.bundle import Bundle
+from recsys.catalog import Catalog
+from recsys.live import Epoch, NewItem
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
+from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
 HELPERS = 2

@@ -15,26 +15,23 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.errors import RecsysError
-from serving.batcher import Batcher
-from serving.schemas.common import CHAMPION, ModelRef
-from serving.schemas.models import AliasInfo, ModelInfo
+from recsys.serving.batcher import Batcher
+from recsys.serving.engine import Done, Engine, Recommends, Work
+from recsys.serving.metrics import Metrics
+from recsys.serving.schemas.common import CHAMPION, ModelRef
+from recsys.serving.schemas.models import AliasInfo, ModelInfo
+from recsys.serving.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from serving.engine import Done, Engine, Recommends, Work
-    from serving.metrics import Metrics
-    from serving.settings import ServingSettings
-
-logger = logging.getLogger("serving.models")
+logger = logging.getLogger("recsys.serving.models")
 MAX_MODELS = 4
 MAX_PREVIOUS = 10
 

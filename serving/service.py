@@ -8,48 +8,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from recsys.catalog import Catalog
 from recsys.errors import RecsysError, RequestError
-from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
-from serving import answers
-from serving.batcher import DeadlineExceededError, QueueFullError
-from serving.catalogue import Catalogue, find, item_of
-from serving.engine import Engine, RankRequest
-from serving.evaluations import evaluations
-from serving.metrics import Metrics
-from serving.models import BundleRefusedError, KeptAlias, Models
-from serving.reads import Reads
-from serving.schemas.common import CHAMPION, MAX_HISTORY
-from serving.schemas.filters import FilterReport
-from serving.schemas.items import RankResponse, ScoredItem, SimilarResponse
-from serving.schemas.models import Evaluation
-from serving.shadow import Shadow
-from serving.stores import Served, StoreError, open_store
+from recsys.recommender import Recommendation, RecommendRequest, RecommendResult, Source
+from recsys.serving import answers
+from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
+from recsys.serving.catalogue import Catalogue, find, item_of
+from recsys.serving.engine import Done, Engine, RankRequest, Recommends
+from recsys.serving.evaluations import evaluations
+from recsys.serving.metrics import Metrics
+from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
+from recsys.serving.schemas.filters import FilterCheck, FilterReport
+from recsys.serving.schemas.items import Item, RankResponse, ScoredItem, SimilarResponse
+from recsys.serving.schemas.items import RankRequest as RankBody
+from recsys.serving.schemas.models import Evaluation, ModelInfo
+from recsys.serving.schemas.recommendations import (
+    NoteCode,
+    RecommendationsRequest,
+    RecommendationsResponse,
+)
+from recsys.serving.settings import ServingSettings
+from recsys.serving.shadow import Shadow
+from recsys.serving.stores import Served, Store, StoreError, open_store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from recsys.catalog import Catalog
-    from recsys.recommender import Source
-    from serving.batcher import Answer
-    from serving.engine import Done, Recommends
-    from serving.models import Model
-    from serving.schemas.filters import FilterCheck
-    from serving.schemas.items import Item
-    from serving.schemas.items import RankRequest as RankBody
-    from serving.schemas.models import ModelInfo
-    from serving.schemas.recommendations import (
-        NoteCode,
-        RecommendationsRequest,
-        RecommendationsResponse,
-    )
-    from serving.settings import ServingSettings
-    from serving.stores import Store
-
-logger = logging.getLogger("serving.service")
+logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
 
 

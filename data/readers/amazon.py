@@ -13,13 +13,15 @@ import hashlib
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from data.files import parsed, read_lines
-from data.item_texts import plain
-from data.raw import (
+from recsys.data.files import parsed, read_lines
+from recsys.data.item_texts import plain
+from recsys.data.raw import (
     Catalogue,
     EventStream,
     RawData,
@@ -28,12 +30,8 @@ from data.raw import (
     events_table,
     items_table,
 )
-from data.times import unix_seconds
+from recsys.data.times import unix_seconds
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BATCH = 1 << 16  # reviews at a time
 # Fields by edition: user, item, rating, time, and two of what is said.

@@ -10,13 +10,14 @@ the file of users is checked and counted.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.delimited import delimited_batches, first_line, read_delimited
-from data.raw import (
+from recsys.data.delimited import delimited_batches, first_line, read_delimited
+from recsys.data.raw import (
     Catalogue,
     EventStream,
     RawData,
@@ -25,12 +26,8 @@ from data.raw import (
     events_table,
     items_table,
 )
-from data.times import unix_seconds
+from recsys.data.times import unix_seconds
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KINDS = {
     "token": pa.string(),

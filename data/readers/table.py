@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from data.delimited import delimited_batches, first_line, read_delimited
-from data.raw import (
+from recsys.data.delimited import delimited_batches, first_line, read_delimited
+from recsys.data.raw import (
     Catalogue,
     Columns,
     EventStream,
@@ -29,14 +32,8 @@ from data.raw import (
     events_table,
     items_table,
 )
-from data.times import unix_seconds
+from recsys.data.times import unix_seconds
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 DELIMITERS = (",", "\t", ";", "|")
 BATCH = 1 << 20  # rows of a parquet file that are read at a time

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsys.artifacts import MANIFEST
 from recsys.bundle import Bundle
@@ -19,12 +22,6 @@ from recsys.models.checkpoint import PRESETS, Architecture, build, load_model
 from recsys.progress import say
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 LEVELS, CODES = 4, 256
 LOGITS = 3.0  # standard deviation of a random model's; peaked enough that scores rarely tie

@@ -7,14 +7,17 @@ level needs no forward, only its parents' logits, so a search is L passes and T 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.row_tree import RowTree
@@ -23,13 +26,6 @@ from recsys.decoding.tree import ROOT, Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint.transitions import DeviceTrie
 
 
 @torch.inference_mode()
@@ -146,7 +142,7 @@ def prepare(
     if normalize not in ("vocabulary", "allowed"):
         raise ValueError(f"normalize {normalize!r} is neither 'vocabulary' nor 'allowed'")
     device = model.device
-    trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
+    trie = DeviceTrie.of(trie, device)
     check_vocabulary(model, trie)
     for name, given, kind in (("masks", masks, RowMask), ("boosts", boosts, Boost)):
         for request, one in enumerate(_one_each(name, given, requests)):

@@ -11,13 +11,11 @@ All numbers are seconds; nothing here knows tensors.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Literal
 
 Kind = Literal["beam", "exhaustive", "draft", "relaxed"]
 _EXPLORE_EVERY = 64

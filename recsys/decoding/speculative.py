@@ -11,13 +11,19 @@ A pass always settles at least one level: never more passes than beam search.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.decoding.beam import finish, num_levels, prepare, row_tree
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
 from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.relaxed import relaxed_beam_search
@@ -25,17 +31,6 @@ from recsys.decoding.table import Table
 from recsys.decoding.trace import Trace, trace
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.constraint.transitions import Children, DeviceTrie
-    from recsys.decoding.draft import Proposal
 
 Verification = Literal["strict", "relaxed"]
 PATCH_NODES = 128

@@ -9,18 +9,15 @@ from __future__ import annotations
 import html
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from matplotlib.axes import Axes
-
-    Rows = list[dict[str, Any]]
+Rows = list[dict[str, Any]]
 
 INK, GRID = "#010203", "#040506"
 SERIES = tuple(f"#a1b2c{i}" for i in range(6))  # the ranker under test, then the others

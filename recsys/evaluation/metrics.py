@@ -6,18 +6,14 @@ with the same semantic ID. This module knows no models and no data sets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.interactions import Histories
+from recsys.interactions import Histories
 
 RESAMPLES_AT_A_TIME = 64  # bounds memory: 64 * users counts
 

@@ -8,11 +8,14 @@ with a `rank` method can be measured; nothing here knows how it ranks, or how re
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.dataset import Dataset, Examples, Targets
 from recsys.errors import DataError
 from recsys.evaluation.metrics import (
     Hits,
@@ -27,18 +30,10 @@ from recsys.evaluation.metrics import (
     resampled_means,
     short_share_at_k,
 )
+from recsys.interactions import Histories
 from recsys.progress import track
 from recsys.retrieval import digest
-from recsys.splits import LABELS, TRAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Dataset, Examples, Targets
-    from recsys.interactions import Histories
-    from recsys.splits import SplitName
+from recsys.splits import LABELS, TRAIN, SplitName
 
 Seen = Literal["masked", "unmasked"]
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}

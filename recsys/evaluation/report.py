@@ -6,8 +6,9 @@ Metrics come from `protocol`; nothing is computed here but choices of what to sh
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recsys.config import as_dict
+from recsys.dataset import Dataset
 from recsys.evaluation import figures
-from recsys.evaluation.protocol import find
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from recsys.dataset import Dataset
-    from recsys.evaluation.protocol import Result
+from recsys.evaluation.protocol import Result, find
 
 SCHEMA = 1
 TEMPLATE, STYLE = "report.html.jinja", "page.css"

@@ -14,24 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.errors import ArtifactError
+from recsys.interactions import Histories
 from recsys.retrieval.item_item import ItemItem, best_of
 from recsys.retrieval.vectors import VectorIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Histories
 
 SETTINGS, COUNTS, VECTORS = "retrieval.json", "popularity.npy", "vectors.npy"
 _MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data")}

@@ -1,7 +1,7 @@
 """SASRec: the next item by self-attention over a history of items (Kang & McAuley, 2018).
 
-The model as it is asked, in NumPy; `training.sasrec` has it as it is taught. Pre-norm layers with
-learned positions, and one vector an item for reading and for answering:
+This is inference, in NumPy; training is in `recsys.training.sasrec`. The layers are pre-norm with
+learned positions, and one vector per item serves as input and output embedding:
 
     logit(item | history) = last state of the history . vector(item)
 
@@ -10,21 +10,16 @@ Speaks of dense items of the catalogue it was fitted for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Histories
 
 FILE = "sasrec.safetensors"
 ITEMS, POSITIONS, NORM = "items", "positions", "norm"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from serving.api.routing import (
+from recsys.serving.api.routing import (
     BODY,
     RECOMMEND,
     JsonRoute,
@@ -14,9 +14,9 @@ from serving.api.routing import (
     json_response,
     while_connected,
 )
-from serving.errors import documented
-from serving.schemas.common import CHAMPION, Alias
-from serving.schemas.items import (
+from recsys.serving.errors import documented
+from recsys.serving.schemas.common import CHAMPION, Alias
+from recsys.serving.schemas.items import (
     Item,
     ItemBody,
     ItemChange,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -16,11 +17,7 @@ from recsys.artifacts import read_manifest
 from recsys.bundle import CATALOG, DRAFT, RETRIEVAL, TARGET
 from recsys.catalog import FILE
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.capacity.simulation import Fleet
+from recsys.serving.capacity.simulation import Fleet
 
 MB = 1 << 20
 PROCESS_MB = 560  # Python, torch, transformers and a server, before any catalogue

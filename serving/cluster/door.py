@@ -14,20 +14,17 @@ import asyncio
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
-from serving import auth
-from serving.cluster.exchange import Call, Reply
-from serving.errors import ProblemError, problem_response
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.types import ASGIApp, Receive, Send
-    from starlette.types import Scope as AsgiScope
+from recsys.serving import auth
+from recsys.serving.cluster.exchange import Call, Reply
+from recsys.serving.errors import ProblemError, problem_response
 
 SESSION = b"x-session-id"
 REQUEST_ID = b"x-request-id"

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from serving.schemas.common import CHAMPION, Alias, Body, InvalidField
+from recsys.serving.schemas.common import CHAMPION, Alias, Body, InvalidField
 
 MAX_BOOSTS = 100
 EXAMPLE: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from serving.schemas.common import (
+from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_K,
     MODEL_EXAMPLE,
@@ -16,7 +16,7 @@ from serving.schemas.common import (
     ModelRef,
     Source,
 )
-from serving.schemas.recommendations import ONE_SUBJECT, Subject
+from recsys.serving.schemas.recommendations import ONE_SUBJECT, Subject
 
 MAX_PAGE = 200
 MAX_UPSERT = 1_000

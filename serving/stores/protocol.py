@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from recsys.errors import RecsysError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 SEED_TYPE = "interaction"
 NOT_HISTORY = ("impression", "dismiss", "dislike", "skip", "feedback")
@@ -140,7 +138,7 @@ class Journaled:
 
 
 class Observer(Protocol):
-    """Who counts what a store does (`serving.metrics.Metrics` does)."""
+    """Who counts what a store does (`recsys.serving.metrics.Metrics` does)."""
 
     def history_cache(self, *, hit: bool) -> None:
         """The history cache was asked."""

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from data.prepare import DataConfig, build
-from data.shop import DEPARTMENTS, PLACES
-from data.synthetic import LENGTHS, SyntheticConfig, generate
-
-if TYPE_CHECKING:
-    from recsys.dataset import Dataset
+from recsys.data.prepare import DataConfig, build
+from recsys.data.shop import DEPARTMENTS, PLACES
+from recsys.data.synthetic import LENGTHS, SyntheticConfig, generate
+from recsys.dataset import Dataset
 
 SMALL = SyntheticConfig(users=800, items=400)
 

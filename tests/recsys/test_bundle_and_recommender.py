@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +28,6 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ITEMS = 48
 LEVELS = (5, 4, 3)

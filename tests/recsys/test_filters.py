@@ -342,7 +342,7 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
         for i, s in enumerate(shares)
     ]
     listed = [np.flatnonzero(rng.random(items) < excluded) for _ in shares]
-    rows = [trie.excluded_rows(gone, mask) for gone, mask in zip(listed, masks, strict=True)]
+    rows = [mask.excluded_rows(gone) for gone, mask in zip(listed, masks, strict=True)]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
         found = beam_search(TARGET, prompts, trie, beams, **options)
@@ -368,8 +368,8 @@ def test_an_excluded_item_takes_the_row_that_it_alone_held_open():
     trie = ItemTrie.build(np.array([[1, 2], [1, 2], [1, 3]]))
     mask = RowMask.of(trie, np.array([True, False, True]))
     assert trie.excluded_rows([0]).tolist() == []
-    assert trie.excluded_rows([0], mask).tolist() == [0]
-    assert trie.excluded_rows([2], mask).tolist() == [1]
+    assert mask.excluded_rows([0]).tolist() == [0]
+    assert mask.excluded_rows([2]).tolist() == [1]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ SHAPES = [PassShape(b, new, 80, new) for b in (1, 2, 4, 8) for new in (8, 16, 32
 def graphed(model, shapes=SHAPES, *, batch=BATCH, slots=SLOTS, **store):
     """A fresh model on graphs, over the weights of `model`."""
     tree_model = TreeModel(model, **store)
-    graphs = PassGraphs(tree_model, batch=batch, slots=slots)
+    graphs = PassGraphs.attach(tree_model, batch=batch, slots=slots)
     graphs.warm_up(shapes)
     return tree_model, graphs
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
     ExhaustiveDrafter,
     ModelDrafter,
@@ -17,7 +18,6 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.decoding.row_tree import RowTree
-from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalogue, random_prompts, tiny_model
 
@@ -108,7 +108,7 @@ def test_a_beams_score_as_a_candidate_is_its_score_as_a_beam(seed):
 @settings(max_examples=30, deadline=None)
 def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
     _, trie, prompts, rows = random_case(seed)
-    tree = RowTree.of(trie.to("cpu"), rows, nodes)
+    tree = RowTree.of(DeviceTrie.of(trie), rows, nodes)
     assert tree.states.shape == (len(prompts), nodes)
     for request, mine in enumerate(rows):
         prefixes: set[tuple[int, ...]] = set()
@@ -129,7 +129,7 @@ def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
 
 def test_rows_that_share_prefixes_share_nodes():
     trie = ItemTrie.build([[1, 2, 3], [1, 2, 4], [1, 5, 6], [7, 8, 9]])
-    tree = RowTree.of(trie.to("cpu"), [[0, 1, 2], [3, 3]])
+    tree = RowTree.of(DeviceTrie.of(trie), [[0, 1, 2], [3, 3]])
     assert tree.width == 3  # 1, 1-2, 1-5; the other has two and padding
     assert tree.real.sum(1).tolist() == [3, 2]
     assert tree.tokens[0].tolist() == [1, 2, 5]
@@ -140,7 +140,7 @@ def test_rows_that_share_prefixes_share_nodes():
 def test_known_histories_are_not_run_again_and_change_no_score():
     _, trie, prompts, rows = random_case(7, levels=3)
     model = TreeModel(TARGET)
-    model.prefixes, model.version = PrefixStore.for_model(model, 1 << 24), "one"
+    model.keep_prefixes(1 << 24, "one")
     cold = score_rows(model, prompts, trie, rows)
     warm = score_rows(model, prompts, trie, rows)
     assert beam_search(model, prompts, trie, 1).stats[0].cached_tokens

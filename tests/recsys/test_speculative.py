@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
     CandidateDrafter,
     ModelDrafter,
@@ -189,13 +190,13 @@ def test_widths_can_be_given_level_by_level(wide):
 )
 def test_nodes_are_split_in_rising_shares(nodes, beams, expected):
     rng = np.random.default_rng(0)
-    trie = ItemTrie.build(rng.integers(0, 256, (20_000, 4))).to()
+    trie = DeviceTrie.of(ItemTrie.build(rng.integers(0, 256, (20_000, 4))))
     assert split_nodes(nodes, trie, beams) == expected
 
 
 def proposed(drafter, trie, prompts, exclude=None):
     """States a level that a drafter proposes for the first prompt, checked against the trie."""
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     excluded = None if exclude is None else device.pad_excluded(exclude)
     ready = Prompts.of(prompts, TreeModel.of(TARGET))
     levels = drafter.propose(ready, Step(device, excluded), 10, prompt_slots=0).levels

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask, dead_states
+from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
@@ -32,7 +33,7 @@ DRAWN = np.array([[9, 1], [5, 7], [5, 3], [5, 7]])
 
 def reachable(trie: ItemTrie, excluded=None, allowed=None) -> set[tuple[int, ...]]:
     """Every sequence that walking the tensors from the root can produce."""
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     found = {(0, ())}
     for depth in range(trie.num_levels):
         step = set()
@@ -86,7 +87,7 @@ def test_reachable_sequences_are_exactly_the_catalogue(tokens):
 def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data):
     trie = ItemTrie.build(tokens)
     gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
-    excluded = trie.to().pad_excluded([trie.excluded_rows(gone)])
+    excluded = DeviceTrie.of(trie).pad_excluded([trie.excluded_rows(gone)])
     kept = {tuple(row) for i, row in enumerate(tokens.tolist()) if i not in gone}
     assert reachable(trie, excluded) == kept
 
@@ -195,7 +196,7 @@ def test_reachable_sequences_are_the_catalogue_with_the_mask_less_the_exclusions
     }
     wanted = [made[share] for share, _ in requests]
     rows = [rng.permutation(trie.num_rows)[: round(e * trie.num_rows)] for _, e in requests]
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     excluded, allowed = device.pad_excluded(rows, wanted), device.allow(wanted)
     for place, (share, _) in enumerate(requests):
         items = np.ones(len(tokens), bool) if share is None else kinds[share]
@@ -230,4 +231,4 @@ def test_a_branch_dies_with_its_last_allowed_row_by_hand():
     none = NO_STATE
     assert dead[0].tolist() == [[1], [none], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
     assert dead[1].tolist() == [[3, none], [none, none], [3, 4]]
-    assert trie.to().allow([None, None]) is None
+    assert DeviceTrie.of(trie).allow([None, None]) is None

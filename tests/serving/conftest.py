@@ -9,11 +9,12 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
@@ -28,19 +29,15 @@ from recsys.dataset import Dataset
 from recsys.decoding.trace import Trace, TraceNode
 from recsys.errors import NonFiniteError
 from recsys.interactions import Interactions
-from recsys.live import Epochs
+from recsys.live import Epoch, Epochs, NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.retrieval import Retrieval
+from recsys.serving.app import create_app
+from recsys.serving.service import Phase, Service
+from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
-from serving.app import create_app
-from serving.service import Phase, Service
-from serving.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-
-    from recsys.live import Epoch, NewItem
-    from recsys.retrieval import Retrieval
 ITEMS = 300
 
 
@@ -209,7 +206,7 @@ def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     told = SimpleNamespace(calls=[])
     for name in ("collect", "freeze", "unfreeze"):
         setattr(told, name, partial(told.calls.append, name))
-    monkeypatch.setattr("serving.engine.gc", told)
+    monkeypatch.setattr("recsys.serving.engine.gc", told)
     return told
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from recsys.errors import RequestError
-from serving.stores import StoreError
+from recsys.serving.service import Service
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import StoreError
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import httpx
-
-    from serving.service import Service
-    from serving.settings import ServingSettings
-
-    Neighbours = tuple[httpx.AsyncClient, httpx.AsyncClient, Service]
+Neighbours = tuple[httpx.AsyncClient, httpx.AsyncClient, Service]
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
@@ -251,7 +247,7 @@ async def neighbours(
     settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Neighbours]:
     """Two processes over one store, which look into it often; the service of the second."""
-    monkeypatch.setattr("serving.catalogue.LOOK_S", 0.02)
+    monkeypatch.setattr("recsys.serving.catalogue.LOOK_S", 0.02)
     async with (
         running(settings, recommender=fake()) as (one, _),
         running(settings, recommender=fake()) as (two, service),
@@ -321,7 +317,7 @@ async def test_own_changes_are_not_made_twice(
     until: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serving.catalogue.LOOK_S", 0.01)
+    monkeypatch.setattr("recsys.serving.catalogue.LOOK_S", 0.01)
     async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
         await client.delete("/v1/items/item-3")

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import SLOT_S, SLOTS, Metrics
-
-if TYPE_CHECKING:
-    import httpx
+from recsys.serving.metrics import SLOT_S, SLOTS, Metrics
 
 anyio = pytest.mark.anyio
 

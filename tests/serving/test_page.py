@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,12 @@ from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.retrieval import Blend
+from recsys.serving.app import create_app
+from recsys.serving.service import Phase
+from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
-from serving.app import create_app
-from serving.service import Phase
-from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from playwright.sync_api import Browser, Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -22,7 +22,7 @@ from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.splits import TRAIN, leave_one_out
-from training.ids import print_report, stage
+from recsys.training.ids import print_report, stage
 
 SMALL = {
     "levels": 3,

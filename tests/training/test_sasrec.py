@@ -19,9 +19,9 @@ from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, SasRec, digest
-from training import bundle, draft, ids, retrieval, sasrec, target
-from training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
-from training.soft_labels import SoftLabels
+from recsys.training import bundle, draft, ids, retrieval, sasrec, target
+from recsys.training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
+from recsys.training.soft_labels import SoftLabels
 
 ITEMS = 19
 SMALL = {

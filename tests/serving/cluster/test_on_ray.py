@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from recsys.recommender import Recommender
-from serving.batch.job import Job
-from serving.batch.run import score
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.run import score
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'"),

@@ -17,15 +17,11 @@ After: Chan et al., Efficient Beam Search for LLMs Using Trie-Based Decoding (EM
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from recsys.decoding.tree import TokenTree
 from recsys.models.cache import whole_blocks
 from recsys.models.mask import tree_mask
-
-if TYPE_CHECKING:
-    from recsys.decoding.tree import TokenTree
 
 
 class TextNodes:

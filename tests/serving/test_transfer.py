@@ -1,24 +1,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from recsys.errors import DataError
-from serving.stores import transfer
-from serving.stores.transfer import Imported, export_events, import_events
+from recsys.serving.stores import Event, transfer
+from recsys.serving.stores.sql import SqlStore
+from recsys.serving.transfer import Imported, export_events, import_events
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from serving.stores import Event
-    from serving.stores.sql import SqlStore
-
-    MakeEvent = Callable[..., Event]
-    Open = Callable[..., SqlStore]
+MakeEvent = Callable[..., Event]
+Open = Callable[..., SqlStore]
 
 pytestmark = pytest.mark.anyio
 FORMATS = ("events.ndjson", "events.parquet")
@@ -178,7 +174,7 @@ async def test_parquet_has_plain_columns(full: SqlStore, tmp_path: Path) -> None
 def test_the_commands_carry_events_from_one_store_to_another(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from serving.stores.commands import app
+    from recsys.serving.store_commands import app
 
     file = tmp_path / "in.ndjson"
     file.write_text('{"event_id": "1", "user": "ada", "item": "x"}\n')

@@ -10,12 +10,10 @@ tokenisations (`TitleTrie`), and texts of a grammar (`GrammarConstraint`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 DEAD = -1
 """The state behind a token that is not allowed; it allows nothing."""

@@ -10,28 +10,22 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from recsys.errors import DataError
-from recsys.progress import track
-from serving.bodies import MalformedError, parse
-from serving.schemas.events import StoredEventRow
-from serving.stores.protocol import Appended, EventConflictError
-from serving.stores.sql import now_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from recsys.progress import Bar
-    from serving.stores.protocol import StoredEvent
-    from serving.stores.sql import SqlStore
+from recsys.progress import Bar, track
+from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.schemas.events import StoredEventRow
+from recsys.serving.stores.protocol import Appended, EventConflictError, StoredEvent
+from recsys.serving.stores.sql import SqlStore, now_ms
 
 CHUNK = 5_000
 TEXTS = (".ndjson", ".jsonl")

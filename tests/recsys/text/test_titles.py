@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.constraint.byte_trie import NOWHERE, ByteTrie
-from recsys.constraint.protocol import DEAD
-from recsys.constraint.titles import TitleTrie
-from recsys.constraint.token_trie import TextTokenizer, TokenTrie
 from recsys.testing import byte_level_tokenizer
+from recsys.text.byte_trie import NOWHERE, ByteTrie
+from recsys.text.constraint import DEAD
+from recsys.text.title_trie import TitleTrie
+from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 

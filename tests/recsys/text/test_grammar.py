@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from recsys.constraint.grammar import (
+from recsys.testing import byte_level_tokenizer
+from recsys.text.grammar import (
     MAX_DEPTH,
-    GrammarCompiler,
     choice,
     delimited_list,
     delimited_subsequence,
@@ -27,8 +27,9 @@ from recsys.constraint.grammar import (
     structured,
     substring_of,
 )
-from recsys.constraint.token_trie import TextTokenizer
-from recsys.testing import byte_level_tokenizer
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.parser import Parser
+from recsys.text.token_trie import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
 COMPILER = GrammarCompiler(TOKENIZER)
@@ -173,9 +174,9 @@ def test_forced_bytes_are_cut_as_the_tokenizer_would():
 def test_a_grammar_is_compiled_once(monkeypatch):
     compiler = GrammarCompiler(TOKENIZER, capacity=2)
     made = []
-    compile_ = compiler._backend.compile
+    compile_ = Parser.compile
     a, b, c = (choice([x]) for x in "abc")
-    monkeypatch.setattr(compiler._backend, "compile", lambda g: made.append(g) or compile_(g))
+    monkeypatch.setattr(Parser, "compile", lambda g, t: made.append(g) or compile_(g, t))
     compiler.warm_up([a, b])
     compiler.constraint(a)
     assert (compiler.statistics.hits, compiler.statistics.misses) == (1, 2)

@@ -5,15 +5,12 @@ Every request may have a constraint of its own; those that share one are asked a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from recsys.constraint.protocol import Constraint
+from recsys.text.constraint import Constraint
 
 
 class Guide:

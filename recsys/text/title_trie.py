@@ -13,20 +13,15 @@ After: Koo et al., Automata-based constraints for language model decoding (COLM 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from recsys.constraint.byte_trie import NOWHERE, ByteTrie, spread
-from recsys.constraint.protocol import DEAD
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.constraint.token_trie import TokenTrie
+from recsys.text.byte_trie import NOWHERE, ByteTrie, spread
+from recsys.text.constraint import DEAD
+from recsys.text.token_trie import TokenTrie
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,19 +6,16 @@ taken from llguidance, which knows the byte-level and the byte-fallback kind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llguidance import LLTokenizer
+from numpy.typing import NDArray
 
-from recsys.constraint.byte_trie import ByteTrie
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from recsys.text.byte_trie import ByteTrie
 
 
 @dataclass(frozen=True, eq=False)

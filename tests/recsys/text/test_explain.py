@@ -15,10 +15,10 @@ from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError
-from recsys.explain import Explainer
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.testing import byte_level_tokenizer, tiny_model
+from recsys.text.explain import Explainer
 from recsys.vocabulary import Vocabulary
 
 HISTORY = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "Heat"]

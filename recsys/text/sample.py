@@ -11,25 +11,21 @@ Draws are from the model's distribution over what is allowed, and a forced token
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
-from recsys.decoding.guide import Guide
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.cache import whole_blocks
 from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint.protocol import Constraint
+from recsys.text.constraint import Constraint
+from recsys.text.guide import Guide
 
 
 @dataclass(frozen=True)

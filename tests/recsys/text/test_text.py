@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.decoding import text
-from recsys.decoding.text import generate_text
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import ARCHITECTURES, random_prompts, tiny_model
+from recsys.text.beam import generate_text
 
 MODELS = {name: tiny_model(name) for name in ARCHITECTURES}
 DOUBLE = tiny_model("llama-gqa", dtype=torch.float64)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from recsys.decoding.text import generate_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.constraint.titles import TitleTrie
-    from recsys.decoding.text import Texts
+from recsys.text.beam import Texts, generate_text
+from recsys.text.title_trie import TitleTrie
 
 
 @dataclass(frozen=True)

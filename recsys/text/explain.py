@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from recsys.constraint.grammar import GrammarCompiler, lark, subsequence_rules
-from recsys.constraint.token_trie import TextTokenizer
-from recsys.decoding.constrained_text import sample_text
 from recsys.errors import ArtifactError
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import Self
-
-    from recsys.constraint.grammar import Grammar
-    from recsys.decoding.constrained_text import SampledText
+from recsys.text.grammar import Grammar, lark, subsequence_rules
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.sample import SampledText, sample_text
+from recsys.text.token_trie import TextTokenizer
 
 PROMPT = "A customer liked: {history}.\nRecommended next: {item}.\nWhy, as JSON:\n"
 _ESCAPED = 6  # bytes of the longest way to write a character: \u0000

@@ -11,24 +11,20 @@ stand for the same, as those that write one title with unlike tokens, the best g
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
-from recsys.decoding.guide import Guide, repeated
 from recsys.decoding.output import DecodeStats
-from recsys.decoding.text_nodes import TextNodes, node_budget, pick
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.constraint.protocol import Constraint
+from recsys.text.constraint import Constraint
+from recsys.text.guide import Guide, repeated
+from recsys.text.nodes import TextNodes, node_budget, pick
 
 EarlyStopping = bool | Literal["never"]
 

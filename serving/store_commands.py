@@ -9,8 +9,8 @@ import typer
 
 from recsys.options import ConfigFile, Name, Overrides
 
-if TYPE_CHECKING:
-    from serving.stores.sql import SqlStore
+if TYPE_CHECKING:  # the command loads these when it runs
+    from recsys.serving.stores.sql import SqlStore
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 Location = Annotated[
@@ -36,7 +36,7 @@ def export(
 
     Example: recsys store export events.parquet
     """
-    from serving.stores.transfer import export_events
+    from recsys.serving.transfer import export_events
 
     opened = _open(store, name, config, set_)
     try:
@@ -60,7 +60,7 @@ def import_(
     import asyncio
 
     from recsys.errors import DataError
-    from serving.stores.transfer import import_events
+    from recsys.serving.transfer import import_events
 
     if not file.is_file():
         raise DataError(f"{file}: there is no such file")
@@ -79,8 +79,8 @@ def import_(
 def _open(
     store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
 ) -> SqlStore:
-    from serving.settings import ServingSettings
-    from serving.stores import open_store
+    from recsys.serving.settings import ServingSettings
+    from recsys.serving.stores import open_store
 
     settings = ServingSettings.load(config, overrides or (), name=name, store=store)
     return open_store(

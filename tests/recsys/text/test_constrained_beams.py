@@ -15,16 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.constraint.grammar import GrammarCompiler, choice, lark
-from recsys.constraint.items import ItemConstraint
-from recsys.constraint.protocol import DEAD
-from recsys.constraint.titles import TitleTrie
-from recsys.constraint.token_trie import TextTokenizer, TokenTrie
-from recsys.decoding import beam_search, generate_text
-from recsys.decoding.guide import repeated
-from recsys.decoding.titles import generate_titles
+from recsys.decoding import beam_search
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import byte_level_tokenizer, random_catalogue, random_prompts, tiny_model
+from recsys.testing import (
+    SequenceConstraint,
+    byte_level_tokenizer,
+    random_catalogue,
+    random_prompts,
+    tiny_model,
+)
+from recsys.text import generate_text
+from recsys.text.constraint import DEAD
+from recsys.text.grammar import choice, lark
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.guide import repeated
+from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import generate_titles
+from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
@@ -166,7 +173,7 @@ def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
         prompts,
         num_beams,
         4,
-        constraint=ItemConstraint(trie, 16, 0),
+        constraint=SequenceConstraint(trie.rows, 16, 0),
         length_penalty=0.0,
         num_return_sequences=num_beams,
     )

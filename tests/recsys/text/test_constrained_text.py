@@ -12,8 +12,10 @@ import pytest
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from recsys.constraint.grammar import (
-    GrammarCompiler,
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
+from recsys.text.constraint import tree_states
+from recsys.text.grammar import (
     choice,
     delimited_list,
     delimited_subsequence,
@@ -24,13 +26,10 @@ from recsys.constraint.grammar import (
     structured,
     substring_of,
 )
-from recsys.constraint.parser import installed_backends
-from recsys.constraint.protocol import tree_states
-from recsys.constraint.titles import TitleTrie
-from recsys.constraint.token_trie import TextTokenizer, TokenTrie
-from recsys.decoding.constrained_text import sample_text
-from recsys.models.tree_forward import TreeModel
-from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.sample import sample_text
+from recsys.text.title_trie import TitleTrie
+from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 TEXTS = [
     '{"item":"Toy Story","reason":"because it is fast","score":3}',
@@ -190,9 +189,8 @@ def best(model, tokens, masks):
     return logits.masked_fill(~torch.from_numpy(masks), -torch.inf).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("backend", installed_backends())
-def test_target_and_draft_share_a_grammar_and_go_back_to_where_they_part(backend):
-    compiler = GrammarCompiler(TOKENIZER, backend=backend)
+def test_target_and_draft_share_a_grammar_and_go_back_to_where_they_part():
+    compiler = GrammarCompiler(TOKENIZER)
     grammar = structured(Point)
     target, draft = (tiny_model("llama-gqa", 352, seed=n, dtype=torch.float64) for n in (0, 1))
     prompt = random_prompts(np.random.default_rng(3), 1, 9, 352)[0].tolist()
