@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py
 
-Targets of LLaMA shapes (1.1B, 7B) with random weights in bfloat16, and a draft of 68M. A catalogue
+Targets of LLaMA shapes (1.1B, 7B) with random weights in bfloat16, and a draft of 68M. A catalog
 of 12,000 semantic IDs (4 levels of 256), prompts of 200 tokens, K = 20, trees of 120 nodes, 1 to 32
 requests a batch; K = 10 once more for one request.
 
@@ -141,11 +141,11 @@ class Bench:
         self.sizes, self.device = sizes, device
         self.rng = np.random.default_rng(0)
         codes = np.unique(self.rng.integers(0, sizes.codes, (sizes.items, LEVELS)), axis=0)
-        catalogue = codes + sizes.words + sizes.codes * np.arange(LEVELS)
-        self.trie = ItemTrie.build(catalogue)
+        catalog = codes + sizes.words + sizes.codes * np.arange(LEVELS)
+        self.trie = ItemTrie.build(catalog)
         self.on_device = DeviceTrie.of(self.trie, device)
         self.allowed: dict[tuple[int, ...], list[int]] = {}
-        for row in catalogue.tolist():
+        for row in catalog.tolist():
             for depth, token in enumerate(row):
                 self.allowed.setdefault(tuple(row[:depth]), []).append(token)
         self.allowed = {prefix: sorted(set(tokens)) for prefix, tokens in self.allowed.items()}

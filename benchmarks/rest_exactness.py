@@ -294,7 +294,7 @@ def main() -> int:
     """Serve, ask, and print one line of JSON last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--answers", type=int, default=2000, help="how many answers in all")
-    parser.add_argument("--bundles", type=int, default=8, help="catalogues to serve in turn")
+    parser.add_argument("--bundles", type=int, default=8, help="catalogs to serve in turn")
     parser.add_argument("--seed", type=int, default=0, help="of the first bundle")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

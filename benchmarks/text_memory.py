@@ -28,7 +28,7 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import huggingface_slots, random_catalogue, tiny_model
+from recsys.testing import huggingface_slots, random_catalog, tiny_model
 from recsys.text import generate_text
 
 VOCABULARY, HIDDEN, LAYERS = 1000, 128, 3
@@ -169,7 +169,7 @@ def item_search(beams: int) -> dict:
     tree = TreeModel(tiny_model("llama", VOCABULARY, hidden=HIDDEN, layers=LAYERS))
     pool = counted(tree)
     rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalogue(rng, ITEMS, LEVELS, VOCABULARY))
+    trie = ItemTrie.build(random_catalog(rng, ITEMS, LEVELS, VOCABULARY))
     found = beam_search(tree, [rng.integers(1, VOCABULARY, prompt)], trie, beams)
     return {
         "beams": beams,

@@ -220,7 +220,7 @@ def no_ratings(minimum: float) -> ConfigError:
 def k_core(raw: RawData, k: int) -> RawData:
     """Drop users and items with fewer than `k` events until all have as many.
 
-    Items outside the core leave the catalogue too.
+    Items outside the core leave the catalog too.
     """
     user, item = _numbers(raw.events["user"]), _numbers(raw.events["item"])
     alive = core(
@@ -238,7 +238,7 @@ def k_core(raw: RawData, k: int) -> RawData:
 
 
 def drop_short(raw: RawData, minimum: int) -> RawData:
-    """Drop users with fewer than `minimum` events; their items stay in the catalogue."""
+    """Drop users with fewer than `minimum` events; their items stay in the catalog."""
     user = _numbers(raw.events["user"])
     enough = np.bincount(user)[user] >= minimum if len(user) else np.zeros(0, bool)
     return _keep(raw, enough, "rows_of_short_users_dropped")

@@ -17,7 +17,7 @@ class Tally:
     """Counts over the events of a data set, which may come in parts of whole users.
 
     Args:
-        items: size of the catalogue.
+        items: size of the catalog.
     """
 
     def __init__(self, items: int) -> None:

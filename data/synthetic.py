@@ -73,7 +73,7 @@ class SyntheticConfig:
 
 @dataclass(frozen=True)
 class _Shop:
-    """The catalogue as arrays over dense items; -1 where there is none.
+    """The catalog as arrays over dense items; -1 where there is none.
 
     A cell is a genre and a price tier, numbered `3 * genre + tier`. An opening is the first volume
     of a series, or a title that stands alone.
@@ -267,7 +267,7 @@ def _choose(
     """The next volume or a companion of a recent item, or something from browsing.
 
     Args:
-        shop: the catalogue.
+        shop: the catalog.
         people: tastes.
         who: (n,) the people who choose.
         before: (n, step) what they bought, -1 where nothing.

@@ -72,7 +72,7 @@ class Bundle:
         try:
             vocabulary.encode(catalog.codes)
         except ValueError as error:
-            raise ArtifactError(f"{path}: catalogue and vocabulary disagree: {error}") from error
+            raise ArtifactError(f"{path}: catalog and vocabulary disagree: {error}") from error
         return cls(path, manifest, catalog, vocabulary, prompt)
 
     @property
@@ -100,7 +100,7 @@ class Bundle:
         """What similar items, fallbacks and blends come from; None if the bundle has none.
 
         Raises:
-            ArtifactError: it is damaged, or of another catalogue.
+            ArtifactError: it is damaged, or of another catalog.
         """
         folder = self.path / RETRIEVAL
         if not folder.is_dir():
@@ -108,7 +108,7 @@ class Bundle:
         found = Retrieval.load(folder)
         if len(found) != len(self.catalog):
             raise ArtifactError(
-                f"{folder} is of {len(found)} items, the catalogue has {len(self.catalog)}; make "
+                f"{folder} is of {len(found)} items, the catalog has {len(self.catalog)}; make "
                 "the bundle again"
             )
         return found
@@ -125,10 +125,10 @@ def load_sasrec(bundle: Path, items: int) -> SasRec | None:
 
     Args:
         bundle: its directory.
-        items: of its catalogue.
+        items: of its catalog.
 
     Raises:
-        ArtifactError: it is damaged, or of another catalogue.
+        ArtifactError: it is damaged, or of another catalog.
     """
     folder = Path(bundle) / EVAL
     if not (folder / SASREC).is_file():
@@ -139,7 +139,7 @@ def load_sasrec(bundle: Path, items: int) -> SasRec | None:
         raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
     if len(found) != items:
         raise ArtifactError(
-            f"{folder / SASREC} is of {len(found)} items, the catalogue has {items}; make the "
+            f"{folder / SASREC} is of {len(found)} items, the catalog has {items}; make the "
             "bundle again"
         )
     return found

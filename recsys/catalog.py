@@ -67,11 +67,11 @@ class Catalog:
         return self.titles[item]
 
     def find(self, item_id: str) -> int:
-        """Dense item of an outside id; -1 where the catalogue has no such item."""
+        """Dense item of an outside id; -1 where the catalog has no such item."""
         return self._index.get(item_id, -1)
 
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
-        """Dense items of outside ids; -1 where the catalogue has no such item."""
+        """Dense items of outside ids; -1 where the catalog has no such item."""
         return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
 
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:

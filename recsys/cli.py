@@ -54,7 +54,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Generative recommendation: from a file of histories to exact, catalogue-safe answers.\n\n"
+    help="Generative recommendation: from a file of histories to exact, catalog-safe answers.\n\n"
     "Start with [bold]recsys quickstart[/bold]; every command explains itself with --help.",
     rich_markup_mode="rich",
 )

@@ -147,7 +147,7 @@ class Dataset:
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
         write_events(folder, self.events, has_time=self.interactions.has_time)
-        write_catalogue(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
+        write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
 
     @classmethod
     def load(cls, path: Path | str) -> Dataset:
@@ -215,7 +215,7 @@ def write_events(folder: Path, events: Events, *, has_time: bool, part: int | No
     pq.write_table(table.replace_schema_metadata({"has_time": str(int(has_time))}), file)
 
 
-def write_catalogue(
+def write_catalog(
     folder: Path, user_ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None
 ) -> None:
     """Write what a data set says of users and items into `folder`."""

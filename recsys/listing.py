@@ -99,7 +99,7 @@ def named(
 
 
 def told(trace: Trace, trie: ItemTrie, sizes: Sequence[int], mask: RowMask | None) -> Trace:
-    """A trace with what the catalogue and the request's mask have to say of its nodes."""
+    """A trace with what the catalog and the request's mask have to say of its nodes."""
     place = trie.row_item_start
     if mask is not None:
         place = np.append(0, np.cumsum(mask.items))[place]

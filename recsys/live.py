@@ -1,6 +1,6 @@
-"""The hot catalogue: items come and go while requests are answered. NumPy only, no models.
+"""The hot catalog: items come and go while requests are answered. NumPy only, no models.
 
-What a batch sees of the catalogue is one `Epoch`, which never changes; `Epochs` makes the next one.
+What a batch sees of the catalog is one `Epoch`, which never changes; `Epochs` makes the next one.
 Additions build a new trie, those of several callers together, and swap it in as a whole. A removal
 keeps the trie and hides the item behind the mask that filters use, so it takes effect at once; a
 trie is always built without what is hidden, and in the background once that is much.
@@ -42,7 +42,7 @@ _HIDDEN = 1 / 8  # of a trie's items, that make it worth building without them
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """The catalogue as one batch sees it.
+    """The catalog as one batch sees it.
 
     Attributes:
         number: 0 is the bundle's own; every change makes the next one.
@@ -78,7 +78,7 @@ class Epoch:
         return None if self.left is None else RowMask.of(self.trie, self.left)
 
     def allowed(self, wanted: ItemFilter | None) -> RowMask | None:
-        """What a filter leaves of the catalogue; None for everything.
+        """What a filter leaves of the catalog; None for everything.
 
         Raises:
             FilterError: the filter does not fit the items' attributes.
@@ -122,7 +122,7 @@ class Epochs:
         coder: ItemCoder | None = None,
         prepare: Callable[[ItemTrie], object] = lambda trie: None,
     ) -> None:
-        """Begin with the bundle's own catalogue.
+        """Begin with the bundle's own catalog.
 
         Args:
             bundle: parts of a bundle.

@@ -25,7 +25,7 @@ FIXED = ("item_id", "title", "text")
 
 @dataclass(frozen=True)
 class NewItem:
-    """An item to add, or one of the catalogue as it shall be from now on.
+    """An item to add, or one of the catalog as it shall be from now on.
 
     Attributes:
         item_id: outside id.
@@ -49,7 +49,7 @@ class AddedItems:
     """What came after the bundle; it grows, and never changes what it has.
 
     Attributes:
-        base: the bundle's catalogue; its items are the first ones and have the first records.
+        base: the bundle's catalog; its items are the first ones and have the first records.
         ids: outside ids of the items behind them.
         index: place of each in `ids`.
         records: items as they were given, behind the bundle's records.
@@ -105,7 +105,7 @@ class AddedItems:
 
 
 class EpochCatalog(Catalog):
-    """The catalogue of one epoch. Rows of removed items stay: `alive` says which.
+    """The catalog of one epoch. Rows of removed items stay: `alive` says which.
 
     Attributes:
         added: items and records behind the bundle's.

@@ -63,9 +63,9 @@ _TYPICAL_PROMPTS = 8
 
 
 class Recommender:
-    """Top-K over one bundle's catalogue, as it is now.
+    """Top-K over one bundle's catalog, as it is now.
 
-    One thread at a time may ask for recommendations; any may change the catalogue meanwhile.
+    One thread at a time may ask for recommendations; any may change the catalog meanwhile.
 
     Attributes:
         bundle: what was loaded.
@@ -161,7 +161,7 @@ class Recommender:
 
     @property
     def epoch(self) -> Epoch:
-        """The catalogue as it is now; it never changes, the next one takes its place."""
+        """The catalog as it is now; it never changes, the next one takes its place."""
         return self._epochs.current
 
     @property
@@ -373,7 +373,7 @@ class Recommender:
         wanted = [epoch.catalog.index(ids) for ids in items]
         for ids, found in zip(items, wanted, strict=True):
             if (found < 0).any():
-                raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalogue")
+                raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalog")
         prompts = epoch.encoder.encode_all(self._known(epoch, histories))
         rows = [epoch.trie.item_row[found] for found in wanted]
         scores = self.engine.score(prompts, rows).tolist()
@@ -391,7 +391,7 @@ class Recommender:
         retrieval, epoch = self._need_retrieval(), self.epoch
         item = epoch.catalog.find(item_id)
         if item < 0:
-            raise RequestError(f"item {item_id!r} is not in the catalogue")
+            raise RequestError(f"item {item_id!r} is not in the catalog")
         found = np.zeros(0, np.int32)
         if item < len(retrieval):
             alive = epoch.alive[: len(retrieval)]

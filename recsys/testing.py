@@ -1,4 +1,4 @@
-"""Small models, catalogues and slow references for tests and benchmarks. Not for production.
+"""Small models, catalogs and slow references for tests and benchmarks. Not for production.
 
 `reference_beam_search` and `huggingface_beam_search` are what `recsys.decoding` is held to.
 """
@@ -101,7 +101,7 @@ def byte_level_tokenizer(
     )
 
 
-def random_catalogue(
+def random_catalog(
     rng: np.random.Generator, items: int, levels: int, vocabulary: int = 64
 ) -> NDArray[np.int64]:
     """(items, levels) token rows with shared prefixes; colliding rows may occur.
@@ -124,18 +124,18 @@ def random_prompts(
 def reference_beam_search(
     model: transformers.PreTrainedModel,
     prompt: NDArray[np.int64],
-    catalogue: NDArray[np.int64],
+    catalog: NDArray[np.int64],
     num_beams: int,
     *,
     normalize: str = "vocabulary",
 ) -> list[tuple[tuple[int, ...], float]]:
     """Beam search in plain Python that recomputes everything: (sequence, score), best first.
 
-    Ties go to the lower row of the sorted catalogue.
+    Ties go to the lower row of the sorted catalog.
     """
-    rows = {tuple(int(t) for t in row) for row in catalogue}
+    rows = {tuple(int(t) for t in row) for row in catalog}
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    for depth in range(1, catalogue.shape[1] + 1):
+    for depth in range(1, catalog.shape[1] + 1):
         prefixes = {row[:depth] for row in rows}
         candidates = []
         for sequence, score in beams:
@@ -151,10 +151,10 @@ def reference_beam_search(
     return beams
 
 
-def allowed_tokens(catalogue: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
+def allowed_tokens(catalog: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
     """Prefix -> tokens that may follow, ascending: a constraint's quickest form in plain Python."""
     children: dict[tuple[int, ...], set[int]] = {}
-    for row in catalogue.tolist():
+    for row in catalog.tolist():
         for depth, token in enumerate(row):
             children.setdefault(tuple(row[:depth]), set()).add(token)
     return {prefix: sorted(tokens) for prefix, tokens in children.items()}
@@ -176,22 +176,22 @@ def huggingface_slots(prompt: int, tokens: int, num_beams: int) -> int:
 def huggingface_beam_search(
     model: transformers.PreTrainedModel,
     prompts: Sequence[NDArray[np.int64]],
-    catalogue: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
+    catalog: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
     num_beams: int,
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """`generate(num_beams=K, prefix_allowed_tokens_fn=...)`, one list a request, best first.
 
     Scores are sums of log-probabilities over the whole vocabulary. Rows that generate fills up
-    with, where K exceeds the catalogue, are dropped.
+    with, where K exceeds the catalog, are dropped.
 
     Args:
         model: a decoder-only causal LM.
         prompts: token ids of each request.
-        catalogue: (items, L) token rows, or what `allowed_tokens` makes of them; that takes longer
+        catalog: (items, L) token rows, or what `allowed_tokens` makes of them; that takes longer
             than a search, so whoever reads a clock does it ahead.
         num_beams: K.
     """
-    allowed = catalogue if isinstance(catalogue, dict) else allowed_tokens(catalogue)
+    allowed = catalog if isinstance(catalog, dict) else allowed_tokens(catalog)
     longest = max(len(p) for p in prompts)
     row: tuple[int, ...] = ()
     while row in allowed:

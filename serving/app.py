@@ -78,7 +78,7 @@ def create_app(
 
     app = FastAPI(
         title="recsys",
-        summary="Generative recommendation: exact top-k over the catalogue.",
+        summary="Generative recommendation: exact top-k over the catalog.",
         version=__version__,
         lifespan=lifespan,
         docs_url=None,

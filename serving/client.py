@@ -167,13 +167,13 @@ class Client:
         return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params=query)
 
     def item(self, item_id: str, *, model: str = CHAMPION) -> Item:
-        """One item of the catalogue."""
+        """One item of the catalog."""
         return self._ask(Item, "GET", _item(item_id), params={"model": model})
 
     def items(
         self, *, prefix: str = "", q: str = "", page: int = 200, model: str = CHAMPION
     ) -> Iterator[Item]:
-        """The catalogue in the order of semantic IDs, page by page."""
+        """The catalog in the order of semantic IDs, page by page."""
         cursor: str | None = ""
         while cursor is not None:
             query = {"prefix": prefix, "q": q, "limit": page, "cursor": cursor, "model": model}
@@ -182,7 +182,7 @@ class Client:
             cursor = found.next
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
-        """Put an item into the catalogue; `fields` are those of `ItemBody`."""
+        """Put an item into the catalog; `fields` are those of `ItemBody`."""
         return self._ask(ItemChange, "PUT", _item(item_id), json=fields).item
 
     def put_items(self, items: Sequence[Mapping[str, Any]]) -> UpsertResponse:

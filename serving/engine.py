@@ -33,7 +33,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 class Recommends(Protocol):
     """What the service needs of a recommender (`recsys.Recommender` is one).
 
-    `recommend_batch`, `score` and `warm_up` run models; the others read, or change the catalogue,
+    `recommend_batch`, `score` and `warm_up` run models; the others read, or change the catalog,
     and may be called from any thread.
     """
 
@@ -47,7 +47,7 @@ class Recommends(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """The catalogue as it is now."""
+        """The catalog as it is now."""
 
     @property
     def manifest(self) -> Manifest:
@@ -93,7 +93,7 @@ class RankRequest:
 
     Attributes:
         history: outside item ids, oldest first.
-        items: outside ids that the catalogue has.
+        items: outside ids that the catalog has.
     """
 
     history: Sequence[str]

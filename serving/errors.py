@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from recsys.errors import FilterError, ItemError, NonFiniteError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
-from recsys.serving.catalogue import UnknownItemError
+from recsys.serving.catalog_changes import UnknownItemError
 from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
@@ -66,7 +66,7 @@ KINDS = {
     "unsupported_media_type": Kind(415, "The body must be application/json"),
     "invalid_request": Kind(422, "The request is not valid"),
     "invalid_filter": Kind(422, "The filter is not valid"),
-    "invalid_item": Kind(422, "The item cannot be taken into the catalogue"),
+    "invalid_item": Kind(422, "The item cannot be taken into the catalog"),
     "queue_full": Kind(429, "Too many requests are waiting", 1),
     "rate_limited": Kind(429, "This client asks too often", 1),
     "headers_too_large": Kind(431, "The headers are too large"),

@@ -81,7 +81,7 @@ class Model:
         return Version(self.name, self.version)
 
     def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
-        """The model as answers name it, at an epoch of its catalogue; None for the one of now."""
+        """The model as answers name it, at an epoch of its catalog; None for the one of now."""
         return ModelRef.model_construct(
             name=self.name,
             version=self.version,
@@ -161,7 +161,7 @@ class Models:
             settings: of the process.
             engine: that loads and runs them.
             metrics: to count in.
-            prepare: called with a model before an alias stands for it; brings its catalogue up to
+            prepare: called with a model before an alias stands for it; brings its catalog up to
                 date.
             changed: called with what is to be kept of each alias after every change.
         """

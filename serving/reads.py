@@ -1,4 +1,4 @@
-"""Reads: what is asked of a catalogue and needs no model, bounded like what waits for one."""
+"""Reads: what is asked of a catalog and needs no model, bounded like what waits for one."""
 
 from __future__ import annotations
 

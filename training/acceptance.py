@@ -29,7 +29,7 @@ class Acceptance:
         target: the model that verifies.
         draft: the model being trained.
         prompts: who is asked, alike in length.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K.
         nodes: of a draft tree.
     """

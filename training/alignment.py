@@ -116,7 +116,7 @@ class TreeBatches:
         prompts: what the teacher was asked.
         trees: its answers, in the same order.
         encoder: history -> prompt.
-        trie: the catalogue, as the teacher had it.
+        trie: the catalog, as the teacher had it.
         pad: fills rows.
         max_tokens: most tokens of a batch, nodes and padding included.
         min_context: items of a window that carry no loss.
@@ -271,7 +271,7 @@ class TreeAlignment(nn.Module):
 
         Args:
             model: the draft.
-            trie: the catalogue, on the draft's device.
+            trie: the catalog, on the draft's device.
             settings: the objective.
             target: asked for the whole vocabulary where `settings.constrained` is off.
             label_smoothing: of the recommendation loss.

@@ -299,7 +299,7 @@ def bundle(
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Gather catalogue, vocabulary, target and draft into the one directory that is served.
+    """Gather catalog, vocabulary, target and draft into the one directory that is served.
 
     Example: recsys bundle --name beauty
     """

@@ -197,7 +197,7 @@ class SasRecModel(nn.Module):
         """Start from small random weights.
 
         Args:
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             config: sizes and dropout.
             features: (items, F), or None.
         """

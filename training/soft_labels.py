@@ -41,7 +41,7 @@ class SoftLabels:
 
         Args:
             histories: training events; nothing else may come in.
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             k: items kept of each event.
         """
         model = ItemItem.directional(

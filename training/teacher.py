@@ -235,7 +235,7 @@ def search_trees(
     Args:
         target: p, a causal LM.
         prompts: token ids, at least one each.
-        trie: the catalogue, on the target's device.
+        trie: the catalog, on the target's device.
         num_beams: K.
         draft: q; None where only the target counts.
         mixture: m.

@@ -173,7 +173,7 @@ def child_tokens(
     """Children of (B, W) states, padded: their states, tokens and which are real.
 
     Args:
-        trie: the catalogue.
+        trie: the catalog.
         states: (B, W) at `depth`; -1 for a beam that does not exist, which has no children.
         depth: of the states.
     """

@@ -19,14 +19,14 @@ BATCH = 64
 class Validation:
     """A callback for `recsys.training.loop.fit`.
 
-    Beam search over the whole catalogue, what a user has already seen left out. Users are ordered
+    Beam search over the whole catalog, what a user has already seen left out. Users are ordered
     by history length, so that prompts pad little.
 
     Attributes:
         model: the model being trained.
         encoder: history -> prompt.
         examples: who is asked, and the right answers.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K of the beam search, at least 10.
     """
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from recsys.data.delimited import delimited_batches, first_line, read_delimited
 from recsys.data.raw import (
-    Catalogue,
     EventStream,
+    ItemCatalog,
     RawData,
     ReaderConfig,
     describe_all,
@@ -77,7 +77,7 @@ def stream(config: ReaderConfig) -> EventStream:
     counts: Counter[str] = Counter()
     return EventStream(
         _events(paths["interactions"], config, counts),
-        lambda events: _catalogue(paths, config, events),
+        lambda events: _catalog(paths, config, events),
         counts,
     )
 
@@ -131,7 +131,7 @@ def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[
         yield events_table(table[user], table[item], timestamp=times, rating=ratings)
 
 
-def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> Catalogue:
+def _catalog(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> ItemCatalog:
     counts: Counter[str] = Counter()
     if "users" in paths:
         fields = _header(paths["users"])
@@ -139,7 +139,7 @@ def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -
         counts["user_rows_not_kept"] = _table(paths["users"], fields).num_rows
     if "items" not in paths:
         ids, counts["items_without_metadata"] = describe_all([], events)
-        return Catalogue(items_table(ids, {}, {}, {}), None, dict(counts))
+        return ItemCatalog(items_table(ids, {}, {}, {}), None, dict(counts))
     path = paths["items"]
     fields = _header(path)
     item = _needed(fields, config.columns.item, path)
@@ -166,7 +166,7 @@ def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -
     }
     titles, texts = words.get(title or "", {}), words.get(text or "", {})
     texts = {name: said or "" for name, said in texts.items()}
-    return Catalogue(items_table(ids, titles, texts, attributes), None, dict(counts))
+    return ItemCatalog(items_table(ids, titles, texts, attributes), None, dict(counts))
 
 
 def _table(path: Path, fields: dict[str, str]) -> pa.Table:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the command loads these when it runs
 
 def decode(
     bundle: Annotated[
-        Path | None, typer.Option(help="Bundle to decode with: its models, catalogue and users.")
+        Path | None, typer.Option(help="Bundle to decode with: its models, catalog and users.")
     ] = None,
     name: Name = None,
     dataset: Annotated[
@@ -32,7 +32,7 @@ def decode(
         str | None,
         typer.Option(help="Random weights instead: tiny, small, base, 68M, 1.1B or 7B."),
     ] = None,
-    items: Annotated[int | None, typer.Option(help="Items of a random catalogue (12000).")] = None,
+    items: Annotated[int | None, typer.Option(help="Items of a random catalog (12000).")] = None,
     history: Annotated[
         int, typer.Option(min=2, help="Items of a random user's history, 4 tokens each.")
     ] = 20,
@@ -251,7 +251,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 def constraint(
     items: Annotated[
-        str | None, typer.Option(help="Sizes of catalogues, a list (100000,1000000,10000000).")
+        str | None, typer.Option(help="Sizes of catalogs, a list (100000,1000000,10000000).")
     ] = None,
     batches: Annotated[str, typer.Option(help="Requests a batch, a list.")] = "1,8,32",
     beams: Annotated[str, typer.Option(help="K, a list.")] = "10,70",

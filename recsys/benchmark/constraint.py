@@ -1,6 +1,6 @@
 """Constraint: what building, keeping, stepping and filtering a trie costs, against what others do.
 
-Catalogues are random: uniform codes give more prefixes than any real index of their size, which is
+Catalogs are random: uniform codes give more prefixes than any real index of their size, which is
 the worst case for memory. A step is what the trie has to say of B x K beams in the middle of a
 search: which of their candidates may follow. Others are Hugging Face's
 `PrefixConstrainedLogitsProcessor` over a nested dict, and over a table of sorted sequences that is
@@ -52,14 +52,14 @@ class Options:
     """What is measured.
 
     Attributes:
-        items: sizes of catalogues.
+        items: sizes of catalogs.
         codes: sizes of code books, (levels, codes); the first is used wherever one must be chosen.
         batches: B.
         beams: K.
         shares: of the items that filters allow.
         rounds: each is a measurement of every side.
         peers: items at which others are measured; 0 leaves them out.
-        preset: model to compare a decode with; its catalogue has `peers` items.
+        preset: model to compare a decode with; its catalog has `peers` items.
         seed: of everything.
     """
 
@@ -266,7 +266,7 @@ def _filtered_steps(
     """Seconds of a search's steps, by `KINDS`: no mask, one for all, one each, one and exclusions.
 
     Args:
-        trie: the catalogue.
+        trie: the catalog.
         device: the same.
         masks: one a request.
         gone: rows that each request must not get.
@@ -380,7 +380,7 @@ def _bytes(nested: dict[int, Any]) -> int:
 
 
 def _nested(tokens: NDArray[np.int32]) -> dict[int, Any]:
-    """The catalogue as dicts of dicts, which is what users of the processor write."""
+    """The catalog as dicts of dicts, which is what users of the processor write."""
     root: dict[int, Any] = {}
     for sequence in tokens.tolist():
         node = root

@@ -45,12 +45,12 @@ def sweep(
         precisions: torch dtypes.
         beams: K.
         reuse: `cold`, `warm` or both.
-        items: of the catalogue.
+        items: of the catalog.
         history: items of a prompt.
         repeats: rounds.
         seconds: once a size takes longer, larger ones of its precision are left out.
         device: torch device.
-        seed: of weights, catalogue and prompts.
+        seed: of weights, catalog and prompts.
         advance: called after each size.
     """
     vocabulary = Vocabulary.from_levels([CODES] * LEVELS)

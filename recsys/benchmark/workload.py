@@ -1,4 +1,4 @@
-"""Workloads: models, a catalogue and users' prompts, of a bundle or random at a named size."""
+"""Workloads: models, a catalog and users' prompts, of a bundle or random at a named size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Workload:
     Attributes:
         target: Hugging Face model whose answers count.
         draft: one that drafts for it, or None.
-        item_tokens: (items, L) the catalogue.
+        item_tokens: (items, L) the catalog.
         prompts: token ids, one a user.
         earlier: the same users' prompts one item ago.
         longest: tokens of the longest prompt that can come.
@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def trie(self) -> ItemTrie:
-        """The catalogue."""
+        """The catalog."""
         return ItemTrie.build(self.item_tokens)
 
     def group(self, number: int, size: int) -> list[int]:
@@ -71,7 +71,7 @@ class Workload:
 def of_bundle(
     path: Path, dataset: Path, *, users: int, device: str, dtype: torch.dtype, seed: int
 ) -> Workload:
-    """A bundle's models and catalogue; test users of its data set, or random histories without it.
+    """A bundle's models and catalog; test users of its data set, or random histories without it.
 
     Raises:
         ArtifactError: not a bundle.
@@ -118,7 +118,7 @@ def of_shape(
     """Random weights of a named shape, and a random draft: tiny's, or 68M's for the billions.
 
     Raises:
-        ConfigError: an unknown shape, or more items than a catalogue can have.
+        ConfigError: an unknown shape, or more items than a catalog can have.
     """
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape!r} is not one of {', '.join(SHAPES)}")
@@ -154,7 +154,7 @@ def of_sizes(
     seed: int,
     draft: Any | None = None,
 ) -> Workload:
-    """Random weights, a skewed random catalogue, and users who chose `history` of its items."""
+    """Random weights, a skewed random catalog, and users who chose `history` of its items."""
     rng = np.random.default_rng(seed)
     tokens = vocabulary.encode(skewed_codes(rng, items, vocabulary.level_sizes))
     encoder = PromptEncoder(tokens, vocabulary.prefix, PromptConfig(history, 1))

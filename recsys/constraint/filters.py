@@ -335,7 +335,7 @@ class FilterCache:
     """Row masks of the filters used last, and boosts; may be shared between threads.
 
     Attributes:
-        trie: the catalogue.
+        trie: the catalog.
         attributes: of its items, in the order of `trie.row_items`.
     """
 
@@ -351,7 +351,7 @@ class FilterCache:
         """Keep masks of up to `max_bytes` in all.
 
         Args:
-            trie: the catalogue.
+            trie: the catalog.
             attributes: of its items.
             max_bytes: memory for masks.
             left: (items,) bool in the attributes' order, the items that are still there; None for

@@ -191,7 +191,7 @@ def dead_states(
     not allowed anyway count as neither.
 
     Args:
-        trie: the catalogue.
+        trie: the catalog.
         excluded: rows of each request; B of them.
         masks: what each request may get; None for everything.
 

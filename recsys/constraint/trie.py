@@ -1,4 +1,4 @@
-r"""ItemTrie: the catalogue's token sequences as flat arrays, built with NumPy in one sort.
+r"""ItemTrie: the catalog's token sequences as flat arrays, built with NumPy in one sort.
 
 Rows are the distinct sequences in lexicographic order. States are numbered breadth first, so
 
@@ -399,7 +399,7 @@ def _number_states(
     starts += [np.flatnonzero(flags).astype(np.int32) for flags in new]
     depth_start = np.concatenate([[0], np.cumsum([len(s) for s in starts])])
     if depth_start[-1] >= NO_STATE:
-        raise ValueError(f"the catalogue has {depth_start[-1]} prefixes; at most {NO_STATE - 1}")
+        raise ValueError(f"the catalog has {depth_start[-1]} prefixes; at most {NO_STATE - 1}")
     inner = depth_start[num_levels]
     first_child = np.full(inner + 1, depth_start[-1], np.int32)
     branching = []

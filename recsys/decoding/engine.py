@@ -1,4 +1,4 @@
-"""Engine: one target, its catalogue, and all that makes it fast; decides how a batch is decoded.
+"""Engine: one target, its catalog, and all that makes it fast; decides how a batch is decoded.
 
 Whatever it decides, the answer is beam search's. It keeps prompts' keys and values for returning
 users, measures what a pass costs on the machine at hand, and chooses per batch between plain beam
@@ -56,14 +56,14 @@ class Decoded:
 
 
 class Engine:
-    """Decodes batches for one target over one catalogue.
+    """Decodes batches for one target over one catalog.
 
     Not thread-safe: one batch at a time.
 
     Attributes:
         target: the model that decides.
         draft: the model that drafts, or None.
-        trie: the catalogue.
+        trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
     """
 
@@ -83,7 +83,7 @@ class Engine:
 
         Args:
             target: Hugging Face decoder-only causal LM.
-            trie: the catalogue.
+            trie: the catalog.
             draft: smaller model over the same vocabulary.
             draft_nodes: tree of mode `draft`.
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
@@ -102,7 +102,7 @@ class Engine:
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
-        """Decode over another catalogue of as many levels from here on.
+        """Decode over another catalog of as many levels from here on.
 
         Raises:
             ValueError: of other than as many.
@@ -111,7 +111,7 @@ class Engine:
             return
         if trie.num_levels != self.trie.num_levels:
             raise ValueError(
-                f"the catalogue has {trie.num_levels} levels, the one before {self.trie.num_levels}"
+                f"the catalog has {trie.num_levels} levels, the one before {self.trie.num_levels}"
             )
         self.trie = trie
         if self.planner is not None:

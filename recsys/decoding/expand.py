@@ -62,7 +62,7 @@ class TokenLogits(NamedTuple):
 
         Args:
             like: (B, W) of the scores' type, on their device.
-            trie: the catalogue.
+            trie: the catalog.
         """
         total = torch.zeros_like(like)
         return cls(total.unsqueeze(-1).expand(-1, -1, len(trie.alphabet)), total)

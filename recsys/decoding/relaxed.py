@@ -70,7 +70,7 @@ def relaxed_beam_search(
     drafts = arguments.whole_number("draft_beams", drafts)
     if drafts < num_beams:
         raise ValueError(f"draft_beams must be at least num_beams ({num_beams}), got {drafts}")
-    # No level has more than the catalogue's sequences, however many are asked for.
+    # No level has more than the catalog's sequences, however many are asked for.
     rows = step.trie.source.num_rows
     width, drafts = min(num_beams, rows), min(drafts, rows)
     draft = drafter.model if isinstance(drafter, ModelDrafter) else drafter

@@ -53,7 +53,7 @@ class RowTree:
         """The tree of `rows`.
 
         Args:
-            trie: the catalogue.
+            trie: the catalog.
             rows: trie rows of each request, most wanted first.
             nodes: exactly so many a request, padding included: rows are taken in their order while
                 their prefixes fit, and the first that does not ends it. None for all rows.

@@ -37,7 +37,7 @@ def score_rows(
     Args:
         model: as `beam_search`'s; where it has a prefix store, prompts are looked up there.
         prompts: token ids of each request.
-        trie: the catalogue.
+        trie: the catalog.
         rows: trie rows to score for each request; repeated ones are scored again.
         prompt_slots: prompt slots to reserve at least.
 

@@ -47,7 +47,7 @@ def shared_beam_search(
         model: as `beam_search`'s, like `trie` and `num_beams`.
         prompts: (B) token ids of each prompt, once.
         owner: (R) which of the prompts each request has. Memory grows with the most that one has.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K.
         exclude: trie rows that each request must not get.
         masks: what each request may get; None for everything.

@@ -49,7 +49,7 @@ class Trace:
 
     Attributes:
         nodes: parents before children.
-        blocked: by level, from 1, how many codes the catalogue or a mask closed below the search's
+        blocked: by level, from 1, how many codes the catalog or a mask closed below the search's
             beams; empty where nobody has counted.
     """
 

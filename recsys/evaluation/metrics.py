@@ -87,7 +87,7 @@ def mrr_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
 
 
 def coverage_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
-    """Share of the catalogue that is among the first k of at least one user."""
+    """Share of the catalog that is among the first k of at least one user."""
     shown = np.unique(ranked[:, :k])
     return float((shown >= 0).sum() / num_items)
 

@@ -1,6 +1,6 @@
 """Protocol: which users, which history, which targets, what is masked; written down once.
 
-Ranks every user of a split over the whole catalogue, once with the history's items masked and once
+Ranks every user of a split over the whole catalog, once with the history's items masked and once
 without, and measures the next event and all of the split's events from the same lists. Any object
 with a `rank` method can be measured; nothing here knows how it ranks, or how results are shown.
 """
@@ -52,7 +52,7 @@ class Ranker(Protocol):
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool, /
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Rank the catalogue for each history.
+        """Rank the catalog for each history.
 
         Returns:
             (n, k) int32 dense items, best first, each at most once, -1 behind the end of a list,

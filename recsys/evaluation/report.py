@@ -43,7 +43,7 @@ def document(
         dataset: the data it was measured on, for titles and outside ids.
         name: of the model under test.
         made_from: name -> digest of bundle and data set.
-        semantic_ids: health of the catalogue's semantic IDs, if it has any.
+        semantic_ids: health of the catalog's semantic IDs, if it has any.
         warnings: what a reader must know before the figures.
         widths: rows of `recsys.evaluation.widths`, if beam widths were swept.
     """

@@ -95,7 +95,7 @@ def evaluate_bundle(
         `out_path`.
 
     Raises:
-        ArtifactError: a missing or damaged artifact, or a bundle of another catalogue.
+        ArtifactError: a missing or damaged artifact, or a bundle of another catalog.
         DataError: the split has no events, or training reaches into it.
     """
     parents = {
@@ -300,7 +300,7 @@ def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:
     if catalog.item_ids == [str(item_id) for item_id in dataset.item_ids]:
         return
     raise ArtifactError(
-        f"the bundle's catalogue ({len(catalog)} items) is not that of the data set "
+        f"the bundle's catalog ({len(catalog)} items) is not that of the data set "
         f"({len(dataset.item_ids)} items); evaluate a bundle on the data it was made from, or make "
         "the bundle again"
     )

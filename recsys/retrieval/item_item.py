@@ -54,7 +54,7 @@ class ItemItem:
 
         Args:
             histories: training events; nothing else may come in.
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             window: largest gap that counts, in events.
             reverse: weight of a pair read backwards.
             source_damping: exponent of the popularity of the history's item.
@@ -93,7 +93,7 @@ class ItemItem:
 
         Args:
             histories: training events; nothing else may come in.
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             shrink: pulls similarities that rest on few users towards zero.
             decay: see the class.
         """

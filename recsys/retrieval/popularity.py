@@ -19,7 +19,7 @@ def decayed_counts(
 
     Args:
         items: (n,) of training events; nothing else may come in.
-        num_items: items of the catalogue.
+        num_items: items of the catalog.
         timestamps: (n,) unix seconds, or None where events have only an order.
         half_life_days: None counts all events alike, as do missing timestamps.
 

@@ -5,7 +5,7 @@ learned positions, and one vector per item serves as input and output embedding:
 
     logit(item | history) = last state of the history . vector(item)
 
-Speaks of dense items of the catalogue it was fitted for.
+Speaks of dense items of the catalog it was fitted for.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SasRec:
         """(n, D) last states; 0 for a history without a known item.
 
         Args:
-            histories: n sequences of dense items, oldest first; those beyond the catalogue are
+            histories: n sequences of dense items, oldest first; those beyond the catalog are
                 passed over.
         """
         known = histories.where(histories.items < len(self))

@@ -50,7 +50,7 @@ class ItemEncoder:
         """Codes of items, and how well others of the last level would do.
 
         Args:
-            items: with the columns of the catalogue's.
+            items: with the columns of the catalog's.
 
         Returns:
             (n, L) codes, and (n, V) squared distances of what the levels above leave over to each

@@ -90,7 +90,7 @@ class RQVAE:
         config: RQVAEConfig,
         seed: int = 0,
     ) -> RQVAE:
-        """Train on the features of the whole catalogue.
+        """Train on the features of the whole catalog.
 
         Args:
             features: (items, F) float32.

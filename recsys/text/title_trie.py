@@ -1,12 +1,12 @@
 """TitleTrie: items by their titles, in every tokenisation.
 
-The catalogue is a byte trie, and so is the vocabulary. A token may follow where the vocabulary's
-trie has a path from its root to the token and the catalogue's trie has the same path from the text
+The catalog is a byte trie, and so is the vocabulary. A token may follow where the vocabulary's
+trie has a path from its root to the token and the catalog's trie has the same path from the text
 so far; both are walked together, so that titles share the work of their prefixes and tokens that of
 theirs. Behind each token the walk in the vocabulary starts over: a state is a node of the
-catalogue's trie alone. What follows a state is found when it is first asked for, and kept.
+catalog's trie alone. What follows a state is found when it is first asked for, and kept.
 
-    catalogue  H-e-a-t        tokens  H He a at t        state "He": at -> "Heat", a -> "Hea"
+    catalog  H-e-a-t        tokens  H He a at t        state "He": at -> "Heat", a -> "Hea"
 
 After: Koo et al., Automata-based constraints for language model decoding (COLM 2024).
 """

@@ -41,7 +41,7 @@ def generate_titles(
     Args:
         model: as `generate_text`'s, like `prompts`.
         prompts: token ids of each request.
-        titles: the catalogue.
+        titles: the catalog.
         num_beams: titles wanted, and the width of the search.
         max_new_tokens: tokens of the longest title, its end included.
 

@@ -1,4 +1,4 @@
-"""Workload: requests over a bundle's catalogue. Reads the catalogue only; no torch."""
+"""Workload: requests over a bundle's catalog. Reads the catalog only; no torch."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Needs:
 
     Attributes:
         users: people whose histories are known.
-        items: of the catalogue.
+        items: of the catalog.
         rate: requests a second at the peak.
         p50_ms, p99_ms: what latencies may be at the peak; None for no matter.
         new: share of requests whose history no replica has kept.

@@ -4,7 +4,7 @@ An ASGI application without models, and without Ray: it is given what reaches th
 hosts and rates are checked behind it, by the application in each replica; it bounds bodies.
 
 A user's requests go to one replica, whose memory has what was computed of the user's history. What
-changes catalogue or aliases goes to all replicas, in one order. A request whose replica is lost is
+changes catalog or aliases goes to all replicas, in one order. A request whose replica is lost is
 sent to another, unless doing it twice would be wrong.
 """
 

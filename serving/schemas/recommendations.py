@@ -240,7 +240,7 @@ class Trace(BaseModel):
 
 
 class RecommendationsResponse(BaseModel):
-    """An answer, best item first; shorter than k where the catalogue has no more."""
+    """An answer, best item first; shorter than k where the catalog has no more."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,4 +1,4 @@
-"""Stores: where histories, events, the catalogue's journal and aliases are kept.
+"""Stores: where histories, events, the catalog's journal and aliases are kept.
 
 SQLite is embedded and the default; PostgreSQL and a history cache in Redis are extras, imported
 when they are asked for.

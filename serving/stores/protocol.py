@@ -1,4 +1,4 @@
-"""What a store is: events and histories, served recommendations, the catalogue's journal, state.
+"""What a store is: events and histories, served recommendations, the catalog's journal, state.
 
 A store knows users, items and times by their outside ids; it does not know which items the model
 has. Times are unix milliseconds. Whatever an awaited write has returned for is on disk.
@@ -118,7 +118,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Changes of a catalogue.
+    """Changes of a catalog.
 
     Attributes:
         records: oldest first.
@@ -195,14 +195,14 @@ class Store(HistoryStore, Protocol):
         """A remembered answer."""
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
-        """Write changes of a model's catalogue (JSON objects) durably: all or nothing.
+        """Write changes of a model's catalog (JSON objects) durably: all or nothing.
 
         A record with an `item_id` takes the place of earlier ones about the item, so the journal
         grows with the items that were changed and not with the changes.
         """
 
     async def journal(self, model: str, after: int = 0) -> Journal:
-        """Changes of a model's catalogue behind a place.
+        """Changes of a model's catalog behind a place.
 
         Places grow in the order of commits, over all processes that share the store: whoever looks
         again behind the last place misses nothing.

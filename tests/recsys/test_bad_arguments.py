@@ -129,7 +129,7 @@ def test_numpy_integers_and_empty_lists_are_fine(search):
 
 
 @pytest.mark.parametrize("mode", ["strict", "relaxed"])
-def test_beams_beyond_the_catalogue_cost_no_memory(mode):
+def test_beams_beyond_the_catalog_cost_no_memory(mode):
     """100,000 beams over four rows once asked for 40 GB."""
     options = {"seeds": [1]} if mode == "relaxed" else {}
     found = speculative_beam_search(MODEL, MODEL, [[1, 2]], TRIE, 100_000, mode, **options)

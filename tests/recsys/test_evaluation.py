@@ -94,7 +94,7 @@ def dataset_of(
 
 @pytest.fixture(scope="module")
 def shop() -> Dataset:
-    """Sixty users who walk up the catalogue, in steps of one, with a jump now and then."""
+    """Sixty users who walk up the catalog, in steps of one, with a jump now and then."""
     rng = np.random.default_rng(0)
     sequences = {}
     for user in range(USERS):
@@ -647,7 +647,7 @@ def test_beam_widths_are_measured_beside_each_other(
     assert titles[-1] == "Beam widths, Recall@10, seen items unmasked"
 
 
-def test_a_bundle_of_another_catalogue_is_refused_and_nothing_is_written(
+def test_a_bundle_of_another_catalog_is_refused_and_nothing_is_written(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeRecommender, "catalog_items", ITEMS - 1)

@@ -21,7 +21,7 @@ from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemF
 from recsys.constraint.mask import RowMask
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.errors import FilterError
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ITEMS = [
     {"brand": "Acme", "price": 5.0, "year": 2001, "stock": True, "tags": ["a", "b"], "sizes": [1]},
@@ -333,7 +333,7 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
     seed, items, levels, beams, shares, excluded, how, normalize
 ):
     rng = np.random.default_rng(seed)
-    tokens = random_catalogue(rng, items, levels)
+    tokens = random_catalog(rng, items, levels)
     trie = ItemTrie.build(tokens)
     prompts = random_prompts(rng, len(shares), 8)
     kept = [np.ones(items, bool) if s is None else rng.random(items) < s for s in shares]

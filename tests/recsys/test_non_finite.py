@@ -12,18 +12,18 @@ from recsys.decoding import (
     ModelDrafter,
     beam_search,
     complete,
-    generate_text,
     score_rows,
     shared_beam_search,
     speculative_beam_search,
 )
 from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import SequenceConstraint, random_catalogue, tiny_model
+from recsys.testing import SequenceConstraint, random_catalog, tiny_model
+from recsys.text import generate_text
 from recsys.text.sample import sample_text
 
 BROKEN = 63  # a token that only histories hold
-CATALOGUE = random_catalogue(np.random.default_rng(0), 60, 4, 60)
+CATALOGUE = random_catalog(np.random.default_rng(0), 60, 4, 60)
 TRIE = ItemTrie.build(CATALOGUE)
 CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
 MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]

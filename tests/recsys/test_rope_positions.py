@@ -9,7 +9,7 @@ import torch
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search, speculative_beam_search
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, reference_beam_search, tiny_model
+from recsys.testing import random_catalog, reference_beam_search, tiny_model
 
 TRAINED = 24  # positions
 LEVELS = 3
@@ -32,7 +32,7 @@ KINDS = {
     "dynamic": {"rope_type": "dynamic", "factor": 8.0},
 }
 LIMITS = {"longrope": TRAINED, "dynamic": TRAINED - 1}
-CATALOGUE = random_catalogue(np.random.default_rng(0), 60, LEVELS)
+CATALOGUE = random_catalog(np.random.default_rng(0), 60, LEVELS)
 TRIE = ItemTrie.build(CATALOGUE)
 
 

@@ -19,7 +19,7 @@ from recsys.decoding import (
 )
 from recsys.decoding.row_tree import RowTree
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ARCHITECTURES = ["llama-gqa", "mistral-window"]
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
@@ -44,8 +44,8 @@ def teacher_forced(model, prompt, tokens, end=None) -> float:
 def random_case(seed, levels=None):
     rng = np.random.default_rng(seed)
     levels = levels or int(rng.integers(1, 5))
-    catalogue = random_catalogue(rng, int(rng.integers(1, 40)), levels, VOCABULARY)
-    trie = ItemTrie.build(catalogue)
+    catalog = random_catalog(rng, int(rng.integers(1, 40)), levels, VOCABULARY)
+    trie = ItemTrie.build(catalog)
     prompts = random_prompts(rng, int(rng.integers(1, 5)), 12)
     rows = [rng.integers(0, trie.num_rows, int(rng.integers(0, 12))) for _ in prompts]
     return rng, trie, prompts, rows
@@ -151,7 +151,7 @@ def test_known_histories_are_not_run_again_and_change_no_score():
 def test_scores_with_a_fixed_budget_have_the_same_bits_alone_and_in_a_batch():
     rng = np.random.default_rng(0)
     model = tiny_model(hidden=128)  # float32, as wide as the smallest preset
-    trie = ItemTrie.build(random_catalogue(rng, 200, 4, VOCABULARY))
+    trie = ItemTrie.build(random_catalog(rng, 200, 4, VOCABULARY))
     prompts = random_prompts(rng, 6, 24)
     rows = [rng.permutation(trie.num_rows)[: 10 + i] for i in range(6)]
 

@@ -21,7 +21,7 @@ from recsys.decoding.draft import split_nodes
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFTS = {
@@ -86,8 +86,8 @@ def test_strict_equals_beam_search(
     seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize
 ):
     rng = np.random.default_rng(seed)
-    catalogue = random_catalogue(rng, items, levels)
-    trie = ItemTrie.build(catalogue)
+    catalog = random_catalog(rng, items, levels)
+    trie = ItemTrie.build(catalog)
     prompts = random_prompts(rng, batch, 12)
     exclude = [
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
@@ -108,7 +108,7 @@ def test_strict_equals_beam_search(
 
 @pytest.fixture
 def wide():
-    """A four-level catalogue: bushy at the top, thin below."""
+    """A four-level catalog: bushy at the top, thin below."""
     rng = np.random.default_rng(1)
     sizes = (20, 20, 40, 40)
     rows = np.stack([rng.integers(1, size, 600) for size in sizes], axis=1)

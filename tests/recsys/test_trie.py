@@ -19,7 +19,7 @@ from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
-catalogues = hnp.arrays(
+catalogs = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(0, 6)
 )
 
@@ -76,13 +76,13 @@ def test_statistics_by_hand():
     assert stats["levels"][1]["single_child_share"] == 0.5
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
-def test_reachable_sequences_are_exactly_the_catalogue(tokens):
+def test_reachable_sequences_are_exactly_the_catalog(tokens):
     assert reachable(ItemTrie.build(tokens)) == {tuple(row) for row in tokens.tolist()}
 
 
-@given(catalogues, st.data())
+@given(catalogs, st.data())
 @settings(deadline=None)
 def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data):
     trie = ItemTrie.build(tokens)
@@ -92,7 +92,7 @@ def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data)
     assert reachable(trie, excluded) == kept
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
 def test_every_item_finds_its_row_whatever_the_input_order(tokens):
     trie = ItemTrie.build(tokens)
@@ -102,7 +102,7 @@ def test_every_item_finds_its_row_whatever_the_input_order(tokens):
     assert sorted(trie.row_items.tolist()) == list(range(len(tokens)))
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
 def test_states_are_ranges_of_rows_with_one_prefix(tokens):
     trie = ItemTrie.build(tokens)
@@ -136,7 +136,7 @@ def test_bad_input_is_named(tokens, says):
         ItemTrie.build(tokens)
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
 def test_a_saved_trie_opens_as_it_was(tokens):
     trie = ItemTrie.build(tokens)
@@ -180,9 +180,9 @@ def test_tokens_beyond_any_table_are_found_too():
 masks = st.sampled_from([0.0, 0.02, 0.2, 0.5, 0.9, 1.0, None])
 
 
-@given(catalogues, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
+@given(catalogs, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
 @settings(max_examples=1000, deadline=None)
-def test_reachable_sequences_are_the_catalogue_with_the_mask_less_the_exclusions(
+def test_reachable_sequences_are_the_catalog_with_the_mask_less_the_exclusions(
     tokens, requests, data
 ):
     trie = ItemTrie.build(tokens)

@@ -46,7 +46,7 @@ class FakeRetrieval:
 
 
 class FakeRecommender:
-    """Ranks the catalogue by a checksum of the history. The catalogue is a real one, and live.
+    """Ranks the catalog by a checksum of the history. The catalog is a real one, and live.
 
     Attributes:
         batches: size of each batch, in order.
@@ -223,7 +223,7 @@ def fake() -> type[FakeRecommender]:
 def write_bundle(
     path: Path, items: int, *, seed: int = 0, retrieval: Retrieval | None = None, **columns: Any
 ) -> Path:
-    """A bundle of a random model; its catalogue is the same whatever the seed."""
+    """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
 
     from recsys.models.checkpoint import build, save_model

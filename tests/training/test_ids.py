@@ -140,7 +140,7 @@ def test_import_without_codes_names_the_way_out(tmp_path, monkeypatch):
         stage(make_context(tmp_path, make_dataset(), monkeypatch, method="imported"))
 
 
-def test_a_codebook_larger_than_the_catalogue_is_refused(tmp_path, monkeypatch):
+def test_a_codebook_larger_than_the_catalog_is_refused(tmp_path, monkeypatch):
     context = make_context(tmp_path, make_dataset(items=20), monkeypatch, codebook_size=32)
     with pytest.raises(ConfigError, match=r"ids: codebook_size 32 .* 20 items"):
         stage(context)

@@ -42,14 +42,14 @@ class Scene:
 
     Attributes:
         target: it, in float32.
-        catalogue: (items, L) tokens.
+        catalog: (items, L) tokens.
         trie: the same as a trie.
         prompts: one a user, alike in length from one to the next.
         targets: what each of them went on to choose.
     """
 
     target: TreeModel
-    catalogue: NDArray[np.int64]
+    catalog: NDArray[np.int64]
     trie: ItemTrie
     prompts: list[NDArray[np.int64]]
     targets: Histories

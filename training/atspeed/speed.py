@@ -44,7 +44,7 @@ def walltimes(
     """
     finish = torch.cuda.synchronize if scene.target.device.type == "cuda" else _nothing
     order = np.random.default_rng(1).permutation(len(scene.prompts))
-    allowed = allowed_tokens(scene.catalogue)
+    allowed = allowed_tokens(scene.catalog)
     rows = []
     for question in questions:
         relaxed = question.verification == "relaxed"

@@ -20,7 +20,7 @@ from recsys.models.tree_forward import TreeModel
 from recsys.testing import (
     SequenceConstraint,
     byte_level_tokenizer,
-    random_catalogue,
+    random_catalog,
     random_prompts,
     tiny_model,
 )
@@ -165,7 +165,7 @@ def test_it_equals_a_plain_python_search_over_all_tokenisations(
 @settings(max_examples=30, deadline=None)
 def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalogue(rng, items, 3, 15) + 1)
+    trie = ItemTrie.build(random_catalog(rng, items, 3, 15) + 1)
     prompts = random_prompts(rng, 2, 6, 16)
     expected = beam_search(DOUBLE, prompts, trie, num_beams)
     found = generate_text(
@@ -261,21 +261,21 @@ def real_titles(name):
 
 
 @pytest.mark.parametrize("name", ["movielens", "yelp"])
-def test_every_title_that_a_llama_writes_is_in_the_catalogue_and_once(name):
-    catalogue = real_titles(name)
-    tokenizer = TextTokenizer(byte_level_tokenizer(catalogue, 2000))
-    trie = TitleTrie.build(catalogue, tokenizer.tokens)
+def test_every_title_that_a_llama_writes_is_in_the_catalog_and_once(name):
+    catalog = real_titles(name)
+    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 2000))
+    trie = TitleTrie.build(catalog, tokenizer.tokens)
     model = tiny_model("llama-gqa", 2000, initializer_range=0.05)
-    prompts = [np.asarray(tokenizer.encode(" ; ".join(catalogue[i : i + 4]))) for i in range(12)]
+    prompts = [np.asarray(tokenizer.encode(" ; ".join(catalog[i : i + 4]))) for i in range(12)]
     found = generate_titles(model, prompts, trie, 10)
     written = 0
     for request in range(12):
         titles = [tokenizer.decode(text) for text, _ in answers(found.texts, request)]
         assert len(titles) == len(set(titles))
-        assert set(titles) <= set(catalogue)
+        assert set(titles) <= set(catalog)
         written += len(titles)
         for title, items in zip(titles, found.items[request], strict=True):
-            assert items.tolist() == [i for i, t in enumerate(catalogue) if t == title]
+            assert items.tolist() == [i for i, t in enumerate(catalog) if t == title]
     assert written > 60
 
 

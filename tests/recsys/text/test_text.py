@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.decoding import text
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import ARCHITECTURES, random_prompts, tiny_model
+from recsys.text import beam as text
 from recsys.text.beam import generate_text
 
 MODELS = {name: tiny_model(name) for name in ARCHITECTURES}

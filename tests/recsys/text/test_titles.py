@@ -1,4 +1,4 @@
-"""Titles in every tokenisation, against brute force and on real catalogues."""
+"""Titles in every tokenisation, against brute force and on real catalogs."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def test_a_byte_trie_holds_its_strings_and_nothing_else(strings):
 
 
 # Vocabularies may lack bytes, so that titles and prefixes of titles cannot be written.
-@given(catalogue=st.lists(words, min_size=1, max_size=6), spelling=spellings)
+@given(catalog=st.lists(words, min_size=1, max_size=6), spelling=spellings)
 @settings(max_examples=400, deadline=None)
-def test_it_accepts_all_tokenisations_of_all_titles_and_nothing_else(catalogue, spelling):
+def test_it_accepts_all_tokenisations_of_all_titles_and_nothing_else(catalog, spelling):
     end = len(spelling)
     expected: dict[tuple[int, ...], list[int]] = {}
-    for item, title in enumerate(catalogue):
+    for item, title in enumerate(catalog):
         for way in segmentations(title, spelling, end) if title else []:
             expected.setdefault(way, []).append(item)
     tokens = TokenTrie.build([*spelling, b""], [end])
     if expected:
-        assert accepted(TitleTrie.build(catalogue, tokens)) == expected
+        assert accepted(TitleTrie.build(catalog, tokens)) == expected
     else:
         with pytest.raises(ValueError, match="titles: "):
-            TitleTrie.build(catalogue, tokens)
+            TitleTrie.build(catalog, tokens)
 
 
 def test_a_title_by_hand():
@@ -122,11 +122,11 @@ def test_what_follows_a_state_is_found_once():
     assert walks == [[0, 1], [2]]
 
 
-@given(catalogue=st.lists(words.filter(len), min_size=1, max_size=8))
+@given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
 @settings(max_examples=200, deadline=None)
-def test_a_text_stands_for_the_only_title_it_can_become(catalogue):
+def test_a_text_stands_for_the_only_title_it_can_become(catalog):
     tokens = TokenTrie.build([b"a", b"b", b"c", b""], [3])
-    titles = TitleTrie.build(catalogue, tokens)
+    titles = TitleTrie.build(catalog, tokens)
 
     def state(text):
         node = titles.initial()
@@ -134,11 +134,11 @@ def test_a_text_stands_for_the_only_title_it_can_become(catalogue):
             node = int(titles.advance([node], [byte - 97])[0])
         return node
 
-    for prefix in {title[:n] for title in catalogue for n in range(len(title) + 1)}:
-        titles_below = {title for title in catalogue if title.startswith(prefix)}
+    for prefix in {title[:n] for title in catalog for n in range(len(title) + 1)}:
+        titles_below = {title for title in catalog if title.startswith(prefix)}
         stands_for = titles_below.pop() if len(titles_below) == 1 else prefix
         assert titles.merge_keys([state(prefix)]) == state(stands_for)
-    ends = titles.advance([state(title) for title in catalogue], [3] * len(catalogue))
+    ends = titles.advance([state(title) for title in catalog], [3] * len(catalog))
     assert titles.merge_keys(ends).tolist() == ends.tolist()
     assert titles.merge_keys([DEAD]) == DEAD
 
@@ -147,7 +147,7 @@ def test_a_text_stands_for_the_only_title_it_can_become(catalogue):
     ("titles", "message"),
     [([], "no item has one"), (["", ""], "no item has one"), (["x"], "can write none")],
 )
-def test_catalogues_without_a_title_are_refused(titles, message):
+def test_catalogs_without_a_title_are_refused(titles, message):
     with pytest.raises(ValueError, match=f"titles: .*{message}"):
         TitleTrie.build(titles, TokenTrie.build([b"a", b""], [1]))
 
@@ -174,10 +174,10 @@ def yelp():
 
 
 @pytest.mark.parametrize("read", [movielens, yelp])
-def test_on_real_titles_every_random_walk_ends_in_the_catalogue(read):
-    catalogue = read()
-    tokenizer = TextTokenizer(byte_level_tokenizer(catalogue, 2000))
-    titles = TitleTrie.build(catalogue, tokenizer.tokens)
+def test_on_real_titles_every_random_walk_ends_in_the_catalog(read):
+    catalog = read()
+    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 2000))
+    titles = TitleTrie.build(catalog, tokenizer.tokens)
     rng = np.random.default_rng(0)
     state, texts = np.zeros(300, np.int64), [[] for _ in range(300)]
     while (masks := titles.allowed(state)).any():
@@ -190,11 +190,11 @@ def test_on_real_titles_every_random_walk_ends_in_the_catalogue(read):
         title = tokenizer.decode(tokens)
         items = titles.items_of(end)
         assert len(items)
-        assert {catalogue[item] for item in items} == {title}
+        assert {catalog[item] for item in items} == {title}
     # and the tokenizer's own way to write a title is among those accepted
-    for item in rng.integers(0, len(catalogue), 200).tolist():
+    for item in rng.integers(0, len(catalog), 200).tolist():
         end = titles.initial()
-        for token in [*tokenizer.encode(catalogue[item]), *tokenizer.end_tokens]:
+        for token in [*tokenizer.encode(catalog[item]), *tokenizer.end_tokens]:
             end = int(titles.advance([end], [token])[0])
         assert item in titles.items_of(end)
 

@@ -1,4 +1,4 @@
-"""Two small bundles of one catalogue, which answer differently."""
+"""Two small bundles of one catalog, which answer differently."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ async def test_an_item_is_taken_away_though_the_second_replica_heard_of_it_first
     class Two(FakeReplicas):
         async def ask_all(self, call: Call) -> list[Reply]:
             first = await one.answer(call)
-            await other._service.catalogue._catch_up()
+            await other._service.catalog_changes._catch_up()
             return [first, await other.answer(call)]
 
     settings = {"bundle": bundles / "one", "histories": None, "store": tmp_path / "h.db"}

@@ -91,7 +91,7 @@ def test_a_users_requests_go_to_one_replica_and_users_to_both(saw: dict[str, Any
     assert len(set(first)) == 2
 
 
-def test_a_change_of_the_catalogue_reaches_every_replica(saw: dict[str, Any]) -> None:
+def test_a_change_of_the_catalog_reaches_every_replica(saw: dict[str, Any]) -> None:
     refused, put, *got = saw["items"]
     assert refused == 422, "this bundle has nothing to find codes with"
     assert put in (200, 201)

@@ -259,7 +259,7 @@ async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
     mine, other = opened(location), opened(location)
     first = await mine.journal_append("a", [{"item_id": "x", "n": 0}])
     assert first.before == 0
-    await other.journal_append("b", [{"item_id": "x"}])  # of another catalogue
+    await other.journal_append("b", [{"item_id": "x"}])  # of another catalog
     # the only record is replaced: its place must be a new one all the same
     second = await other.journal_append("a", [{"item_id": "x", "n": 1}])
     assert (second.before, second.last > first.last) == (first.last, True)

@@ -1,8 +1,8 @@
 """Insert and remove items while batches decode, and check every answer against its epoch.
 
-    python benchmarks/hot_catalogue.py --seconds 60
-    python benchmarks/hot_catalogue.py --items 1000000 --seconds 60
-    python benchmarks/hot_catalogue.py --bundle var/bundles/beauty --seconds 60
+    python benchmarks/hot_catalog.py --seconds 60
+    python benchmarks/hot_catalog.py --items 1000000 --seconds 60
+    python benchmarks/hot_catalog.py --bundle var/bundles/beauty --seconds 60
 
 Callers insert and remove at a steady rate, each on a thread of its own; half of what is removed was
 recommended a moment ago. One thread recommends all the time, to histories of any items, half of
@@ -308,7 +308,7 @@ def measure(
     """Run it; what came of it, as plain values.
 
     Args:
-        recommender: over a catalogue without earlier changes.
+        recommender: over a catalog without earlier changes.
         seconds: to run.
         rate: inserts a second, and removals a second.
         callers: threads that insert, and as many that remove.
@@ -390,7 +390,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 def main() -> None:
     """Read arguments, run, print."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--bundle", type=Path, help="a bundle; by default a synthetic catalogue")
+    arguments.add_argument("--bundle", type=Path, help="a bundle; by default a synthetic catalog")
     arguments.add_argument("--items", type=int, default=12_000)
     arguments.add_argument("--seconds", type=float, default=60.0)
     arguments.add_argument("--rate", type=float, default=1000.0, help="inserts, and removals, a s")

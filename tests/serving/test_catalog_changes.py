@@ -34,7 +34,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
 # Looking
 
 
-async def test_the_catalogue_is_browsed_by_prefix_and_page(client: httpx.AsyncClient) -> None:
+async def test_the_catalog_is_browsed_by_prefix_and_page(client: httpx.AsyncClient) -> None:
     page = (await client.get("/v1/items?limit=2")).json()
     assert [item["item_id"] for item in page["items"]] == ["item-0", "item-1"]
     assert (page["total"], page["prefix"]) == (300, [])
@@ -48,7 +48,7 @@ async def test_the_catalogue_is_browsed_by_prefix_and_page(client: httpx.AsyncCl
     assert (await client.get("/v1/items?prefix=9")).json()["total"] == 0
 
 
-async def test_the_catalogue_is_searched_by_words_in_any_case(client: httpx.AsyncClient) -> None:
+async def test_the_catalog_is_searched_by_words_in_any_case(client: httpx.AsyncClient) -> None:
     page = (await client.get("/v1/items", params={"q": "NO. 29"})).json()
     assert page["total"] == 11  # 29 and 290 to 299
     page = (await client.get("/v1/items", params={"q": "item-29", "prefix": "0"})).json()
@@ -202,10 +202,10 @@ async def test_another_model_takes_what_it_can_of_the_journal(
     async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
         await client.put("/v1/items/coded", json={"semantic_id": [3, 6, 2]})
-        (record, _) = (await service.store.journal("catalogue")).records
+        (record, _) = (await service.store.journal("catalog")).records
         strange = record | {"item_id": "strange", "attributes": {"colour": "red"}}
         later = record | {"item_id": "later"}
-        await service.store.journal_append("catalogue", [strange, later])
+        await service.store.journal_append("catalog", [strange, later])
     async with running(settings, recommender=fake("other")) as (client, _):
         # placed anew by what it is like; codes of the other model mean nothing here, but items
         # that had the like do
@@ -247,7 +247,7 @@ async def neighbours(
     settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Neighbours]:
     """Two processes over one store, which look into it often; the service of the second."""
-    monkeypatch.setattr("recsys.serving.catalogue.LOOK_S", 0.02)
+    monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.02)
     async with (
         running(settings, recommender=fake()) as (one, _),
         running(settings, recommender=fake()) as (two, service),
@@ -286,7 +286,7 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours: Nei
     await asyncio.gather(*puts)
     (kept,) = [
         record
-        for record in (await service.store.journal("catalogue")).records
+        for record in (await service.store.journal("catalog")).records
         if record["item_id"] == "lamp"
     ]
     await agree("lamp", kept["title"])
@@ -317,7 +317,7 @@ async def test_own_changes_are_not_made_twice(
     until: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("recsys.serving.catalogue.LOOK_S", 0.01)
+    monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.01)
     async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
         await client.delete("/v1/items/item-3")
@@ -379,7 +379,7 @@ async def test_an_item_that_goes_while_it_is_ranked_is_unknown(
         def late(histories: Any, items: Any) -> Any:
             recommender.score = score
             recommender.remove(["item-3"])
-            raise RequestError("item 'item-3' is not in the catalogue")
+            raise RequestError("item 'item-3' is not in the catalog")
 
         recommender.score = late
         body = {"history": ["item-1"], "items": ["item-2", "item-3"]}

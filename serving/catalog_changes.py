@@ -1,8 +1,8 @@
-"""The catalogue as a resource: items looked at, put and taken away, and changes that survive.
+"""The catalog as a resource: items looked at, put and taken away, and changes that survive.
 
 A change is made in every loaded model and then kept in the store's journal; only then is it
 acknowledged. The journal is replayed on each model that is loaded later. It is one for all bundles,
-since they recommend from one shop's catalogue: codes that a change was given by one bundle are used
+since they recommend from one shop's catalog: codes that a change was given by one bundle are used
 for that bundle again, and are found anew for another. Processes that share a store look into it
 once a second, and make each other's changes.
 """
@@ -31,18 +31,18 @@ from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
 from recsys.serving.stores import Store, StoreError
 
-logger = logging.getLogger("recsys.serving.catalogue")
-JOURNAL = "catalogue"
+logger = logging.getLogger("recsys.serving.catalog_changes")
+JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 LOOK_S = 1.0  # between two looks for changes of other processes
 NEAR, NEAR_ROWS = 3, 64
 
 
 class UnknownItemError(LookupError):
-    """The catalogue has no such item."""
+    """The catalog has no such item."""
 
 
 def item_of(catalog: Catalog, row: int) -> Item:
-    """One item of the catalogue."""
+    """One item of the catalog."""
     return Item.model_construct(
         item_id=catalog.item_id(row),
         title=catalog.title(row),
@@ -130,7 +130,7 @@ class Shelf:
         return np.asarray(pc.or_(*hits).to_numpy())
 
 
-class Catalogue:
+class CatalogChanges:
     """What the service does to items, in all loaded models at once."""
 
     def __init__(self, models: Models, metrics: Metrics, reads: Reads) -> None:
@@ -144,7 +144,7 @@ class Catalogue:
 
     def start(self) -> None:
         """Begin to follow what other processes change."""
-        self._following = asyncio.create_task(self._follow(), name="catalogue")
+        self._following = asyncio.create_task(self._follow(), name="catalog")
 
     async def close(self) -> None:
         """Follow no longer."""
@@ -153,7 +153,7 @@ class Catalogue:
             await asyncio.gather(self._following, return_exceptions=True)
 
     async def browse(self, query: ItemQuery) -> ItemPage:
-        """A page of the catalogue.
+        """A page of the catalog.
 
         Raises:
             UnknownModelError: of the alias.
@@ -166,7 +166,7 @@ class Catalogue:
             )
 
     async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
-        """Put items into the catalogue, in place of those of their ids; all or, on an error, none.
+        """Put items into the catalog, in place of those of their ids; all or, on an error, none.
 
         Returns:
             The champion's epoch that has them, and the items.
@@ -282,7 +282,7 @@ class Catalogue:
 
     def _count(self, model: Model) -> None:
         epoch = model.recommender.epoch
-        self._metrics.catalogue(model.name, epoch.number, epoch.num_items)
+        self._metrics.catalog(model.name, epoch.number, epoch.num_items)
 
 
 def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str, Any]:

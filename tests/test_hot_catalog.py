@@ -1,4 +1,4 @@
-"""A short run of the hot catalogue's benchmark: no wrong answer, and wrong ones are seen."""
+"""A short run of the hot catalog's benchmark: no wrong answer, and wrong ones are seen."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "hot_catalogue.py"
+FILE = Path(__file__).parent.parent / "benchmarks" / "hot_catalog.py"
 
 
 @pytest.fixture(scope="module")
 def hot():
-    spec = importlib.util.spec_from_file_location("hot_catalogue", FILE)
+    spec = importlib.util.spec_from_file_location("hot_catalog", FILE)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["hot_catalogue"] = module
+    sys.modules["hot_catalog"] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["hot_catalogue"]
+    del sys.modules["hot_catalog"]
 
 
 def test_every_answer_is_right_while_items_come_and_go(hot):

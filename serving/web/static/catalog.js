@@ -1,4 +1,4 @@
-// The catalogue by semantic ID: code by code, or by words.
+// The catalog by semantic ID: code by code, or by words.
 
 import { at, call, latest, remember } from "./api.js";
 import { empty, h, identity, number, plural, problemBox, render } from "./dom.js";
@@ -10,20 +10,20 @@ const PAGE = 60;
 const ask = latest();
 let crumbs, children, list, more, field, total, cursor = null;
 
-export function mountCatalogue(root) {
+export function mountCatalog(root) {
   field = h("input", { type: "search", id: "q", placeholder: "words of a title", "aria-label": "Search titles" });
   crumbs = h("nav", { class: "crumbs", "aria-label": "Code prefix" });
   children = h("div", { class: "children" });
   total = h("p", { class: "summary", role: "status" });
-  list = h("ul", { class: "catalogue" });
+  list = h("ul", { class: "catalog" });
   more = h("button", { type: "button", onclick: () => load(true) }, "More");
   root.append(
-    h("div", { class: "list-head" }, h("h2", {}, "Catalogue"), total,
+    h("div", { class: "list-head" }, h("h2", {}, "Catalog"), total,
       h("form", { class: "field", role: "search", onsubmit: (event) => (event.preventDefault(), update({ q: field.value.trim() })) },
         field, h("button", {}, "Search"))),
     h("p", { class: "lead" }, "Items whose semantic IDs begin alike are alike: each code narrows them down, coarse to fine."),
     crumbs, children, list, more);
-  watch(["view", "prefix", "q", "model"], () => state.view === "catalogue" && load());
+  watch(["view", "prefix", "q", "model"], () => state.view === "catalog" && load());
 }
 
 async function load(next = false) {
