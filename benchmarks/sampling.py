@@ -33,7 +33,7 @@ from rich.table import Table
 
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.models.checkpoint import load_model
 from recsys.recommender import Recommender
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -97,20 +97,14 @@ def total_variation(draws: int, catalogs: int) -> list[dict[str, Any]]:
                 counts = np.zeros(trie.num_rows)
                 for first in range(0, draws, BATCH):
                     seeds = range(first, first + BATCH)
-                    answer = (
-                        beam_search(target, [prompt] * BATCH, trie, beams, seeds=seeds)
-                        if draft is None
-                        else speculative_beam_search(
-                            target,
-                            draft,
-                            [prompt] * BATCH,
-                            trie,
-                            beams,
-                            "relaxed",
-                            seeds=seeds,
-                            draft_beams=drafted,
+                    request = SearchRequest([prompt] * BATCH, seeds=seeds)
+                    if draft is None:
+                        answer = beam_search(target, request, trie, beams)
+                    else:
+                        drafter = ModelDrafter(draft, draft_beams=drafted)
+                        answer = speculative_beam_search(
+                            target, drafter, request, trie, beams, "relaxed"
                         )
-                    )
                     counts += np.bincount(answer.rows.flatten().numpy(), minlength=len(counts))
                 found.append(distance(counts / counts.sum(), inclusion_ / beams))
             row[name] = round(float(np.mean(found)), 4)
@@ -122,7 +116,7 @@ def total_variation(draws: int, catalogs: int) -> list[dict[str, Any]]:
 
 def law(model: Any, trie: ItemTrie, prompt: np.ndarray) -> np.ndarray:
     """Probability of every row."""
-    found = beam_search(model, [prompt], trie, trie.num_rows, seeds=[0])
+    found = beam_search(model, SearchRequest([prompt], seeds=[0]), trie, trie.num_rows)
     probabilities = np.zeros(trie.num_rows)
     probabilities[found.rows[0].numpy()] = found.scores[0].double().exp().numpy()
     return probabilities
@@ -173,22 +167,16 @@ def overlap(bundle: str, dataset: str, users: int, beams: list[int]) -> list[dic
             for start in range(0, users, USERS_BATCH):
                 group = prompts[start : start + USERS_BATCH]
                 seeds = range(start, start + len(group))
-                own = beam_search(target, group, trie, k, seeds=seeds)
+                request = SearchRequest(group, seeds=seeds)
+                own = beam_search(target, request, trie, k)
                 if way is None:
-                    other = beam_search(target, group, trie, k, seeds=[s + users for s in seeds])
+                    others = SearchRequest(group, seeds=[s + users for s in seeds])
+                    other = beam_search(target, others, trie, k)
                 else:
                     verification, drafter, drafts = way
                     nodes = (trie.num_levels - 1) * drafts * k
-                    other = speculative_beam_search(
-                        target,
-                        ModelDrafter(drafter, nodes),
-                        group,
-                        trie,
-                        k,
-                        verification,
-                        seeds=seeds,
-                        draft_beams=drafts * k,
-                    )
+                    drafter = ModelDrafter(drafter, nodes, draft_beams=drafts * k)
+                    other = speculative_beam_search(target, drafter, request, trie, k, verification)
                 same = (own.rows[:, :, None] == other.rows[:, None, :]).any(-1)
                 shares += same.double().mean(1).tolist()
                 passes += [s.target_passes for s in other.stats]

@@ -24,13 +24,13 @@ from recsys.serving.api import (
     security,
     users,
 )
-from recsys.serving.engine import Recommends
 from recsys.serving.middleware import BodyLimit, around
 from recsys.serving.schemas.common import Problem
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import Store
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
+from recsys.serving.worker import Recommends
 
 ROUTERS = (
     recommendations.router,

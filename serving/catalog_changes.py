@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from recsys.catalog import Catalog
 from recsys.errors import RecsysError
 from recsys.live import Epoch, NewItem
-from recsys.serving.engine import Recommends
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
 from recsys.serving.stores import Store, StoreError
+from recsys.serving.worker import Recommends
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.errors import RecsysError
 from recsys.serving.batcher import Batcher
-from recsys.serving.engine import Done, Engine, Recommends, Work
 from recsys.serving.metrics import Metrics
 from recsys.serving.schemas.common import CHAMPION, ModelRef
 from recsys.serving.schemas.models import AliasInfo, ModelInfo
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker, Done, Recommends, Work
 
 logger = logging.getLogger("recsys.serving.models")
 MAX_MODELS = 4
@@ -149,7 +149,7 @@ class Models:
     def __init__(
         self,
         settings: ServingSettings,
-        engine: Engine,
+        engine: DecodeWorker,
         metrics: Metrics,
         *,
         prepare: Callable[[Model], Awaitable[None]],

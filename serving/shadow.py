@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recsys.recommender import RecommendRequest, RecommendResult
-from recsys.serving.engine import Engine
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Models
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker
 
 logger = logging.getLogger("recsys.serving.shadow")
 BACKLOG = 64
@@ -38,7 +38,7 @@ class Shadow:
     """Samples requests and runs them again."""
 
     def __init__(
-        self, settings: ServingSettings, models: Models, engine: Engine, metrics: Metrics
+        self, settings: ServingSettings, models: Models, engine: DecodeWorker, metrics: Metrics
     ) -> None:
         """Make it; `start` it inside the event loop."""
         self._fraction, self._alias = settings.shadow_fraction, settings.shadow_alias

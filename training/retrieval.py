@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
-from recsys.blending import Lists, Union, candidate_rows
+from recsys.blending import Union, candidate_rows
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
@@ -238,7 +238,7 @@ def _unions(
 ) -> list[tuple[NDArray[np.int64], Union]]:
     """What the model and retrieval say of each example, seen items masked, batch by batch."""
     from recsys.constraint import ItemTrie
-    from recsys.decoding import beam_search
+    from recsys.decoding import SearchRequest, beam_search
     from recsys.models.checkpoint import load_model
     from recsys.models.tree_forward import TreeModel
 
@@ -254,21 +254,18 @@ def _unions(
             rows = np.arange(start, min(start + BATCH, len(examples)))
             histories = examples.histories.take(rows)
             candidates = retrieval.candidates(histories, config.candidates)
-            beams = beam_search(
-                model,
+            request = SearchRequest(
                 encoder.encode_all(histories),
-                trie,
-                config.beams,
                 exclude=[trie.excluded_rows(items) for items in histories],
                 candidates=candidate_rows(trie, candidates),
                 candidate_nodes=config.nodes,
             )
+            beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            nothing = [None] * len(rows)
-            own = items_of_rows(trie, found, scores, histories, nothing, nothing, config.beams)
+            own = items_of_rows(trie, found, scores, config.beams, excluded=histories)
             if beams.candidate_scores is not None:  # they were asked for
                 union = Union.of(
-                    Lists.of_model(*own),
+                    own,
                     candidates,
                     beams.candidate_scores.cpu().numpy(),
                     retrieval,

@@ -9,7 +9,7 @@ import numpy as np
 
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset, Examples
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.prompts import PromptEncoder
 
 BATCH = 64
@@ -54,13 +54,9 @@ class Validation:
         gains = np.zeros(len(targets))
         for start in range(0, len(targets), BATCH):
             part = histories.take(np.arange(start, min(start + BATCH, len(targets))))
-            beams = beam_search(
-                self.model,
-                self.encoder.encode_all(part),
-                self.trie,
-                self.num_beams,
-                exclude=[self.trie.excluded_rows(items) for items in part],
-            )
+            excluded = [self.trie.excluded_rows(items) for items in part]
+            request = SearchRequest(self.encoder.encode_all(part), exclude=excluded)
+            beams = beam_search(self.model, request, self.trie, self.num_beams)
             rows = beams.rows[:, :10].cpu().numpy()
             wanted = targets[start : start + BATCH]
             # A row that several items share counts for each at an equal part of its gain.

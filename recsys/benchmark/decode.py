@@ -26,10 +26,12 @@ from recsys.decoding import (
     Engine,
     ModelDrafter,
     Proposal,
+    Search,
+    SearchRequest,
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.beam import grow, prepare
+from recsys.decoding.beam import grow
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.errors import RecsysError
@@ -160,20 +162,16 @@ class OwnTree:
         cls, target: Any, prompts: Sequence[Any], trie: ItemTrie, beams: int, prompt_slots: int = 0
     ) -> OwnTree:
         """Search plainly."""
-        model = TreeModel.of(target)
-        ready = Prompts.of(prompts, model, trie.num_levels - 1)
-        step = prepare(model, len(ready), trie, beams, None, "vocabulary")
-        widths = [trie.width(depth, beams) for depth in range(1, step.levels + 1)]
-        with TokenTree(model, ready, sum(widths[:-1]), prompt_slots=prompt_slots) as tree:
-            return cls(list(grow(tree, step, widths))[:-1])
+        search = Search.of(SearchRequest(prompts, prompt_slots=prompt_slots), target, trie)
+        widths = search.widths(beams)
+        with search.tree(sum(widths[:-1])) as tree:
+            return cls(list(grow(tree, search.step, widths))[:-1])
 
-    def propose(
-        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
-    ) -> Proposal:
+    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
         """See `recsys.decoding.Drafter`."""
         if self.draft is None:
             return Proposal(self.levels)
-        drafted = self.draft.propose(prompts, step, num_beams, prompt_slots=prompt_slots)
+        drafted = self.draft.propose(prompts, step, num_beams)
         widths = [level.states.shape[1] for level in drafted.levels]
         own = [level.padded(n) for level, n in zip(self.levels, widths, strict=True)]
         return Proposal(own, drafted.passes)
@@ -263,10 +261,9 @@ class _Cell:
         return self._finished(
             beam_search(
                 engine.target,
-                self._prompts(number),
+                SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots),
                 engine.trie,
                 self.beams,
-                prompt_slots=engine.prompt_slots,
             )
         )
 
@@ -283,10 +280,9 @@ class _Cell:
             speculative_beam_search(
                 self.engine.target,
                 drafter,
-                self._prompts(number),
+                SearchRequest(self._prompts(number), prompt_slots=self.engine.prompt_slots),
                 self.engine.trie,
                 self.beams,
-                prompt_slots=self.engine.prompt_slots,
             )
         )
 

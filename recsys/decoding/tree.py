@@ -23,6 +23,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
+from recsys.decoding.output import DecodeStats
 from recsys.errors import NonFiniteError
 from recsys.models.cache import SlotCache, whole_blocks
 from recsys.models.mask import prompt_mask, tree_mask
@@ -44,12 +45,14 @@ class Prompts:
         host_lengths: (B,) int64.
         tokens: `host_tokens` on the device.
         lengths: `host_lengths` on the device.
+        slots: cache slots to reserve for each prompt, at least.
     """
 
     host_tokens: NDArray[np.int64]
     host_lengths: NDArray[np.int64]
     tokens: torch.Tensor
     lengths: torch.Tensor
+    slots: int = 0
 
     def __len__(self) -> int:
         """Requests."""
@@ -63,29 +66,44 @@ class Prompts:
             self.host_lengths[requests],
             self.tokens[places],
             self.lengths[places],
+            self.slots,
         )
+
+    def distinct(self) -> tuple[Prompts, NDArray[np.int64]]:
+        """Each prompt once, in order of first appearance, and (B,) which one each request has."""
+        keys = np.column_stack([self.host_lengths, self.host_tokens])
+        _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        place = first.argsort().argsort()  # np.unique sorts the prompts; keep their order
+        return self.take(np.sort(first).tolist()), place[which.reshape(-1)]
 
     @classmethod
     def of(
-        cls, prompts: Sequence[ArrayLike] | Prompts, model: TreeModel, depth: int = 0
+        cls,
+        prompts: Sequence[ArrayLike] | Prompts,
+        model: TreeModel,
+        depth: int = 0,
+        *,
+        slots: int = 0,
     ) -> Prompts:
         """Check `prompts` against the model, pad them, copy them to its device.
 
         Args:
-            prompts: token ids of each request, or prompts that have been through here.
-            model: what is to run them.
-            depth: most tokens behind a prompt that are to be run.
+            prompts: token ids of each request, or prompts that are checked for another model.
+            model: the model that will run them.
+            depth: most tokens behind a prompt that will be run.
+            slots: cache slots to reserve for each prompt, at least.
 
         Raises:
             ValueError: a prompt that holds no tokens, something else than integers, or a token
                 outside the vocabulary; more positions than the model is exact for.
         """
-        ready = prompts if isinstance(prompts, Prompts) else cls._padded(prompts, model)
+        slots = arguments.whole_number("prompt_slots", slots, 0)
+        ready = prompts if isinstance(prompts, Prompts) else cls._padded(prompts, model, slots)
         model.check_positions(int(ready.host_lengths.max(initial=0)) + depth)
         return ready
 
     @classmethod
-    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel) -> Prompts:
+    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel, slots: int) -> Prompts:
         arrays = [arguments.integers(f"prompt {i}", p) for i, p in enumerate(prompts)]
         lengths = np.asarray([len(a) for a in arrays], np.int64)
         if not lengths.all():
@@ -105,7 +123,7 @@ class Prompts:
             )
         device = model.device
         on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
-        return cls(padded, lengths, *on_device)
+        return cls(padded, lengths, *on_device, slots=slots)
 
 
 def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
@@ -142,7 +160,6 @@ class TokenTree:
         prompts: Prompts,
         capacity: int,
         *,
-        prompt_slots: int = 0,
         reserve: int = 0,
     ) -> None:
         """Plan for prompts and at most `capacity` nodes; nothing is run yet.
@@ -151,15 +168,13 @@ class TokenTree:
             model: the model; where it has a prefix store, prompts are looked up there and kept.
             prompts: what the trees grow from.
             capacity: most nodes a request.
-            prompt_slots: prompt slots at least.
             reserve: node slots beyond `capacity`, for a caller that keeps its own nodes there.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
-        prompt_slots = arguments.whole_number("prompt_slots", prompt_slots, 0)
         self.nodes = self.passes = 0
         self.cached = np.zeros(len(prompts), np.int64)
         batch, prompt = prompts.tokens.shape
-        self._slots = (batch, max(prompt, prompt_slots), capacity + reserve)
+        self._slots = (batch, max(prompt, prompts.slots), capacity + reserve)
         room, device = whole_blocks(capacity), prompts.tokens.device
         self._tokens = torch.zeros((batch, room), dtype=torch.int64, device=device)
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
@@ -231,6 +246,24 @@ class TokenTree:
     def run(self) -> int:
         """Nodes that have been run; those added since the last forward have not."""
         return self._pending
+
+    def stats(self, request: int, **counters: int) -> DecodeStats:
+        """Counters of one request.
+
+        Args:
+            request: place in the original batch.
+            counters: those of the search: accepted or forced levels, the draft's nodes and passes.
+        """
+        slots = int(self.prompts.host_lengths[request]) + self.run
+        cached = int(self.cached[request])
+        return DecodeStats(
+            target_passes=self.passes,
+            target_tokens=slots - cached,
+            kv_slots=slots,
+            kv_bytes=slots * self.cache.bytes_per_slot,
+            cached_tokens=cached,
+            **counters,
+        )
 
     def forward(self) -> torch.Tensor:
         """Run what has been added since the last call, and the prompt if it has not been run.

@@ -216,7 +216,7 @@ def generate_text(
         NonFiniteError: the model's logits are not finite for some of the requests.
     """
     model = TreeModel.of(model)
-    ready = Prompts.of(prompts, model, max_new_tokens - 1)
+    ready = Prompts.of(prompts, model, max_new_tokens - 1, slots=prompt_slots)
     guide, eos = _ends(constraint, eos_token_id, len(ready), model)
     _check(
         model.vocabulary_size,
@@ -246,7 +246,7 @@ def generate_text(
     room = num_beams * (max_new_tokens - 1)
     if collect:
         room = min(room, node_budget(num_beams, max_new_tokens, collect_every))
-    with TokenTree(model, ready, 0, prompt_slots=prompt_slots, reserve=room) as tree:
+    with TokenTree(model, ready, 0, reserve=room) as tree:
         nodes = TextNodes(tree, num_beams)
         answers = _Answers(nodes, ready.host_lengths)
         logits = tree.forward()

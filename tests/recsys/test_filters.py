@@ -19,7 +19,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.errors import FilterError
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
@@ -345,10 +345,12 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
     rows = [mask.excluded_rows(gone) for gone, mask in zip(listed, masks, strict=True)]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
-        found = beam_search(TARGET, prompts, trie, beams, **options)
+        found = beam_search(TARGET, SearchRequest(prompts, **options), trie, beams)
     else:
         drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        found = speculative_beam_search(TARGET, drafter, prompts, trie, beams, **options)
+        found = speculative_beam_search(
+            TARGET, drafter, SearchRequest(prompts, **options), trie, beams
+        )
     for i, prompt in enumerate(prompts):
         left = kept[i] & ~np.isin(np.arange(items), listed[i])
         wanted = min(beams, len(np.unique(tokens[left], axis=0)))
@@ -356,7 +358,10 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
         if not wanted:
             continue
         small = beam_search(
-            TARGET, [prompt], ItemTrie.build(tokens[left]), beams, normalize=normalize
+            TARGET,
+            SearchRequest([prompt], normalize=normalize),
+            ItemTrie.build(tokens[left]),
+            beams,
         )
         assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
         torch.testing.assert_close(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recsys.artifacts import Workspace, read_manifest
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
-from recsys.decoding import Beams, ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.speculative import PATCH_NODES
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
 from recsys.interactions import Histories
@@ -137,11 +137,9 @@ def ask(scene: Scene, draft: TreeModel | None, question: Question, group: Any, s
     """One batch; without a draft, exhaustion of level 1."""
     k, levels = question.beams, scene.trie.num_levels
     if question.verification == "relaxed":
-        return speculative_beam_search(
-            scene.target, draft, group, scene.trie, k, "relaxed",
-            seeds=seeds, temperature=question.temperature,
-            draft_beams=max(k, question.drafts or k),
-        )  # fmt: skip
+        request = SearchRequest(group, seeds=seeds, temperature=question.temperature)
+        drafts = ModelDrafter(draft, draft_beams=max(k, question.drafts or k))
+        return speculative_beam_search(scene.target, drafts, request, scene.trie, k, "relaxed")
     drafter = None
     if draft is not None and question.nodes is not None:
         drafter = ModelDrafter(draft, question.nodes)
@@ -289,11 +287,10 @@ class Recommending:
         for group, seeds in scene.batches():
             plain = None
             if draft is None or lists.question.verification == "strict":
-                plain = beam_search(
-                    scene.target, group, scene.trie, k,
-                    seeds=seeds if lists.sampled else None,
-                    temperature=lists.question.temperature,
-                )  # fmt: skip
+                drawn = seeds if lists.sampled else None
+                heat = lists.question.temperature
+                request = SearchRequest(group, seeds=drawn, temperature=heat)
+                plain = beam_search(scene.target, request, scene.trie, k)
             if draft is None:
                 found = plain
             else:

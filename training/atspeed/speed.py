@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import allowed_tokens, huggingface_beam_search
 from recsys.training.atspeed.measure import Question, Scene, ask
@@ -55,9 +55,8 @@ def walltimes(
 
         def beams(number: int, k: int = question.beams, sampled: bool = relaxed) -> object:
             prompts, seeds = group(number)
-            found = beam_search(
-                scene.target, prompts, scene.trie, k, seeds=seeds if sampled else None
-            )
+            request = SearchRequest(prompts, seeds=seeds if sampled else None)
+            found = beam_search(scene.target, request, scene.trie, k)
             finish()
             return found
 
