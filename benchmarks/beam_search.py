@@ -2,7 +2,7 @@
 
     python benchmarks/beam_search.py --preset small
 
-A random model of a preset's shape, a catalogue of 12,000 semantic IDs (4 levels of 256), prompts
+A random model of a preset's shape, a catalog of 12,000 semantic IDs (4 levels of 256), prompts
 of 100 tokens, K = 20. Both sides get the same prompts and must give the same answers before
 anything is timed; timings alternate between the sides, so that a busy machine is busy for both.
 Hugging Face's constraint is a dict of prefixes, its quickest form in plain Python, built before the
@@ -54,8 +54,8 @@ def main() -> None:
     with torch.no_grad():  # peaked distributions, so that answers do not hang on rounding
         model.get_output_embeddings().weight.mul_(20)
     codes = np.unique(rng.integers(0, CODES, (ITEMS, LEVELS)), axis=0)
-    catalogue = vocabulary.encode(codes)
-    trie, allowed = ItemTrie.build(catalogue), allowed_tokens(catalogue)
+    catalog = vocabulary.encode(codes)
+    trie, allowed = ItemTrie.build(catalog), allowed_tokens(catalog)
     table = Table("B", "ours, ms", "Hugging Face, ms", "ratio", "KV slots", "Hugging Face's")
     rows = []
     for batch in args.batches:

@@ -2,8 +2,8 @@
 
     python benchmarks/exactness.py --seeds 4
 
-Every case has its own random catalogue, a batch of prompts of unequal lengths and a float32 model;
-catalogues of one item and K beyond the catalogue are among them. Items and order must agree (places
+Every case has its own random catalog, a batch of prompts of unequal lengths and a float32 model;
+catalogs of one item and K beyond the catalog are among them. Items and order must agree (places
 may differ only among scores within 1e-5) and scores must lie within 1e-4. The last line is JSON.
 """
 
@@ -24,7 +24,7 @@ from recsys.decoding import beam_search
 from recsys.testing import (
     ARCHITECTURES,
     huggingface_beam_search,
-    random_catalogue,
+    random_catalog,
     random_prompts,
     same_ranking,
     tiny_model,
@@ -48,10 +48,10 @@ def main() -> None:
             case = (architecture, seed, beams, levels)
             rng = np.random.default_rng([seed, beams, levels])
             items = CATALOGUES[(seed + beams + levels) % len(CATALOGUES)]
-            catalogue = random_catalogue(rng, items, levels)
+            catalog = random_catalog(rng, items, levels)
             prompts = random_prompts(rng, int(rng.integers(1, 5)), 24)
-            found = beam_search(model, prompts, ItemTrie.build(catalogue), beams)
-            expected = huggingface_beam_search(model, prompts, catalogue, beams)
+            found = beam_search(model, prompts, ItemTrie.build(catalog), beams)
+            expected = huggingface_beam_search(model, prompts, catalog, beams)
             agrees = True
             for i, theirs in enumerate(expected):
                 alive = found.scores[i].isfinite()

@@ -26,9 +26,9 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from serving.app import create_app
-from serving.service import Phase
-from serving.settings import ServingSettings
+from recsys.serving.app import create_app
+from recsys.serving.service import Phase
+from recsys.serving.settings import ServingSettings
 from tests.serving.test_models import make_bundle
 
 SLOWEST_S = 20.0

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py
 
-Targets of LLaMA shapes (1.1B, 7B) with random weights in bfloat16, and a draft of 68M. A catalogue
+Targets of LLaMA shapes (1.1B, 7B) with random weights in bfloat16, and a draft of 68M. A catalog
 of 12,000 semantic IDs (4 levels of 256), prompts of 200 tokens, K = 20, trees of 120 nodes, 1 to 32
 requests a batch; K = 10 once more for one request.
 
@@ -28,9 +28,10 @@ import gc
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,18 +41,21 @@ from rich.console import Console
 from rich.table import Table
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import Engine, ModelDrafter, beam_search, speculative_beam_search
+from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding import (
+    Beams,
+    Engine,
+    ModelDrafter,
+    Proposal,
+    beam_search,
+    speculative_beam_search,
+)
 from recsys.decoding.beam import prepare
 from recsys.decoding.tree import Prompts
 from recsys.models.cache import key_value_shape
 from recsys.models.graphs import PassGraphs
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from recsys.decoding import Beams, Proposal
 
 LEVELS, NEW = 4, 4
 PATCHES = 3 * (20 + 128)  # slots that strict search reserves behind a tree
@@ -137,11 +141,11 @@ class Bench:
         self.sizes, self.device = sizes, device
         self.rng = np.random.default_rng(0)
         codes = np.unique(self.rng.integers(0, sizes.codes, (sizes.items, LEVELS)), axis=0)
-        catalogue = codes + sizes.words + sizes.codes * np.arange(LEVELS)
-        self.trie = ItemTrie.build(catalogue)
-        self.on_device = self.trie.to(device)
+        catalog = codes + sizes.words + sizes.codes * np.arange(LEVELS)
+        self.trie = ItemTrie.build(catalog)
+        self.on_device = DeviceTrie.of(self.trie, device)
         self.allowed: dict[tuple[int, ...], list[int]] = {}
-        for row in catalogue.tolist():
+        for row in catalog.tolist():
             for depth, token in enumerate(row):
                 self.allowed.setdefault(tuple(row[:depth]), []).append(token)
         self.allowed = {prefix: sorted(set(tokens)) for prefix, tokens in self.allowed.items()}
@@ -150,7 +154,7 @@ class Bench:
         batch = max(batch for _, batch in sizes.cases)
         slots = sizes.prompt + MOST_NODES + PATCHES + 32
         models = (self.fast, draft)
-        self.graphs = [PassGraphs(m, batch=batch, slots=slots) for m in models]
+        self.graphs = [PassGraphs.attach(m, batch=batch, slots=slots) for m in models]
         self.stores = [PrefixStore.for_model(m, bytes_of(sizes, m)) for m in models]
         self.drafter = PerfectDraft(draft, sizes.nodes)
 

@@ -1,4 +1,4 @@
-"""Make a catalogue of a million items with users, and train a target and a draft on it.
+"""Make a catalog of a million items with users, and train a target and a draft on it.
 
     python benchmarks/million.py
     python benchmarks/speculation.py var/bundles/million var/datasets/million --patch-nodes 800
@@ -52,7 +52,7 @@ def main() -> None:
 def make(items: int, users: int, rng: np.random.Generator) -> Dataset:
     """A data set with imported codes: `users` users of 6 to 20 events, the last one a test."""
     weights = laws(rng)
-    codes = catalogue(items, weights, rng)
+    codes = catalog(items, weights, rng)
     events, lengths = walks(codes, weights, users, rng)
     user = np.repeat(np.arange(users, dtype=np.int32), lengths)
     place = np.arange(len(user)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -84,7 +84,7 @@ def laws(rng: np.random.Generator) -> list[np.ndarray]:
     return found
 
 
-def catalogue(items: int, weights: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+def catalog(items: int, weights: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     """(items, 4) distinct codes drawn from the laws."""
     found = np.zeros((0, LEVELS), np.int32)
     while len(found) < items:

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Node = ast.expr | ast.stmt
 Change = tuple[str, Node, Node]  # an operator's name, a node, and what takes its place

@@ -27,17 +27,15 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Generator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from mutants import Mutant, mutants
 from reach import BROKEN, ROOT, Plan, Seeded, Test, digest, forked, python_files, record, run_pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 FOLDERS = ["recsys/constraint", "recsys/decoding", "recsys/models"]
 HEAVY = [  # what tests import and no mutant changes

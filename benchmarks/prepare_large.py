@@ -26,9 +26,9 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from environment import environment
 
-from data.prepare import DataConfig, build, write_streamed
-from data.stats import describe
 from recsys.artifacts import write_artifact
+from recsys.data.prepare import DataConfig, build, write_streamed
+from recsys.data.stats import describe
 from recsys.dataset import Dataset
 
 CHUNK = 1 << 21
@@ -102,7 +102,7 @@ def sample_agrees(source: Path, rows: int, folder: Path) -> bool:
 def people_agree(source: Path, result: Path, count: int, folder: Path) -> int:
     """Compare some people of the large result with what memory makes of their rows.
 
-    A row is in the core if its user and its item are, so that the catalogue of the result tells
+    A row is in the core if its user and its item are, so that the catalog of the result tells
     which rows of a person must be there.
 
     Returns:

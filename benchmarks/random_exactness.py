@@ -2,14 +2,14 @@
 
     python benchmarks/random_exactness.py --cases 20000 --seed 0
 
-A case is a random catalogue (3 to 6 levels, dense and listed depths, equal and unequal lengths,
+A case is a random catalog (3 to 6 levels, dense and listed depths, equal and unequal lengths,
 shared leaves), a batch of prompts, and for each request a mask, exclusions of 0 to 100 %, boosts,
-and a beam width from 1 to twice the catalogue. Every search of `recsys.decoding` answers it, and
+and a beam width from 1 to twice the catalog. Every search of `recsys.decoding` answers it, and
 every answer is compared with the oracle below, which is plain Python over lists and dictionaries
 and uses nothing of the project.
 
 The model is scripted. A token's logit is an integer that depends on all tokens before it and their
-positions; one token outside the catalogue has logit 0 and all others are at most -40, so that the
+positions; one token outside the catalog has logit 0 and all others are at most -40, so that the
 sum of exponentials rounds to 1 and a log-probability is exactly the logit. Scores are sums of
 integers, equal scores are common, and the oracle needs no tolerance.
 """
@@ -65,7 +65,7 @@ class Script:
 
     Attributes:
         salt: makes one script unlike another.
-        vocabulary: V; token V - 1 has logit 0 and is in no catalogue.
+        vocabulary: V; token V - 1 has logit 0 and is in no catalog.
         spread: how many values a logit takes; few make ties.
         noise: share of the logits, in 256ths, that `other_salt` decides instead.
         other_salt: of these.
@@ -180,7 +180,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Case:
-    """A catalogue, a batch and a beam width.
+    """A catalog, a batch and a beam width.
 
     Attributes:
         items: token sequence of each item; some share one, and they may differ in length.

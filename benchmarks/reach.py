@@ -12,16 +12,14 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import coverage
 import pytest
 from mutants import Mutant, function_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 REACH = ROOT / "var" / "mutation" / "reach"

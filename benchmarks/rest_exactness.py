@@ -42,9 +42,9 @@ from recsys.catalog import Catalog
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Blend, ItemItem, Retrieval
+from recsys.serving.app import create_app
+from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
-from serving.app import create_app
-from serving.settings import ServingSettings
 
 LEVELS, SIZES, WINDOW = (6, 6, 6, 30), (12, 24, 40, 90), 8
 COLORS, TOLERANCE = ("red", "green", "blue"), 1e-4
@@ -294,7 +294,7 @@ def main() -> int:
     """Serve, ask, and print one line of JSON last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--answers", type=int, default=2000, help="how many answers in all")
-    parser.add_argument("--bundles", type=int, default=8, help="catalogues to serve in turn")
+    parser.add_argument("--bundles", type=int, default=8, help="catalogs to serve in turn")
     parser.add_argument("--seed", type=int, default=0, help="of the first bundle")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

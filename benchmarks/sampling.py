@@ -2,7 +2,7 @@
 
     python benchmarks/sampling.py var/bundles/atspeed-beauty var/datasets/atspeed-beauty
 
-1. Small catalogues, all sequences enumerated: total variation between the inclusion probabilities
+1. Small catalogs, all sequences enumerated: total variation between the inclusion probabilities
    of a sample (each over K, so that they add up to 1; seen in many draws) and those of K sequences
    drawn from the target without replacement. Plain sampling has that law: its figure is what so
    many draws cannot tell from 0. A target that drafts for itself is always accepted: its figure is
@@ -36,7 +36,7 @@ from recsys.dataset import Dataset
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.models.checkpoint import load_model
 from recsys.recommender import Recommender
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 SIZES = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4), (16, 4))
 BATCH, USERS_BATCH = 2000, 25
@@ -48,24 +48,24 @@ def main() -> None:
     arguments.add_argument("bundle")
     arguments.add_argument("dataset")
     arguments.add_argument("--draws", type=int, default=20_000)
-    arguments.add_argument("--catalogues", type=int, default=3)
+    arguments.add_argument("--catalogs", type=int, default=3)
     arguments.add_argument("--users", type=int, default=200)
     arguments.add_argument("--beams", type=int, nargs="+", default=[5, 10, 20])
     args = arguments.parse_args()
     result = {
         "benchmark": "sampling",
         "draws": args.draws,
-        "catalogues": args.catalogues,
+        "catalogs": args.catalogs,
         "users": args.users,
-        "total_variation": total_variation(args.draws, args.catalogues),
+        "total_variation": total_variation(args.draws, args.catalogs),
         "overlap": overlap(args.bundle, args.dataset, args.users, args.beams),
         **environment(),
     }
     print(json.dumps(result))
 
 
-def total_variation(draws: int, catalogues: int) -> list[dict[str, Any]]:
-    """Distance of inclusion probabilities, mean over catalogues."""
+def total_variation(draws: int, catalogs: int) -> list[dict[str, Any]]:
+    """Distance of inclusion probabilities, mean over catalogs."""
     target = tiny_model("llama-gqa")
     close = copy.deepcopy(target)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -74,9 +74,9 @@ def total_variation(draws: int, catalogues: int) -> list[dict[str, Any]]:
         head += 0.3 * head.std() * torch.randn_like(head)
     drafts = {"target itself": target, "close": close, "unrelated": tiny_model("llama", seed=9)}
     cases = []
-    for seed in range(catalogues):
+    for seed in range(catalogs):
         rng = np.random.default_rng(seed)
-        trie = ItemTrie.build(random_catalogue(rng, 14, 3, 12))
+        trie = ItemTrie.build(random_catalog(rng, 14, 3, 12))
         cases.append((trie, random_prompts(rng, 1, 9)[0]))
     laws = {name: [law(m, *case) for case in cases] for name, m in drafts.items()}
     own = laws["target itself"]

@@ -18,13 +18,9 @@ import time
 import uuid
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from serving.stores import Event, open_store
-from serving.stores.protocol import content_digest
-
-if TYPE_CHECKING:
-    from serving.stores import Store
+from recsys.serving.stores import Event, Store, open_store
+from recsys.serving.stores.protocol import content_digest
 
 LOADS = ((1, 1), (32, 1), (1, 100), (32, 100))
 

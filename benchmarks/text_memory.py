@@ -15,8 +15,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,15 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search, generate_text
-from recsys.models.cache import CachePool
+from recsys.decoding import beam_search
+from recsys.models.cache import CachePool, SlotCache
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import huggingface_slots, random_catalogue, tiny_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from recsys.models.cache import SlotCache
+from recsys.testing import huggingface_slots, random_catalog, tiny_model
+from recsys.text import generate_text
 
 VOCABULARY, HIDDEN, LAYERS = 1000, 128, 3
 # Standard deviation of the weights: the smaller, the nearer to uniform.
@@ -173,7 +169,7 @@ def item_search(beams: int) -> dict:
     tree = TreeModel(tiny_model("llama", VOCABULARY, hidden=HIDDEN, layers=LAYERS))
     pool = counted(tree)
     rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalogue(rng, ITEMS, LEVELS, VOCABULARY))
+    trie = ItemTrie.build(random_catalog(rng, ITEMS, LEVELS, VOCABULARY))
     found = beam_search(tree, [rng.integers(1, VOCABULARY, prompt)], trie, beams)
     return {
         "beams": beams,

@@ -21,9 +21,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from environment import environment
@@ -33,9 +34,6 @@ from recsys.bundle import RETRIEVAL, TARGET
 from recsys.dataset import Dataset
 from recsys.models.checkpoint import load_model, save_model
 from recsys.retrieval import Retrieval, digest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RECSYS = [sys.executable, "-c", "from recsys.cli import main; main()"]
 

@@ -1,1 +1,1 @@
-"""Outside world -> canonical data: readers, filtering, synthetic catalogues (files go to var/)."""
+"""Outside world -> canonical data: readers, filtering, synthetic catalogs (files go to var/)."""

@@ -1,10 +1,11 @@
-"""`recsys data ...`: thin commands over `data.prepare` and `data.stats`."""
+"""`recsys data ...`: thin commands over `recsys.data.prepare` and `recsys.data.stats`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +18,6 @@ from recsys.options import (
     Overrides,
     Seed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,8 +76,8 @@ def download(
 
     Example: recsys data download s3rec-beauty
     """
-    from data.download import GIB, public_sets
-    from data.download import download as fetch
+    from recsys.data.download import GIB, public_sets
+    from recsys.data.download import download as fetch
     from recsys.errors import ConfigError
     from recsys.raw_files import raw_folders
 
@@ -145,9 +143,8 @@ def _prepare(
     force: bool,
     as_json: bool,
 ) -> None:
-    from data.prepare import stage
-    from recsys.commands import SECTIONS
-    from recsys.pipeline import Context
+    from recsys.data.prepare import stage
+    from recsys.pipeline import SECTIONS, Context
 
     settings = Settings.load(config, overrides or (), known=SECTIONS, name=name, seed=seed)
     data = settings.values.setdefault("data", {}) or {}

@@ -15,10 +15,11 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -26,9 +27,6 @@ import httpx
 from recsys.artifacts import sha256
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say, track
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNK = 1 << 20  # bytes unpacked at a time
 TRIES = 5  # of a connection that breaks; one that brought something does not count

@@ -11,15 +11,12 @@ import os
 import re
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 GZIP = b"\x1f\x8b"
 MAX_LINE = 1 << 26  # bytes; a record is never so long

@@ -8,21 +8,17 @@ known here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from recsys.data.raw import RawData
 from recsys.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from data.raw import RawData
 
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
 NEAR_S = 86_400  # what a person says of one thing within a day is one opinion
@@ -224,7 +220,7 @@ def no_ratings(minimum: float) -> ConfigError:
 def k_core(raw: RawData, k: int) -> RawData:
     """Drop users and items with fewer than `k` events until all have as many.
 
-    Items outside the core leave the catalogue too.
+    Items outside the core leave the catalog too.
     """
     user, item = _numbers(raw.events["user"]), _numbers(raw.events["item"])
     alive = core(
@@ -242,7 +238,7 @@ def k_core(raw: RawData, k: int) -> RawData:
 
 
 def drop_short(raw: RawData, minimum: int) -> RawData:
-    """Drop users with fewer than `minimum` events; their items stay in the catalogue."""
+    """Drop users with fewer than `minimum` events; their items stay in the catalog."""
     user = _numbers(raw.events["user"])
     enough = np.bincount(user)[user] >= minimum if len(user) else np.zeros(0, bool)
     return _keep(raw, enough, "rows_of_short_users_dropped")

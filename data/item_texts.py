@@ -6,13 +6,11 @@ import ast
 import html
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from data.files import number, read_json
+from recsys.data.files import number, read_json
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _MARKUP = re.compile(r"<!--.*?-->|<[A-Za-z/][^>]*>", re.DOTALL)
 _BLANKS = re.compile(r"\s+")

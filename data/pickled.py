@@ -12,14 +12,12 @@ import io
 import pickletools
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_BYTES = 1 << 30
 RECONSTRUCT, NDARRAY, DTYPE = "_reconstruct", "ndarray", "dtype"

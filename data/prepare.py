@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data import filtering, stream, synthetic, times
-from data.raw import Columns, ReaderConfig
-from data.readers import READERS, STREAMING
-from data.stats import describe
-from data.synthetic import SyntheticConfig
 from recsys.artifacts import MANIFEST, sha256, up_to_date, write_artifact
 from recsys.config import as_dict
+from recsys.data import filtering, stream, synthetic, times
+from recsys.data.raw import Columns, ReaderConfig
+from recsys.data.readers import READERS, STREAMING
+from recsys.data.stats import describe
+from recsys.data.synthetic import SyntheticConfig
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.interactions import Interactions
+from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
 from recsys.splits import global_temporal, leave_one_out
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from recsys.pipeline import Context
 
 SYNTHETIC = "synthetic"
 Split = Literal["leave-one-out", "global-temporal", "own"]

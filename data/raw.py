@@ -6,24 +6,20 @@ took on the way. No file format is known here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recsys.catalog import CODE_COLUMN
+from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from data.times import TimeUnit
 
 EVENT_COLUMNS = {
     "user": pa.string(),
@@ -77,7 +73,7 @@ class ReaderConfig:
     time_unit: TimeUnit = "auto"
 
 
-class Catalogue(NamedTuple):
+class ItemCatalog(NamedTuple):
     """What is on sale.
 
     Attributes:
@@ -93,17 +89,17 @@ class Catalogue(NamedTuple):
 
 @dataclass(frozen=True)
 class EventStream:
-    """A source too large to hold: its events in parts, and its catalogue when they have been read.
+    """A source too large to hold: its events in parts, and its catalog when they have been read.
 
     Attributes:
         events: tables with the columns of `RawData.events`, the same ones in each, in source order.
-        catalogue: makes the items of a table whose column `item` has every item of the events once,
+        read_items: makes the items of a table whose column `item` lists every item once,
             by first appearance.
         counts: decisions taken on the way; whole when `events` is used up.
     """
 
     events: Iterator[pa.Table]
-    catalogue: Callable[[pa.Table], Catalogue]
+    read_items: Callable[[pa.Table], ItemCatalog]
     counts: dict[str, int]
 
     def gather(self) -> RawData:
@@ -112,7 +108,7 @@ class EventStream:
         if not parts:
             raise DataError("the source has no events")
         events = pa.concat_tables(parts).combine_chunks()
-        items, codes, counts = self.catalogue(events)
+        items, codes, counts = self.read_items(events)
         return RawData(events, items, codes, self.counts | counts)
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data.files import number, read_json
+from recsys.data.files import number, read_json
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _CODE = re.compile(r"<[A-Za-z]+_([0-9]{1,9})>")
 

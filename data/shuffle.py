@@ -8,21 +8,18 @@ parts. DuckDB comes with the extra `large` and is imported here alone.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from recsys.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 BATCH = 1 << 20  # rows of a sorted batch
 ROW = "row"  # a row's place in the source

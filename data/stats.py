@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from recsys.dataset import ITEM_COLUMNS
+from recsys.dataset import ITEM_COLUMNS, Dataset, Events
 from recsys.splits import LABELS, TRAIN
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Dataset, Events
 
 
 class Tally:
     """Counts over the events of a data set, which may come in parts of whole users.
 
     Args:
-        items: size of the catalogue.
+        items: size of the catalog.
     """
 
     def __init__(self, items: int) -> None:

@@ -1,36 +1,31 @@
 """Preparing data that do not fit in memory: the rules of `build` in `prepare`, part by part.
 
-Rows come numbered and sorted from `data.shuffle`; the filters of `data.filtering` see whole users
-at a time. What lies in memory is a part of the rows, a few numbers for each user and item, the
-catalogue, and a byte a row for whether it stays. Knows no file format.
+Rows arrive numbered and sorted from `recsys.data.shuffle`. The filters of `recsys.data.filtering`
+process whole users. Memory holds a part of the rows, a few numbers per user and item, the
+catalog, and one byte per row that says whether the row is kept. Knows no file format.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from data import filtering
-from data.raw import RawData, events_table
-from data.shuffle import shuffle
-from data.stats import Tally
-from recsys.dataset import Events, write_catalogue, write_events
+from recsys.data import filtering
+from recsys.data.raw import EventStream, RawData, events_table
+from recsys.data.shuffle import shuffle
+from recsys.data.stats import Tally
+from recsys.dataset import Events, write_catalog, write_events
 from recsys.errors import ConfigError
 from recsys.progress import track
 from recsys.splits import dates_of_shares, label_ends, label_times
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from data.raw import EventStream
 
 PART_ROWS = 1 << 22  # rows that a part of the output holds before filtering, but for long users
 BLOCK_ROWS = 1 << 22  # rows read at a time where users need not be whole
@@ -111,7 +106,7 @@ class _Numbers(NamedTuple):
     """What users and items are called where they are written, by what rows call them."""
 
     user: NDArray[np.int32]
-    item: NDArray[np.int32]  # -1 for those that are not in the catalogue
+    item: NDArray[np.int32]  # -1 for those that are not in the catalog
 
 
 def prepare(
@@ -127,7 +122,7 @@ def prepare(
         memory_gb: what the process may take, in GiB.
 
     Returns:
-        statistics as `data.stats.describe` gives them, and a count of each decision.
+        statistics as `recsys.data.stats.describe` gives them, and a count of each decision.
 
     Raises:
         ConfigError: a rule that this source cannot meet, or DuckDB is not installed.
@@ -139,37 +134,37 @@ def prepare(
     counts: Counter[str] = Counter()
     with shuffle(source.events, folder / "shuffle", memory_gb) as shuffled:
         rows, of_user = _cleaned(shuffled.batches, len(shuffled.users), rules, work, counts)
-    catalogue, codes, decided = source.catalogue(pa.table({"item": shuffled.items}))
+    catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: items described once, and all of them.
-    RawData(events_table(shuffled.items, shuffled.items), catalogue, codes)
+    RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
     counts.update(source.counts | decided)
 
     alive, users = np.ones(rows.count, bool), len(shuffled.users)
     if rules.k_core:
         alive = filtering.core(rows.pairs, rows.count, users, len(shuffled.items), rules.k_core)
         counts["rows_outside_core_dropped"] = _gone(alive, "rows_outside_core_dropped")
-        stays = _described(catalogue, shuffled.items, rows, alive)
+        stays = _described(catalog, shuffled.items, rows, alive)
         counts["items_outside_core_dropped"] = pc.sum(pc.invert(stays)).as_py() or 0
-        catalogue = catalogue.filter(stays)
+        catalog = catalog.filter(stays)
         codes = None if codes is None else codes[stays.to_numpy()]
     left = _events_of_users(rows, alive, users)
     if rules.min_length:
         counts["rows_of_short_users_dropped"] = _drop_short(rows, alive, left, rules.min_length)
 
-    item_ids = catalogue["item_id"].combine_chunks()
+    item_ids = catalog["item_id"].combine_chunks()
     numbers = _Numbers(
         (np.cumsum(left > 0) - 1).astype(np.int32),
         np.asarray(pc.fill_null(pc.index_in(shuffled.items, value_set=item_ids), -1), np.int32),
     )
     dates = _dates(rows, alive, rules) if rules.by_time else None
-    tally = Tally(catalogue.num_rows)
+    tally = Tally(catalog.num_rows)
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates)):
         write_events(folder, events, has_time=rows.has_time, part=part)
         tally.add(events)
     ids = shuffled.users.filter(pa.array(left > 0))
-    write_catalogue(folder, ids, catalogue, codes)
+    write_catalog(folder, ids, catalog, codes)
     rows.remove()
-    stats = tally.describe(users=len(ids), items=catalogue, codes=codes, has_time=rows.has_time)
+    stats = tally.describe(users=len(ids), items=catalog, codes=codes, has_time=rows.has_time)
     return stats, {name: count for name, count in counts.items() if count}
 
 
@@ -250,13 +245,13 @@ def _events_of_users(rows: _Rows, alive: NDArray[np.bool_], users: int) -> NDArr
 
 
 def _described(
-    catalogue: pa.Table, items: pa.Array, rows: _Rows, alive: NDArray[np.bool_]
+    catalog: pa.Table, items: pa.Array, rows: _Rows, alive: NDArray[np.bool_]
 ) -> pa.ChunkedArray:
-    """Which rows of the catalogue have an event that is alive."""
+    """Which rows of the catalog have an event that is alive."""
     wanted = np.zeros(len(items), bool)
     for place, _, item in rows.pairs():
         wanted[item[alive[place]]] = True
-    return pc.is_in(catalogue["item_id"], value_set=items.filter(pa.array(wanted)))
+    return pc.is_in(catalog["item_id"], value_set=items.filter(pa.array(wanted)))
 
 
 def _drop_short(

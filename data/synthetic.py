@@ -9,18 +9,13 @@ network. NumPy only; one seed gives one shop.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from data.raw import RawData, events_table
-from data.shop import DEPARTMENTS, PLACES
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from data.shop import Department, Genre
+from recsys.data.raw import RawData, events_table
+from recsys.data.shop import DEPARTMENTS, PLACES, Department, Genre
 
 SHELVES = [(department, genre) for department in DEPARTMENTS for genre in department.genres]
 _NAMES = [genre.name for _, genre in SHELVES]
@@ -78,7 +73,7 @@ class SyntheticConfig:
 
 @dataclass(frozen=True)
 class _Shop:
-    """The catalogue as arrays over dense items; -1 where there is none.
+    """The catalog as arrays over dense items; -1 where there is none.
 
     A cell is a genre and a price tier, numbered `3 * genre + tier`. An opening is the first volume
     of a series, or a title that stands alone.
@@ -272,7 +267,7 @@ def _choose(
     """The next volume or a companion of a recent item, or something from browsing.
 
     Args:
-        shop: the catalogue.
+        shop: the catalog.
         people: tastes.
         who: (n,) the people who choose.
         before: (n, step) what they bought, -1 where nothing.

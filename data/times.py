@@ -6,17 +6,15 @@ year 5138, 1e11 milliseconds 1973.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from pathlib import Path
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
 # Name in the counts, and how many make a second, smallest unit first.

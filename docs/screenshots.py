@@ -92,7 +92,7 @@ def main(url: str) -> None:
         page.evaluate("scrollTo(0, 0)")
         keep(page, "decode")
 
-        keep(visit(browser, url, "light", desk, view="catalogue", prefix="0"), "catalogue")
+        keep(visit(browser, url, "light", desk, view="catalog", prefix="0"), "catalog")
         keep(visit(browser, url, "dark", desk, view="operations"), "operations")
         keep(visit(browser, url, "light", (390, 844), user=users[2]), "phone")
         browser.close()

@@ -1,4 +1,4 @@
-"""Generative recommendation: semantic IDs, a catalogue trie, exact beam search.
+"""Generative recommendation: semantic IDs, a catalog trie, exact beam search.
 
 The public names are loaded on first use, so that `import recsys` (and `recsys --help`) stay quick:
 torch is imported only by what needs it.

@@ -13,15 +13,13 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -11,21 +11,18 @@ model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.interactions import Histories
-    from recsys.retrieval import Blend, Candidates, Retrieval
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.interactions import Histories
+from recsys.retrieval import Blend, Candidates, Retrieval
 
 MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
@@ -57,10 +54,10 @@ class Lists:
 def allowed_items(
     trie: ItemTrie, alive: NDArray[np.bool_], mask: RowMask | None, size: int
 ) -> NDArray[np.bool_] | None:
-    """(size,) which of a catalogue's first items a request may get; None for all of them.
+    """(size,) which of a catalog's first items a request may get; None for all of them.
 
     Args:
-        trie: the catalogue as it is now.
+        trie: the catalog as it is now.
         alive: (items,) which can be recommended.
         mask: what the request may get, in the trie's order; None for everything.
         size: items that retrieval knows.
@@ -119,7 +116,7 @@ class Union:
                 that it was not asked about.
             retrieval: that proposed them.
             histories: that all of it is about.
-            trie: the catalogue, for the boosts.
+            trie: the catalog, for the boosts.
             boosts: what each request's items gain; none for nothing.
         """
         proposed = candidates.items[:, : candidate_scores.shape[1]]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recsys.artifacts import Manifest, read_manifest, verify
 from recsys.catalog import Catalog
@@ -23,10 +22,8 @@ from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Retrieval, SasRec
 from recsys.retrieval.sasrec import FILE as SASREC
+from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from recsys.semantic_ids.encoder import ItemEncoder
 
 KIND = "bundle"
 TARGET, DRAFT, CATALOG, EVAL = "target", "draft", "catalog", "eval"
@@ -75,7 +72,7 @@ class Bundle:
         try:
             vocabulary.encode(catalog.codes)
         except ValueError as error:
-            raise ArtifactError(f"{path}: catalogue and vocabulary disagree: {error}") from error
+            raise ArtifactError(f"{path}: catalog and vocabulary disagree: {error}") from error
         return cls(path, manifest, catalog, vocabulary, prompt)
 
     @property
@@ -103,7 +100,7 @@ class Bundle:
         """What similar items, fallbacks and blends come from; None if the bundle has none.
 
         Raises:
-            ArtifactError: it is damaged, or of another catalogue.
+            ArtifactError: it is damaged, or of another catalog.
         """
         folder = self.path / RETRIEVAL
         if not folder.is_dir():
@@ -111,7 +108,7 @@ class Bundle:
         found = Retrieval.load(folder)
         if len(found) != len(self.catalog):
             raise ArtifactError(
-                f"{folder} is of {len(found)} items, the catalogue has {len(self.catalog)}; make "
+                f"{folder} is of {len(found)} items, the catalog has {len(self.catalog)}; make "
                 "the bundle again"
             )
         return found
@@ -128,10 +125,10 @@ def load_sasrec(bundle: Path, items: int) -> SasRec | None:
 
     Args:
         bundle: its directory.
-        items: of its catalogue.
+        items: of its catalog.
 
     Raises:
-        ArtifactError: it is damaged, or of another catalogue.
+        ArtifactError: it is damaged, or of another catalog.
     """
     folder = Path(bundle) / EVAL
     if not (folder / SASREC).is_file():
@@ -142,7 +139,7 @@ def load_sasrec(bundle: Path, items: int) -> SasRec | None:
         raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
     if len(found) != items:
         raise ArtifactError(
-            f"{folder / SASREC} is of {len(found)} items, the catalogue has {items}; make the "
+            f"{folder / SASREC} is of {len(found)} items, the catalog has {items}; make the "
             "bundle again"
         )
     return found

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 FILE = "items.parquet"
 CODE_COLUMN = "semantic_id"
@@ -70,11 +67,11 @@ class Catalog:
         return self.titles[item]
 
     def find(self, item_id: str) -> int:
-        """Dense item of an outside id; -1 where the catalogue has no such item."""
+        """Dense item of an outside id; -1 where the catalog has no such item."""
         return self._index.get(item_id, -1)
 
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
-        """Dense items of outside ids; -1 where the catalogue has no such item."""
+        """Dense items of outside ids; -1 where the catalog has no such item."""
         return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
 
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
 import typer
+from typer._click.core import Command, Context  # typer carries its own click
 from typer.core import TyperGroup
 
 from recsys import __version__
 from recsys.errors import RecsysError
-
-if TYPE_CHECKING:
-    from typer._click.core import Command, Context  # typer carries its own click
 
 ORDER = (
     "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "compare", "recommend",
@@ -57,7 +54,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Generative recommendation: from a file of histories to exact, catalogue-safe answers.\n\n"
+    help="Generative recommendation: from a file of histories to exact, catalog-safe answers.\n\n"
     "Start with [bold]recsys quickstart[/bold]; every command explains itself with --help.",
     rich_markup_mode="rich",
 )

@@ -13,10 +13,10 @@ import typer
 
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 
-if TYPE_CHECKING:
-    from recsys.explain import Explainer
+if TYPE_CHECKING:  # the command loads these when it runs
     from recsys.pipeline import Context
     from recsys.recommender import Recommender
+    from recsys.text.explain import Explainer
 
 BundleFolder = Annotated[
     Path | None, typer.Option(help="Bundle directory; by default that of --name.")
@@ -31,10 +31,6 @@ User = Annotated[
 History = Annotated[
     str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
 ]
-SECTIONS = (
-    "data", "sasrec", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate",
-    "serve",
-)  # fmt: skip
 
 
 def _context(
@@ -46,7 +42,7 @@ def _context(
     force: bool = False,
 ) -> Context:
     from recsys.config import Settings
-    from recsys.pipeline import Context
+    from recsys.pipeline import SECTIONS, Context
 
     settings = Settings.load(config, overrides or (), known=SECTIONS, name=name, seed=seed)
     return Context.of(settings, force=force)
@@ -102,11 +98,8 @@ def quickstart(
     from recsys.progress import say
 
     start = time.perf_counter()
-    default = Path("configs/quickstart.yaml")
-    if config is None and default.is_file():
-        config = default
-    shop = [] if config is not None else ["data.source=synthetic"]
-    context = _context(config, [*shop, *(set_ or ())], name, seed, force=force)
+    config = config or Path("configs/quickstart.yaml")
+    context = _context(config, set_, name, seed, force=force)
     results = run_stages(context)
     user, items = _whose(context.workspace.dataset, None, None, seed=0)
     _show(context.workspace.bundle, user, items, k=10, aside=as_json)
@@ -240,8 +233,8 @@ def explain(
     Example: recsys explain --name beauty --user 42 --model path/to/llama
     """
     from recsys.bundle import Bundle
-    from recsys.explain import Explainer
     from recsys.recommender import Recommender
+    from recsys.text.explain import Explainer
 
     context = _context(None, None, name, seed)
     workspace, seed = context.workspace, context.settings.seed
@@ -353,7 +346,7 @@ def _show(
     console = Console(stderr=aside)
     past = Table("item", "title", title=f"History of {user or 'this session'} (newest last)")
     for item_id, item in zip(history, catalog.index(history), strict=True):
-        past.add_row(item_id, catalog.titles[item] if item >= 0 else "[i]not in the catalogue[/i]")
+        past.add_row(item_id, catalog.titles[item] if item >= 0 else "[i]not in the catalog[/i]")
     top = Table("#", "item", "title", "log p", "semantic ID", title=f"Top {k}")
     for rank, r in enumerate(result.recommendations, 1):
         codes = "-".join(str(c) for c in r.semantic_id)

@@ -10,18 +10,31 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 
 from recsys.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 T = TypeVar("T")
+
+SHIPPED = Path(__file__).parent / "configs"
+"""Configurations that come with the package."""
+
+
+def find_config(path: Path) -> Path:
+    """A YAML file, or the configuration of this name that comes with the package.
+
+    `configs/beauty.yaml`, `beauty.yaml` and `beauty` all find the packaged file, unless a file
+    exists at that path.
+    """
+    if path.exists() or path.parent.name not in ("", "configs"):
+        return path
+    shipped = SHIPPED / f"{path.stem}.yaml"
+    return shipped if shipped.is_file() else path
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class Settings:
         """Read a YAML file and apply overrides.
 
         Args:
-            path: YAML file, or None for an empty one.
+            path: YAML file, or None for an empty one; see `find_config`.
             overrides: `section.key=value` strings; the value is parsed as YAML.
             known: allowed top-level keys; empty allows all.
             **top: top-level values from the command line (None is skipped), applied last.
@@ -56,8 +69,9 @@ class Settings:
         """
         values: dict[str, Any] = {}
         if path is not None:
+            path = find_config(Path(path))
             try:
-                loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+                loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
             except OSError as error:
                 raise ConfigError(f"--config {path}: {error.strerror or error}") from error
             except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError

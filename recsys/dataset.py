@@ -10,25 +10,20 @@ formats live in the `data` package.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_manifest
 from recsys.errors import DataError
 from recsys.interactions import Histories, Interactions
-from recsys.splits import LABELS, TRAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from recsys.splits import SplitName
+from recsys.splits import LABELS, TRAIN, SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
 INTERACTIONS = "interactions"  # the file's stem, or the folder of parts
@@ -152,7 +147,7 @@ class Dataset:
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
         write_events(folder, self.events, has_time=self.interactions.has_time)
-        write_catalogue(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
+        write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
 
     @classmethod
     def load(cls, path: Path | str) -> Dataset:
@@ -220,7 +215,7 @@ def write_events(folder: Path, events: Events, *, has_time: bool, part: int | No
     pq.write_table(table.replace_schema_metadata({"has_time": str(int(has_time))}), file)
 
 
-def write_catalogue(
+def write_catalog(
     folder: Path, user_ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None
 ) -> None:
     """Write what a data set says of users and items into `folder`."""

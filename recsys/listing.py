@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.blending import Lists
+from recsys.catalog import Catalog
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.decoding.output import Beams
+from recsys.decoding.trace import Trace
+from recsys.interactions import Histories
 from recsys.requests import SOURCES, Recommendation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.blending import Lists
-    from recsys.catalog import Catalog
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.decoding.output import Beams
-    from recsys.decoding.trace import Trace
-    from recsys.interactions import Histories
 
 
 def items_of_rows(
@@ -103,7 +99,7 @@ def named(
 
 
 def told(trace: Trace, trie: ItemTrie, sizes: Sequence[int], mask: RowMask | None) -> Trace:
-    """A trace with what the catalogue and the request's mask have to say of its nodes."""
+    """A trace with what the catalog and the request's mask have to say of its nodes."""
     place = trie.row_item_start
     if mask is not None:
         place = np.append(0, np.cumsum(mask.items))[place]

@@ -1,6 +1,6 @@
-"""The hot catalogue: items come and go while requests are answered. NumPy only, no models.
+"""The hot catalog: items come and go while requests are answered. NumPy only, no models.
 
-What a batch sees of the catalogue is one `Epoch`, which never changes; `Epochs` makes the next one.
+What a batch sees of the catalog is one `Epoch`, which never changes; `Epochs` makes the next one.
 Additions build a new trie, those of several callers together, and swap it in as a whole. A removal
 keeps the trie and hides the item behind the mask that filters use, so it takes effect at once; a
 trie is always built without what is hidden, and in the background once that is much.
@@ -14,30 +14,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from recsys import arguments
+from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
-from recsys.constraint.filters import FilterCache
+from recsys.constraint.filters import FilterCache, ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.errors import ItemError
 from recsys.live_catalog import FIXED, AddedItems, EpochAttributes, EpochCatalog, NewItem
-from recsys.placement import Placement, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from recsys.bundle import Bundle
-    from recsys.constraint.filters import ItemFilter
-    from recsys.placement import ItemCoder
-    from recsys.prompts import PromptEncoder
+from recsys.placement import ItemCoder, Placement, table_of
+from recsys.prompts import PromptEncoder
 
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
@@ -48,7 +42,7 @@ _HIDDEN = 1 / 8  # of a trie's items, that make it worth building without them
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """The catalogue as one batch sees it.
+    """The catalog as one batch sees it.
 
     Attributes:
         number: 0 is the bundle's own; every change makes the next one.
@@ -84,7 +78,7 @@ class Epoch:
         return None if self.left is None else RowMask.of(self.trie, self.left)
 
     def allowed(self, wanted: ItemFilter | None) -> RowMask | None:
-        """What a filter leaves of the catalogue; None for everything.
+        """What a filter leaves of the catalog; None for everything.
 
         Raises:
             FilterError: the filter does not fit the items' attributes.
@@ -93,7 +87,8 @@ class Epoch:
 
     def excluded_rows(self, items: NDArray[np.integer], mask: RowMask | None) -> NDArray[np.int32]:
         """Rows that hold nothing but these items (`ItemTrie.excluded_rows`), removed or not."""
-        return self.trie.excluded_rows(items[self.trie.item_row[items] >= 0], mask)
+        items = items[self.trie.item_row[items] >= 0]
+        return self.trie.excluded_rows(items) if mask is None else mask.excluded_rows(items)
 
     def item(self, item_id: str) -> NewItem | None:
         """An item as `upsert` would take it, with its codes; None if it cannot be recommended."""
@@ -127,7 +122,7 @@ class Epochs:
         coder: ItemCoder | None = None,
         prepare: Callable[[ItemTrie], object] = lambda trie: None,
     ) -> None:
-        """Begin with the bundle's own catalogue.
+        """Begin with the bundle's own catalog.
 
         Args:
             bundle: parts of a bundle.
@@ -373,4 +368,4 @@ def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
     trie = ItemTrie.build(tokens[items])
     item_row = np.full(len(tokens), -1, np.int32)
     item_row[items] = trie.item_row
-    return replace(trie, row_items=items[trie.row_items], item_row=item_row, _devices={})
+    return replace(trie, row_items=items[trie.row_items], item_row=item_row, on_devices={})

@@ -8,27 +8,24 @@ ids and columns only ever grow, and all epochs share them; an epoch has its own 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from recsys.catalog import Catalog
 from recsys.constraint.attributes import Attributes, Column
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 FIXED = ("item_id", "title", "text")
 
 
 @dataclass(frozen=True)
 class NewItem:
-    """An item to add, or one of the catalogue as it shall be from now on.
+    """An item to add, or one of the catalog as it shall be from now on.
 
     Attributes:
         item_id: outside id.
@@ -52,7 +49,7 @@ class AddedItems:
     """What came after the bundle; it grows, and never changes what it has.
 
     Attributes:
-        base: the bundle's catalogue; its items are the first ones and have the first records.
+        base: the bundle's catalog; its items are the first ones and have the first records.
         ids: outside ids of the items behind them.
         index: place of each in `ids`.
         records: items as they were given, behind the bundle's records.
@@ -108,7 +105,7 @@ class AddedItems:
 
 
 class EpochCatalog(Catalog):
-    """The catalogue of one epoch. Rows of removed items stay: `alive` says which.
+    """The catalog of one epoch. Rows of removed items stay: `alive` says which.
 
     Attributes:
         added: items and records behind the bundle's.

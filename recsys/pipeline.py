@@ -8,22 +8,21 @@ names and order, not their work.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 from recsys.artifacts import Workspace
+from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.progress import say
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from recsys.config import Settings
-
 GROUP = "recsys.stages"
 STAGES = ("data", "sasrec", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
+SECTIONS = (*STAGES, "teacher", "serve")
+"""Sections that a configuration file may have."""
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,17 @@ no item has. Where the last level has no free code below a prefix, it shares a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from recsys.constraint import ItemTrie
 from recsys.errors import ItemError
-from recsys.live_catalog import FIXED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint import ItemTrie
-    from recsys.live_catalog import EpochCatalog, NewItem
-    from recsys.vocabulary import Vocabulary
+from recsys.live_catalog import FIXED, EpochCatalog, NewItem
+from recsys.vocabulary import Vocabulary
 
 MOST_CHARACTERS = 512  # of an id
 
@@ -38,11 +32,11 @@ class ItemCoder(Protocol):
 
 
 def table_of(items: Sequence[NewItem], schema: pa.Schema, level_sizes: Sequence[int]) -> pa.Table:
-    """Items as rows of a catalogue, checked.
+    """Items as rows of a catalog, checked.
 
     Args:
         items: to be added.
-        schema: of the catalogue's table.
+        schema: of the catalog's table.
         level_sizes: codes at each level.
 
     Raises:
@@ -83,7 +77,7 @@ def _check(item: NewItem, place: int, schema: pa.Schema) -> None:
         if name in FIXED or name not in schema.names:
             known = ", ".join(n for n in schema.names if n not in FIXED) or "none"
             raise ItemError(
-                f"{at}: attributes: no attribute {_show(name)}; this catalogue has {known}"
+                f"{at}: attributes: no attribute {_show(name)}; this catalog has {known}"
             )
     if item.like is not None and not isinstance(item.like, str):
         raise ItemError(f"{at}: like: want the id of an item, got {_show(item.like)}")
@@ -176,7 +170,7 @@ class Placement:
         vocabulary: Vocabulary,
         coder: ItemCoder | None,
     ) -> None:
-        """Begin with an epoch's catalogue, and a trie that has all its items."""
+        """Begin with an epoch's catalog, and a trie that has all its items."""
         self._catalog, self._trie, self._coder = catalog, trie, coder
         self._vocabulary = vocabulary
         self._new: dict[str, tuple[int, ...]] = {}
@@ -254,7 +248,7 @@ class Placement:
             there = self._catalog.find(item.like)
             if there < 0:
                 raise ItemError(
-                    f"item {item.item_id!r}: like: the catalogue has no item {_show(item.like)}"
+                    f"item {item.item_id!r}: like: the catalog has no item {_show(item.like)}"
                 )
             codes = _tuple(self._catalog.codes[there])
         if self._coder is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -16,9 +17,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LINE_EVERY_S = 10.0
 console = Console(stderr=True)

@@ -8,18 +8,32 @@ begins, to its end.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.artifacts import Manifest
 from recsys.blending import Lists, Union, allowed_items, candidate_rows
 from recsys.bundle import Bundle
+from recsys.catalog import Catalog
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.filters import FilterCache
+from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding.engine import Mode
+from recsys.decoding.output import Beams
+from recsys.decoding.trace import Trace
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.listing import covers, items_of_rows, named, told
-from recsys.live import Epochs
+from recsys.live import Epoch, Epochs, NewItem
+from recsys.prompts import PromptEncoder
 from recsys.requests import (
     SOURCES,
     Guarantee,
@@ -29,27 +43,9 @@ from recsys.requests import (
     Source,
     Verification,
 )
+from recsys.retrieval import Candidates, Retrieval
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.artifacts import Manifest
-    from recsys.catalog import Catalog
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.filters import FilterCache
-    from recsys.constraint.mask import RowMask
-    from recsys.decoding.engine import Mode
-    from recsys.decoding.output import Beams
-    from recsys.decoding.trace import Trace
-    from recsys.live import Epoch, NewItem
-    from recsys.prompts import PromptEncoder
-    from recsys.retrieval import Candidates, Retrieval
-
-    Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
+Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 __all__ = [
     "SOURCES",
@@ -67,9 +63,9 @@ _TYPICAL_PROMPTS = 8
 
 
 class Recommender:
-    """Top-K over one bundle's catalogue, as it is now.
+    """Top-K over one bundle's catalog, as it is now.
 
-    One thread at a time may ask for recommendations; any may change the catalogue meanwhile.
+    One thread at a time may ask for recommendations; any may change the catalog meanwhile.
 
     Attributes:
         bundle: what was loaded.
@@ -165,7 +161,7 @@ class Recommender:
 
     @property
     def epoch(self) -> Epoch:
-        """The catalogue as it is now; it never changes, the next one takes its place."""
+        """The catalog as it is now; it never changes, the next one takes its place."""
         return self._epochs.current
 
     @property
@@ -377,7 +373,7 @@ class Recommender:
         wanted = [epoch.catalog.index(ids) for ids in items]
         for ids, found in zip(items, wanted, strict=True):
             if (found < 0).any():
-                raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalogue")
+                raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalog")
         prompts = epoch.encoder.encode_all(self._known(epoch, histories))
         rows = [epoch.trie.item_row[found] for found in wanted]
         scores = self.engine.score(prompts, rows).tolist()
@@ -395,7 +391,7 @@ class Recommender:
         retrieval, epoch = self._need_retrieval(), self.epoch
         item = epoch.catalog.find(item_id)
         if item < 0:
-            raise RequestError(f"item {item_id!r} is not in the catalogue")
+            raise RequestError(f"item {item_id!r} is not in the catalog")
         found = np.zeros(0, np.int32)
         if item < len(retrieval):
             alive = epoch.alive[: len(retrieval)]
@@ -674,7 +670,7 @@ class Recommender:
 def _prepared(device: str, trie: ItemTrie) -> None:
     """Make a new trie's tensors in the thread that made the trie."""
     if device == "cpu":  # elsewhere the device is left to the thread that decodes
-        trie.to(device)
+        DeviceTrie.of(trie, device)
 
 
 def _boost(epoch: Epoch, request: RecommendRequest) -> Boost | None:

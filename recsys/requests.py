@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from recsys import arguments
 from recsys.constraint.filters import ItemBoosts, ItemFilter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from recsys.decoding.output import Certificate
-    from recsys.decoding.trace import Trace
-    from recsys.live import Epoch
+from recsys.decoding.output import Certificate
+from recsys.decoding.trace import Trace
+from recsys.live import Epoch
 
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular"]
@@ -31,7 +28,7 @@ class Recommendation:
         score: log-probability of its semantic ID given the history, over the whole vocabulary,
             and what it gains by the request's boosts; in a blended list also what retrieval thinks
             of it (`recsys.blending`).
-        title: from the catalogue.
+        title: from the catalog.
         semantic_id: its codes, 0-based.
         source: what proposed it.
         because: item of the history that speaks most for it, where that is known.
@@ -140,15 +137,15 @@ class RecommendResult:
     """The answer to one request.
 
     Attributes:
-        recommendations: best first; fewer than k where the catalogue has no more.
+        recommendations: best first; fewer than k where the catalog has no more.
         unknown_items: ids of the history that mean nothing to the model.
         stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
         certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
         eligible: items that the request's filter allows; None without a filter.
-        epoch: number of the epoch of the catalogue that it is from.
+        epoch: number of the epoch of the catalog that it is from.
         trace: how it was found, if asked for.
         blended: whether retrieval took part in the list.
-        catalogue: that epoch itself, to look at the answer's items as they were; None if whoever
+        snapshot: that epoch itself, to look at the answer's items as they were; None if whoever
             answered has none.
     """
 
@@ -160,4 +157,4 @@ class RecommendResult:
     epoch: int = 0
     trace: Trace | None = None
     blended: bool = False
-    catalogue: Epoch | None = field(default=None, compare=False, repr=False)
+    snapshot: Epoch | None = field(default=None, compare=False, repr=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Interactions
+from recsys.interactions import Interactions
 
 TRAIN, VALID, TEST = 0, 1, 2
 SplitName = Literal["valid", "test"]

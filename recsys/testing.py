@@ -1,20 +1,17 @@
-"""Small models, catalogues and slow references for tests and benchmarks. Not for production.
+"""Small models, catalogs and slow references for tests and benchmarks. Not for production.
 
 `reference_beam_search` and `huggingface_beam_search` are what `recsys.decoding` is held to.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
 
@@ -104,7 +101,7 @@ def byte_level_tokenizer(
     )
 
 
-def random_catalogue(
+def random_catalog(
     rng: np.random.Generator, items: int, levels: int, vocabulary: int = 64
 ) -> NDArray[np.int64]:
     """(items, levels) token rows with shared prefixes; colliding rows may occur.
@@ -127,18 +124,18 @@ def random_prompts(
 def reference_beam_search(
     model: transformers.PreTrainedModel,
     prompt: NDArray[np.int64],
-    catalogue: NDArray[np.int64],
+    catalog: NDArray[np.int64],
     num_beams: int,
     *,
     normalize: str = "vocabulary",
 ) -> list[tuple[tuple[int, ...], float]]:
     """Beam search in plain Python that recomputes everything: (sequence, score), best first.
 
-    Ties go to the lower row of the sorted catalogue.
+    Ties go to the lower row of the sorted catalog.
     """
-    rows = {tuple(int(t) for t in row) for row in catalogue}
+    rows = {tuple(int(t) for t in row) for row in catalog}
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    for depth in range(1, catalogue.shape[1] + 1):
+    for depth in range(1, catalog.shape[1] + 1):
         prefixes = {row[:depth] for row in rows}
         candidates = []
         for sequence, score in beams:
@@ -154,10 +151,10 @@ def reference_beam_search(
     return beams
 
 
-def allowed_tokens(catalogue: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
+def allowed_tokens(catalog: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
     """Prefix -> tokens that may follow, ascending: a constraint's quickest form in plain Python."""
     children: dict[tuple[int, ...], set[int]] = {}
-    for row in catalogue.tolist():
+    for row in catalog.tolist():
         for depth, token in enumerate(row):
             children.setdefault(tuple(row[:depth]), set()).add(token)
     return {prefix: sorted(tokens) for prefix, tokens in children.items()}
@@ -179,22 +176,22 @@ def huggingface_slots(prompt: int, tokens: int, num_beams: int) -> int:
 def huggingface_beam_search(
     model: transformers.PreTrainedModel,
     prompts: Sequence[NDArray[np.int64]],
-    catalogue: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
+    catalog: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
     num_beams: int,
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """`generate(num_beams=K, prefix_allowed_tokens_fn=...)`, one list a request, best first.
 
     Scores are sums of log-probabilities over the whole vocabulary. Rows that generate fills up
-    with, where K exceeds the catalogue, are dropped.
+    with, where K exceeds the catalog, are dropped.
 
     Args:
         model: a decoder-only causal LM.
         prompts: token ids of each request.
-        catalogue: (items, L) token rows, or what `allowed_tokens` makes of them; that takes longer
+        catalog: (items, L) token rows, or what `allowed_tokens` makes of them; that takes longer
             than a search, so whoever reads a clock does it ahead.
         num_beams: K.
     """
-    allowed = catalogue if isinstance(catalogue, dict) else allowed_tokens(catalogue)
+    allowed = catalog if isinstance(catalog, dict) else allowed_tokens(catalog)
     longest = max(len(p) for p in prompts)
     row: tuple[int, ...] = ()
     while row in allowed:
@@ -260,3 +257,63 @@ def same_ranking(
         return False
     inner = {s for s, score in first if score > first[-1][1] + tie} if first else set()
     return inner <= scores.keys()
+
+
+class SequenceConstraint:
+    """A `recsys.text.constraint.Constraint` over a list of token sequences, in plain Python.
+
+    >>> constraint = SequenceConstraint([[1, 2], [1, 3]], vocabulary_size=5, end_token=0)
+    >>> behind_one = constraint.advance([constraint.initial()], [1])
+    >>> constraint.allowed(behind_one)[0].nonzero()[0].tolist()
+    [2, 3]
+    """
+
+    def __init__(
+        self, sequences: Sequence[Sequence[int]], vocabulary_size: int, end_token: int
+    ) -> None:
+        """Allow exactly `sequences`, each followed by `end_token`."""
+        self.vocabulary_size, self.end_tokens = vocabulary_size, (end_token,)
+        whole = {(*map(int, s), end_token) for s in sequences}
+        self._prefixes = sorted({s[:n] for s in whole for n in range(len(s) + 1)})
+
+    def initial(self) -> int:
+        """The state of the empty sequence."""
+        return 0
+
+    def allowed(self, states: ArrayLike) -> NDArray[np.bool_]:
+        """(n, V) tokens that may follow each state."""
+        mask = np.zeros((len(np.asarray(states)), self.vocabulary_size), np.bool_)
+        for line, state in zip(mask, np.asarray(states).tolist(), strict=True):
+            line[self._follow(state)] = True
+        return mask
+
+    def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
+        """(n,) states behind (n,) tokens; -1 for a token that is not allowed."""
+        pairs = zip(np.asarray(states).tolist(), np.asarray(tokens).tolist(), strict=True)
+        found = [
+            self._prefixes.index((*self._prefixes[s], t)) if t in self._follow(s) else -1
+            for s, t in pairs
+        ]
+        return np.asarray(found, np.int64)
+
+    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
+        """(n,) the states themselves."""
+        return np.asarray(states, np.int64)
+
+    def forced(self, states: ArrayLike) -> list[list[int]]:
+        """Tokens of states with a single continuation, one after the other."""
+        runs = []
+        for state in np.asarray(states).tolist():
+            run: list[int] = []
+            while len(tokens := self._follow(state)) == 1:
+                run += tokens
+                state = int(self.advance([state], tokens)[0])
+            runs.append(run)
+        return runs
+
+    def _follow(self, state: int) -> list[int]:
+        if state < 0:
+            return []
+        prefix = self._prefixes[state]
+        longer = (p for p in self._prefixes if len(p) == len(prefix) + 1 and p[:-1] == prefix)
+        return [p[-1] for p in longer]

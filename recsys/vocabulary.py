@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import ArrayLike, NDArray
 
 FILE = "vocabulary.json"
 

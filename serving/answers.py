@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from recsys.recommender import RecommendRequest
-from serving import diversity
-from serving.catalogue import metadata
-from serving.schemas.recommendations import (
+from recsys.catalog import Catalog
+from recsys.live import Epoch
+from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.serving import diversity
+from recsys.serving.batcher import Answer
+from recsys.serving.catalog_changes import metadata
+from recsys.serving.engine import Done
+from recsys.serving.models import Model
+from recsys.serving.schemas.recommendations import (
     Note,
     NoteCode,
     RecommendationsRequest,
@@ -18,17 +24,7 @@ from serving.schemas.recommendations import (
     RecommendedItem,
     Timing,
 )
-from serving.traces import trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from recsys.catalog import Catalog
-    from recsys.live import Epoch
-    from recsys.recommender import Recommendation, RecommendResult
-    from serving.batcher import Answer
-    from serving.engine import Done
-    from serving.models import Model
+from recsys.serving.traces import trace_of
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
 FALLBACK = "retrieval and popularity answered"
@@ -123,11 +119,11 @@ def eligible(epoch: Epoch, request: RecommendRequest) -> int:
 
 
 def missing(result: RecommendResult, request: RecommendRequest) -> bool:
-    """Whether a list is shorter than it could be; of an answer that names its catalogue."""
+    """Whether a list is shorter than it could be; of an answer that names its catalog."""
     found = len(result.recommendations)
-    if found >= request.k or result.catalogue is None:
+    if found >= request.k or result.snapshot is None:
         return False
-    return found < eligible(result.catalogue, request)
+    return found < eligible(result.snapshot, request)
 
 
 def response(
@@ -139,7 +135,7 @@ def response(
 ) -> RecommendationsResponse:
     """The answer of a model or of a fallback."""
     # an item or filter may have changed since; the mask of this epoch is there already
-    epoch = result.catalogue or model.recommender.epoch
+    epoch = result.snapshot or model.recommender.epoch
     found = result.recommendations
     certificate = result.certificate
     if body.diversity:

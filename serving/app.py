@@ -11,8 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import Message
 
 from recsys import __version__
-from serving import errors
-from serving.api import (
+from recsys.serving import errors
+from recsys.serving.api import (
     events,
     filters,
     health,
@@ -24,13 +24,13 @@ from serving.api import (
     security,
     users,
 )
-from serving.engine import Recommends
-from serving.middleware import BodyLimit, around
-from serving.schemas.common import Problem
-from serving.service import Service
-from serving.settings import ServingSettings
-from serving.stores import Store
-from serving.telemetry import OpenTelemetry, Telemetry
+from recsys.serving.engine import Recommends
+from recsys.serving.middleware import BodyLimit, around
+from recsys.serving.schemas.common import Problem
+from recsys.serving.service import Service
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import Store
+from recsys.serving.telemetry import OpenTelemetry, Telemetry
 
 ROUTERS = (
     recommendations.router,
@@ -78,7 +78,7 @@ def create_app(
 
     app = FastAPI(
         title="recsys",
-        summary="Generative recommendation: exact top-k over the catalogue.",
+        summary="Generative recommendation: exact top-k over the catalog.",
         version=__version__,
         lifespan=lifespan,
         docs_url=None,

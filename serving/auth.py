@@ -16,23 +16,21 @@ import re
 import secrets
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from recsys.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 PREFIX = "rk_"
 FORMAT_VERSION = 1
 LOOK_AGAIN_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-logger = logging.getLogger("serving.auth")
+logger = logging.getLogger("recsys.serving.auth")
 
 
 class Scope(IntEnum):

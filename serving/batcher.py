@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 PATIENCE = 1.0  # share of the time that the last batch took
 

@@ -15,16 +15,18 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
 
-from serving.schemas.common import CHAMPION, Problem
-from serving.schemas.events import EventsResponse, UserHistory, UserList
-from serving.schemas.filters import FilterReport
-from serving.schemas.items import (
+from recsys.serving.schemas.common import CHAMPION, Problem
+from recsys.serving.schemas.events import EventsResponse, UserHistory, UserList
+from recsys.serving.schemas.filters import FilterReport
+from recsys.serving.schemas.items import (
     Item,
     ItemChange,
     ItemPage,
@@ -32,13 +34,9 @@ from serving.schemas.items import (
     SimilarResponse,
     UpsertResponse,
 )
-from serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
-from serving.schemas.operations import Stats
-from serving.schemas.recommendations import BatchResponse, RecommendationsResponse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
+from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
+from recsys.serving.schemas.operations import Stats
+from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 NOT_TAKEN = (429, 503)
@@ -169,13 +167,13 @@ class Client:
         return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params=query)
 
     def item(self, item_id: str, *, model: str = CHAMPION) -> Item:
-        """One item of the catalogue."""
+        """One item of the catalog."""
         return self._ask(Item, "GET", _item(item_id), params={"model": model})
 
     def items(
         self, *, prefix: str = "", q: str = "", page: int = 200, model: str = CHAMPION
     ) -> Iterator[Item]:
-        """The catalogue in the order of semantic IDs, page by page."""
+        """The catalog in the order of semantic IDs, page by page."""
         cursor: str | None = ""
         while cursor is not None:
             query = {"prefix": prefix, "q": q, "limit": page, "cursor": cursor, "model": model}
@@ -184,7 +182,7 @@ class Client:
             cursor = found.next
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
-        """Put an item into the catalogue; `fields` are those of `ItemBody`."""
+        """Put an item into the catalog; `fields` are those of `ItemBody`."""
         return self._ask(ItemChange, "PUT", _item(item_id), json=fields).item
 
     def put_items(self, items: Sequence[Mapping[str, Any]]) -> UpsertResponse:

@@ -54,7 +54,7 @@ def serve(
 
     Example: recsys serve --bundle var/bundles/demo --port 8000
     """
-    from serving.settings import ServingSettings
+    from recsys.serving.settings import ServingSettings
 
     settings = ServingSettings.load(
         config,
@@ -70,13 +70,13 @@ def serve(
 
     read_manifest(settings.bundle, "bundle")  # a wrong path is told before torch is imported
     if engine is Engine.ray:
-        from serving.cluster.settings import ClusterSettings
+        from recsys.serving.cluster.settings import ClusterSettings
 
         cluster = ClusterSettings.load(config, replicas=replicas)
-        from serving.cluster.ray import import_ray
+        from recsys.serving.cluster.ray import import_ray
 
         import_ray("serve")
-        from serving.cluster.server import serve_on_ray
+        from recsys.serving.cluster.server import serve_on_ray
 
         serve_on_ray(settings, cluster)
         return
@@ -84,7 +84,7 @@ def serve(
         from recsys.errors import ConfigError
 
         raise ConfigError("--replicas needs --engine ray; the local engine is one process")
-    from serving.server import serve as run
+    from recsys.serving.server import serve as run
 
     run(settings)
 
@@ -116,7 +116,7 @@ def create_key(
     Example: recsys keys create --scope read --name shop-frontend
     """
     from recsys.progress import say
-    from serving import auth
+    from recsys.serving import auth
 
     place = _keys_file(file, config)
     typer.echo(auth.create(place, name, scope))
@@ -131,7 +131,7 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
     """
     import json
 
-    from serving import auth
+    from recsys.serving import auth
 
     found = auth.read(_keys_file(file, config))
     if as_json:
@@ -153,7 +153,7 @@ def revoke_key(
     Example: recsys keys revoke shop-frontend
     """
     from recsys.progress import say
-    from serving import auth
+    from recsys.serving import auth
 
     auth.revoke(_keys_file(file, config), name)
     say(f"Key {name} is revoked.")
@@ -162,7 +162,7 @@ def revoke_key(
 def _keys_file(file: Path | None, config: Path | None) -> Path:
     if file is not None:
         return file
-    from serving.settings import ServingSettings, default_keys
+    from recsys.serving.settings import ServingSettings, default_keys
 
     # the first key is made before anything may listen beyond this machine
     return ServingSettings.load(config, insecure_listen=True).keys or default_keys()

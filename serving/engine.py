@@ -10,22 +10,18 @@ import ctypes
 import gc
 import os
 import platform
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from recsys.artifacts import Manifest
-    from recsys.bundle import Bundle
-    from recsys.catalog import Catalog
-    from recsys.live import Epoch, NewItem
-    from recsys.recommender import Source
-    from serving.settings import ServingSettings
+from recsys.artifacts import Manifest
+from recsys.bundle import Bundle
+from recsys.catalog import Catalog
+from recsys.live import Epoch, NewItem
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
+from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
 HELPERS = 2
@@ -37,7 +33,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 class Recommends(Protocol):
     """What the service needs of a recommender (`recsys.Recommender` is one).
 
-    `recommend_batch`, `score` and `warm_up` run models; the others read, or change the catalogue,
+    `recommend_batch`, `score` and `warm_up` run models; the others read, or change the catalog,
     and may be called from any thread.
     """
 
@@ -51,7 +47,7 @@ class Recommends(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """The catalogue as it is now."""
+        """The catalog as it is now."""
 
     @property
     def manifest(self) -> Manifest:
@@ -97,7 +93,7 @@ class RankRequest:
 
     Attributes:
         history: outside item ids, oldest first.
-        items: outside ids that the catalogue has.
+        items: outside ids that the catalog has.
     """
 
     history: Sequence[str]

@@ -8,32 +8,29 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from recsys.errors import FilterError, ItemError, NonFiniteError
-from serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
-from serving.catalogue import UnknownItemError
-from serving.models import (
+from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
+from recsys.serving.catalog_changes import UnknownItemError
+from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
     UnknownBundleError,
     UnknownModelError,
 )
-from serving.schemas.common import NO_CONTROLS, InvalidField
-from serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
-from serving.stores import StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fastapi import FastAPI
-    from starlette.requests import Request
+from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
+from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
+from recsys.serving.stores import StoreError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
@@ -69,7 +66,7 @@ KINDS = {
     "unsupported_media_type": Kind(415, "The body must be application/json"),
     "invalid_request": Kind(422, "The request is not valid"),
     "invalid_filter": Kind(422, "The filter is not valid"),
-    "invalid_item": Kind(422, "The item cannot be taken into the catalogue"),
+    "invalid_item": Kind(422, "The item cannot be taken into the catalog"),
     "queue_full": Kind(429, "Too many requests are waiting", 1),
     "rate_limited": Kind(429, "This client asks too often", 1),
     "headers_too_large": Kind(431, "The headers are too large"),

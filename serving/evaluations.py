@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from recsys.artifacts import Workspace
-from recsys.bundle import EVAL
+from recsys.bundle import EVAL, Bundle
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from recsys.bundle import Bundle
-
-logger = logging.getLogger("serving.evaluations")
+logger = logging.getLogger("recsys.serving.evaluations")
 LARGEST = 4 << 20  # bytes of a file
 REPORT = "report"  # what `recsys evaluate` writes
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 CLIENTS = 10_000
 

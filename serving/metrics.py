@@ -12,9 +12,10 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -27,14 +28,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from serving.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from prometheus_client.core import Metric
+from recsys.serving.telemetry import Telemetry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (
@@ -112,8 +108,8 @@ class Metrics:
         self._shadow_passes = counter("shadow_target_passes", "Target passes of shadow answers.")
         self._shadow_drops = counter("shadow_drops", "Samples not run, by reason.", "reason")
         self._models = gauge("model_info", "Models loaded.", "model", "version", "alias")
-        self._epochs = gauge("catalogue_epoch", "Number of the catalogue's epoch.", "model")
-        self._catalogue = gauge("catalogue_items", "Items that can be recommended.", "model")
+        self._epochs = gauge("catalog_epoch", "Number of the catalog's epoch.", "model")
+        self._catalog = gauge("catalog_items", "Items that can be recommended.", "model")
         self._swaps = counter("swaps", "Changes of an alias, by outcome.", "alias", "outcome")
         self._limited = counter("rate_limited", "Requests refused by the rate limit.")
         self._ready = gauge("ready", "1 while recommendations are answered.")
@@ -261,7 +257,7 @@ class Metrics:
         """A user was erased."""
         self._erasures.inc()
 
-    # Models (loading, aliases, the live catalogue)
+    # Models (loading, aliases, the live catalog)
 
     def models(self, loaded: Iterable[tuple[str, str, str]]) -> None:
         """These (model, version, alias or "") are loaded now, and no others."""
@@ -269,14 +265,14 @@ class Metrics:
         for model, version, alias in loaded:
             self._models.labels(model, version, alias).set(1)
 
-    def catalogue(self, model: str, epoch: int, items: int) -> None:
-        """A model's catalogue has this epoch and so many items."""
+    def catalog(self, model: str, epoch: int, items: int) -> None:
+        """A model's catalog has this epoch and so many items."""
         self._epochs.labels(model).set(epoch)
-        self._catalogue.labels(model).set(items)
+        self._catalog.labels(model).set(items)
 
     def forget(self, model: str) -> None:
         """A model was unloaded."""
-        for metric in (self._epochs, self._catalogue):
+        for metric in (self._epochs, self._catalog):
             metric.remove_by_labels({"model": model})
 
     def swapped(self, alias: str, outcome: str) -> None:

@@ -11,24 +11,20 @@ import math
 import re
 import time
 import uuid
-from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
 
-from serving import auth, logs
-from serving.auth import Keyring, Scope
-from serving.errors import ProblemError, problem_response
-from serving.limits import RateLimit, network
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Send
-    from starlette.types import Scope as AsgiScope
-
-    from serving.metrics import Metrics
-    from serving.settings import ServingSettings
-    from serving.telemetry import Telemetry
+from recsys.serving import auth, logs
+from recsys.serving.auth import Keyring, Scope
+from recsys.serving.errors import ProblemError, problem_response
+from recsys.serving.limits import RateLimit, network
+from recsys.serving.metrics import Metrics
+from recsys.serving.settings import ServingSettings
+from recsys.serving.telemetry import Telemetry
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -15,26 +15,23 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.errors import RecsysError
-from serving.batcher import Batcher
-from serving.schemas.common import CHAMPION, ModelRef
-from serving.schemas.models import AliasInfo, ModelInfo
+from recsys.serving.batcher import Batcher
+from recsys.serving.engine import Done, Engine, Recommends, Work
+from recsys.serving.metrics import Metrics
+from recsys.serving.schemas.common import CHAMPION, ModelRef
+from recsys.serving.schemas.models import AliasInfo, ModelInfo
+from recsys.serving.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from serving.engine import Done, Engine, Recommends, Work
-    from serving.metrics import Metrics
-    from serving.settings import ServingSettings
-
-logger = logging.getLogger("serving.models")
+logger = logging.getLogger("recsys.serving.models")
 MAX_MODELS = 4
 MAX_PREVIOUS = 10
 
@@ -84,7 +81,7 @@ class Model:
         return Version(self.name, self.version)
 
     def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
-        """The model as answers name it, at an epoch of its catalogue; None for the one of now."""
+        """The model as answers name it, at an epoch of its catalog; None for the one of now."""
         return ModelRef.model_construct(
             name=self.name,
             version=self.version,
@@ -164,7 +161,7 @@ class Models:
             settings: of the process.
             engine: that loads and runs them.
             metrics: to count in.
-            prepare: called with a model before an alias stands for it; brings its catalogue up to
+            prepare: called with a model before an alias stands for it; brings its catalog up to
                 date.
             changed: called with what is to be kept of each alias after every change.
         """

@@ -1,17 +1,14 @@
-"""Reads: what is asked of a catalogue and needs no model, bounded like what waits for one."""
+"""Reads: what is asked of a catalog and needs no model, bounded like what waits for one."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from serving.batcher import DeadlineExceededError, QueueFullError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.engine import Engine
-    from serving.settings import ServingSettings
+from recsys.serving.batcher import DeadlineExceededError, QueueFullError
+from recsys.serving.engine import Engine
+from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from rich.markup import escape
 
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
-from serving import logs
-from serving.api.pages import example
-from serving.app import create_app
-from serving.service import Phase, Service
-
-if TYPE_CHECKING:
-    from serving.engine import Recommends
-    from serving.settings import ServingSettings
+from recsys.serving import logs
+from recsys.serving.api.pages import example
+from recsys.serving.app import create_app
+from recsys.serving.engine import Recommends
+from recsys.serving.service import Phase, Service
+from recsys.serving.settings import ServingSettings
 
 MAX_HEAD = 64 * 1024  # bytes of one request's head; the guard's limits are lower, and explained
 GRACE_S = 5  # at a stop, beyond the deadline that every request has: to send the last answers

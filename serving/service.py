@@ -1,6 +1,6 @@
 """Service: what one serving process holds, from start to stop, and how it answers.
 
-Models, catalogue, shadow and store meet here. It knows the wire format and no HTTP.
+Models, catalog, shadow and store meet here. It knows the wire format and no HTTP.
 """
 
 from __future__ import annotations
@@ -8,48 +8,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from recsys.catalog import Catalog
 from recsys.errors import RecsysError, RequestError
-from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
-from serving import answers
-from serving.batcher import DeadlineExceededError, QueueFullError
-from serving.catalogue import Catalogue, find, item_of
-from serving.engine import Engine, RankRequest
-from serving.evaluations import evaluations
-from serving.metrics import Metrics
-from serving.models import BundleRefusedError, KeptAlias, Models
-from serving.reads import Reads
-from serving.schemas.common import CHAMPION, MAX_HISTORY
-from serving.schemas.filters import FilterReport
-from serving.schemas.items import RankResponse, ScoredItem, SimilarResponse
-from serving.schemas.models import Evaluation
-from serving.shadow import Shadow
-from serving.stores import Served, StoreError, open_store
+from recsys.recommender import Recommendation, RecommendRequest, RecommendResult, Source
+from recsys.serving import answers
+from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
+from recsys.serving.catalog_changes import CatalogChanges, find, item_of
+from recsys.serving.engine import Done, Engine, RankRequest, Recommends
+from recsys.serving.evaluations import evaluations
+from recsys.serving.metrics import Metrics
+from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
+from recsys.serving.schemas.filters import FilterCheck, FilterReport
+from recsys.serving.schemas.items import Item, RankResponse, ScoredItem, SimilarResponse
+from recsys.serving.schemas.items import RankRequest as RankBody
+from recsys.serving.schemas.models import Evaluation, ModelInfo
+from recsys.serving.schemas.recommendations import (
+    NoteCode,
+    RecommendationsRequest,
+    RecommendationsResponse,
+)
+from recsys.serving.settings import ServingSettings
+from recsys.serving.shadow import Shadow
+from recsys.serving.stores import Served, Store, StoreError, open_store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from recsys.catalog import Catalog
-    from recsys.recommender import Source
-    from serving.batcher import Answer
-    from serving.engine import Done, Recommends
-    from serving.models import Model
-    from serving.schemas.filters import FilterCheck
-    from serving.schemas.items import Item
-    from serving.schemas.items import RankRequest as RankBody
-    from serving.schemas.models import ModelInfo
-    from serving.schemas.recommendations import (
-        NoteCode,
-        RecommendationsRequest,
-        RecommendationsResponse,
-    )
-    from serving.settings import ServingSettings
-    from serving.stores import Store
-
-logger = logging.getLogger("serving.service")
+logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
 
 
@@ -88,7 +77,7 @@ class Service:
         on_phase: called after each change of phase.
         metrics: of what it does.
         models: the loaded ones, by alias.
-        catalogue: their items, and changes to them.
+        catalog: their items, and changes to them.
     """
 
     def __init__(
@@ -115,7 +104,7 @@ class Service:
             settings, self._engine, self.metrics, prepare=self._prepare, changed=self._keep_aliases
         )
         self._reads = Reads(settings, self._engine)
-        self.catalogue = Catalogue(self.models, self.metrics, self._reads)
+        self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._engine, self.metrics)
         self.metrics.watch(queue_depth=lambda: self.models.waiting, filter_stats=self._filter_stats)
 
@@ -126,7 +115,7 @@ class Service:
         try:
             if self._store is None:
                 self._store = await asyncio.to_thread(self._open_store)
-            self.catalogue.store = self._store
+            self.catalog_changes.store = self._store
             await self._load()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
@@ -139,14 +128,14 @@ class Service:
             return
         self._engine.freeze()
         self._shadow.start()
-        self.catalogue.start()
+        self.catalog_changes.start()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
         """Answer what waits, then let go of everything."""
         self._enter(Phase.STOPPING)
         await self._shadow.close()
-        await self.catalogue.close()
+        await self.catalog_changes.close()
         await self.models.close()
         self._engine.close()
         if self._store is not None:
@@ -288,9 +277,9 @@ class Service:
     async def _rated(
         self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
     ) -> tuple[list[str], list[float]]:
-        """Those of the items that the catalogue has, and their scores.
+        """Those of the items that the catalog has, and their scores.
 
-        An item may be taken away between the look at the catalogue and the scoring; then one looks
+        An item may be taken away between the look at the catalog and the scoring; then one looks
         again, until they agree.
         """
         while True:
@@ -360,7 +349,7 @@ class Service:
             )
 
     def item(self, item_id: str, alias: str = CHAMPION) -> Item:
-        """An item of the catalogue.
+        """An item of the catalog.
 
         Raises:
             UnknownModelError: of the alias.
@@ -418,7 +407,7 @@ class Service:
         lost = [name for name, row in zip(request.history, known, strict=True) if row < 0]
         self.metrics.fallback(named[0].source if named else "popular")
         return RecommendResult(
-            named, lost, certificate="approximate", epoch=epoch.number, catalogue=epoch
+            named, lost, certificate="approximate", epoch=epoch.number, snapshot=epoch
         )
 
     async def _filled_up(
@@ -441,7 +430,7 @@ class Service:
             return None, found  # a short list is better than none
         assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
         more = answer.result
-        epoch = more.catalogue or model.recommender.epoch
+        epoch = more.snapshot or model.recommender.epoch
         # what was taken away meanwhile is in no answer
         kept = [one for one in found.recommendations if epoch.catalog.find(one.item_id) >= 0]
         return answer, replace(
@@ -449,7 +438,7 @@ class Service:
             recommendations=kept + more.recommendations,
             stats=more.stats,
             epoch=epoch.number,
-            catalogue=epoch,
+            snapshot=epoch,
         )
 
     async def _history(self, user_id: str, deadline: float) -> list[str] | None:
@@ -514,7 +503,7 @@ class Service:
             logger.error("aliases are not kept: %s", error)
 
     async def _prepare(self, model: Model) -> None:
-        await self.catalogue.replay(model)
+        await self.catalog_changes.replay(model)
 
     def _filter_stats(self) -> Any:
         return self.models.get().recommender.epoch.filters.stats if self.models.loaded else None

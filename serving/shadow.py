@@ -11,21 +11,16 @@ import asyncio
 import logging
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from recsys.recommender import RecommendResult
+from recsys.recommender import RecommendRequest, RecommendResult
+from recsys.serving.engine import Engine
+from recsys.serving.metrics import Metrics
+from recsys.serving.models import Models
+from recsys.serving.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from recsys.recommender import RecommendRequest
-    from serving.engine import Engine
-    from serving.metrics import Metrics
-    from serving.models import Models
-    from serving.settings import ServingSettings
-
-logger = logging.getLogger("serving.shadow")
+logger = logging.getLogger("recsys.serving.shadow")
 BACKLOG = 64
 MAX_AGE_S = 30.0
 LOOK_S = 0.005  # between two looks whether the worker is idle, while a sample waits

@@ -7,13 +7,11 @@ The exporter is configured by the variables of the standard (`OTEL_EXPORTER_OTLP
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from recsys.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, MutableMapping
 
 SERVICE = "recsys"
 

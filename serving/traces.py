@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from serving.schemas.recommendations import Trace, TraceNode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from recsys.decoding.trace import Trace as Decoded
+from recsys.decoding.trace import Trace as Decoded
+from recsys.serving.schemas.recommendations import Trace, TraceNode
 
 
 def trace_of(decoded: Decoded, first_tokens: Sequence[int]) -> Trace:

@@ -16,17 +16,15 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.prepare import DataConfig
-from recsys.commands import SECTIONS
 from recsys.config import Settings
+from recsys.data.prepare import DataConfig
 from recsys.evaluation.protocol import EvaluationConfig
-from training.draft import DraftConfig
-from training.ids import IdsConfig
-from training.retrieval import RetrievalConfig
-from training.sasrec import SasRecConfig
-from training.target import TargetConfig
-from training.teacher import TeacherConfig
+from recsys.pipeline import SECTIONS
+from recsys.training.draft import DraftConfig
+from recsys.training.ids import IdsConfig
+from recsys.training.retrieval import RetrievalConfig
+from recsys.training.sasrec import SasRecConfig
+from recsys.training.target import TargetConfig
+from recsys.training.teacher import TeacherConfig
 
 ROOT = Path(__file__).parent.parent
 SERVING = ROOT / "configs" / "serving.yaml"  # configures no run: tests/serving/test_deploy.py

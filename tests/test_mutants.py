@@ -15,7 +15,6 @@ SOURCE = '''"""Words, 1 < 2."""
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from x import y as z1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import distribution, entry_points, packages_distributions, version
@@ -17,7 +19,8 @@ import recsys
 from recsys.pipeline import STAGES, load_stage
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("recsys", "data", "training", "serving")
+LINKED = ("data", "training", "serving")
+PACKAGES = ("recsys", *LINKED)
 # Asked for by name in a configuration; the error says how to install it.
 OPTIONAL = {"sentence_transformers"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -40,18 +43,33 @@ def owners() -> dict[str, list[str]]:
     return dict(packages_distributions())
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_no_other_distribution_claims_our_package_names(owners, name):
-    # `data` and `training` are common words; an editable install lists none of them itself.
-    assert set(owners.get(name, ())) <= {"recsys"}
-    assert Path(find_spec(name).origin) == ROOT / name / "__init__.py"
+@pytest.mark.parametrize("name", LINKED)
+def test_a_folder_is_imported_under_recsys_only(name, tmp_path):
+    assert Path(find_spec(f"recsys.{name}").origin).samefile(ROOT / name / "__init__.py")
+    assert (ROOT / "recsys" / name).readlink() == Path("..") / name
+    code = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None\n", "an editable install shows only recsys"
+
+
+def test_an_editable_install_shows_one_name():
+    assert [path.name for path in (ROOT / ".editable").iterdir()] == ["recsys"]
+    assert PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"] == [".editable"]
+
+
+def test_imports_name_the_folders_under_recsys():
+    files = [
+        file for name in (*PACKAGES, "tests", "benchmarks", "docs") for file in own_files(name)
+    ]
+    for file in files:
+        assert not set(LINKED) & imported_by(file), file
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_every_package_is_in_the_wheel_and_typed(name):
+def test_every_package_is_typed(name):
     assert (ROOT / name / "py.typed").is_file()
-    build = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert set(build["packages"]) == set(PACKAGES)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.group}:{point.name}")
@@ -75,7 +93,7 @@ def test_every_stage_is_installed():
 
 def test_the_version_has_an_entry_in_the_changelog():
     assert re.fullmatch(r"\d+\.\d+\.\d+", recsys.__version__)
-    assert version("recsys") == recsys.__version__
+    assert version("recbeam") == recsys.__version__
     releases = re.findall(
         r"^## \[(\d[^\]]*)\] - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), flags=re.M
     )
@@ -87,15 +105,20 @@ def test_every_public_name_exists(name):
     assert getattr(recsys, name) is not None
 
 
-def imported(package: str) -> set[str]:
-    """Top-level modules that a package's files import."""
+def own_files(package: str) -> list[Path]:
+    """Python files of a folder, without those behind links."""
+    folders = os.walk(ROOT / package)
+    return [Path(at) / name for at, _, names in folders for name in names if name.endswith(".py")]
+
+
+def imported_by(file: Path) -> set[str]:
+    """Top-level modules that a file imports."""
     found = set()
-    for file in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found.add(node.module.partition(".")[0])
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module.partition(".")[0])
     return found
 
 
@@ -106,7 +129,7 @@ def test_every_import_is_a_declared_dependency(owners, package):
     for extra, lines in project["optional-dependencies"].items():
         declared |= required(lines) if extra != "dev" else set()
     ours = {*PACKAGES, *sys.stdlib_module_names, *OPTIONAL}
-    for module in sorted(imported(package) - ours):
+    for module in sorted(set().union(*map(imported_by, own_files(package))) - ours):
         assert {plain(owner) for owner in owners[module]} & declared, module
 
 
@@ -120,7 +143,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_the_installed_distribution_says_who_may_use_it():
-    metadata = distribution("recsys").metadata
+    metadata = distribution("recbeam").metadata
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert (ROOT / "LICENSE").is_file()

@@ -90,8 +90,8 @@ def test_a_new_item_is_placed_by_what_it_is_and_recommended(road):
 
 
 def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
-    from serving.app import create_app
-    from serving.settings import ServingSettings
+    from recsys.serving.app import create_app
+    from recsys.serving.settings import ServingSettings
 
     context, _ = road
     recommender = Recommender.load(context.workspace.bundle)

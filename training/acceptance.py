@@ -7,18 +7,15 @@ float32, so the figures are those of serving, on other users.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
+from recsys.dataset import Dataset
 from recsys.decoding import ModelDrafter, speculative_beam_search
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Dataset
-    from recsys.prompts import PromptEncoder
+from recsys.prompts import PromptEncoder
 
 BATCH = 25
 METRIC = "accepted_levels"
@@ -26,13 +23,13 @@ METRIC = "accepted_levels"
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A callback for `training.loop.fit`.
+    """A callback for `recsys.training.loop.fit`.
 
     Attributes:
         target: the model that verifies.
         draft: the model being trained.
         prompts: who is asked, alike in length.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K.
         nodes: of a draft tree.
     """

@@ -1,25 +1,30 @@
 """Alignment of a draft: batches of teacher trees, and the loss modules that `fit` trains.
 
 One forward runs a batch of windows (a prompt and, behind it, the item that came next) and the trees
-that hang from the prompts (`training.tree`). The next items carry the recommendation loss, the
+below the prompts (`recsys.training.tree`). The next items carry the recommendation loss, the tree
 nodes the alignment loss: alpha * align + (1 - alpha) * rec, AtSpeed's eq. 5 and 9.
 
 What is summed over which nodes is the business of this module; what a node's loss is, that of
-`training.losses`.
+`recsys.training.losses`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from training import losses
-from training.objective import smoothed_cross_entropy
-from training.tree import (
+from recsys.constraint.transitions import DeviceTrie
+from recsys.prompts import PromptEncoder
+from recsys.training import losses
+from recsys.training.objective import smoothed_cross_entropy
+from recsys.training.teacher import Prompts, Trees
+from recsys.training.tree import (
     causal_parts,
     child_tokens,
     descent,
@@ -27,15 +32,6 @@ from training.tree import (
     tree_mask,
     tree_positions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint.transitions import DeviceTrie
-    from recsys.prompts import PromptEncoder
-    from training.teacher import Prompts, Trees
 
 Objective = Literal[
     "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd"
@@ -120,7 +116,7 @@ class TreeBatches:
         prompts: what the teacher was asked.
         trees: its answers, in the same order.
         encoder: history -> prompt.
-        trie: the catalogue, as the teacher had it.
+        trie: the catalog, as the teacher had it.
         pad: fills rows.
         max_tokens: most tokens of a batch, nodes and padding included.
         min_context: items of a window that carry no loss.
@@ -275,7 +271,7 @@ class TreeAlignment(nn.Module):
 
         Args:
             model: the draft.
-            trie: the catalogue, on the draft's device.
+            trie: the catalog, on the draft's device.
             settings: the objective.
             target: asked for the whole vocabulary where `settings.constrained` is off.
             label_smoothing: of the recommendation loss.
@@ -529,7 +525,7 @@ class WordDistillation(nn.Module):
         self._settings, self._smoothing, self._dtype = settings, label_smoothing, dtype
 
     def forward(self, tokens: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-        """Loss of one `training.batches.Batch`."""
+        """Loss of one `recsys.training.batches.Batch`."""
         settings, asked = self._settings, loss[:, 1:]
         enabled = self._dtype != torch.float32
         with torch.autocast(tokens.device.type, self._dtype, enabled=enabled):

@@ -7,21 +7,16 @@ was stopped goes on with the very batch that it would have seen. NumPy only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.interactions import Histories
-from recsys.prompts import training_windows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from recsys.prompts import PromptConfig, Windows
-    from training.soft_labels import SoftLabels
+from recsys.prompts import PromptConfig, Windows, training_windows
+from recsys.training.soft_labels import SoftLabels
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from recsys.artifacts import MANIFEST, read_manifest, up_to_date, write_artifact
+from recsys.artifacts import MANIFEST, Manifest, read_manifest, up_to_date, write_artifact
 from recsys.bundle import (
     CATALOG,
     DRAFT,
@@ -23,17 +24,12 @@ from recsys.bundle import (
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
+from recsys.pipeline import Context
 from recsys.prompts import PromptConfig
 from recsys.retrieval.sasrec import FILE as SASREC
+from recsys.training import sasrec
+from recsys.training.target import MODEL
 from recsys.vocabulary import Vocabulary
-from training import sasrec
-from training.target import MODEL
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from recsys.artifacts import Manifest
-    from recsys.pipeline import Context
 
 
 def stage(context: Context) -> Path:

@@ -12,13 +12,9 @@ import typer
 
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command loads these when it runs
     from recsys.pipeline import Context
 
-SECTIONS = (
-    "data", "sasrec", "ids", "target", "teacher", "draft", "retrieval", "bundle", "evaluate",
-    "serve",
-)  # fmt: skip
 
 ids = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 train = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -71,7 +67,7 @@ def ids_train(
     Example: recsys ids train --name beauty --method rq-vae
     """
     context = _context("ids", {"method": method}, config, set_, name, seed, force)
-    from training.ids import print_report, stage
+    from recsys.training.ids import print_report, stage
 
     print_report(stage(context), as_json)
 
@@ -83,7 +79,7 @@ def ids_report(name: Name = None, config: ConfigFile = None, as_json: Json = Fal
     Example: recsys ids report --name beauty
     """
     context = _context("ids", {}, config, None, name, None, False)
-    from training.ids import print_report
+    from recsys.training.ids import print_report
 
     print_report(context.workspace.run("ids"), as_json)
 
@@ -106,7 +102,7 @@ def train_sasrec(
     options = {"epochs": epochs, "max_minutes": max_minutes}
     context = _context("sasrec", options, config, set_, name, seed, force)
     from recsys.errors import ConfigError
-    from training.sasrec import stage
+    from recsys.training.sasrec import stage
 
     path = stage(context)
     if path is None:
@@ -152,7 +148,7 @@ def train_target(
         "max_minutes": max_minutes,
     }
     context = _context("target", options, config, set_, name, seed, force)
-    from training.target import stage
+    from recsys.training.target import stage
 
     _report(stage(context), "target", as_json)
 
@@ -188,7 +184,7 @@ def train_teacher(
     options = {"source": source, "mixture": mixture, "beams": beams, "histories": histories}
     context = _context("teacher", options, config, set_, name, seed, force)
     from recsys.artifacts import read_manifest
-    from training.teacher import stage
+    from recsys.training.teacher import stage
 
     path = stage(context)
     info = read_manifest(path, "teacher").info
@@ -273,7 +269,7 @@ def train_draft(
     if mixture is not None:
         set_ = [*(set_ or ()), f"teacher.mixture={mixture}"]
     context = _context("draft", options, config, set_, name, seed, force)
-    from training.draft import stage
+    from recsys.training.draft import stage
 
     _report(stage(context), "draft", as_json)
 
@@ -291,7 +287,7 @@ def train_retrieval(
     Example: recsys train retrieval --config configs/beauty.yaml
     """
     context = _context("retrieval", {}, config, set_, name, seed, force)
-    from training.retrieval import stage
+    from recsys.training.retrieval import stage
 
     typer.echo(f"retrieval: {stage(context)}")
 
@@ -303,12 +299,12 @@ def bundle(
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Gather catalogue, vocabulary, target and draft into the one directory that is served.
+    """Gather catalog, vocabulary, target and draft into the one directory that is served.
 
     Example: recsys bundle --name beauty
     """
     context = _context("bundle", {}, config, set_, name, seed, force)
-    from training.bundle import stage
+    from recsys.training.bundle import stage
 
     typer.echo(f"bundle: {stage(context)}")
 
@@ -326,7 +322,7 @@ def _context(
     import json
 
     from recsys.config import Settings
-    from recsys.pipeline import Context
+    from recsys.pipeline import SECTIONS, Context
 
     own = [
         f"{section}.{key}={json.dumps(value)}"

@@ -1,26 +1,30 @@
 """Stage `draft`: a small model that proposes what the target will say.
 
 It starts as the target's first layers (or at random), and is trained on the next items alone (sft)
-or aligned to the target by one of the objectives of `training.alignment`.
+or aligned to the target by one of the objectives of `recsys.training.alignment`.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from recsys.artifacts import read_manifest, up_to_date
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
+from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.models.checkpoint import architecture, build, load_model, save_model
+from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.vocabulary import Vocabulary
-from training import acceptance, teacher
-from training.acceptance import Acceptance
-from training.alignment import (
+from recsys.training import acceptance, teacher
+from recsys.training.acceptance import Acceptance
+from recsys.training.alignment import (
     ON_TREES,
     ON_WORDS,
     AlignmentSettings,
@@ -29,10 +33,11 @@ from training.alignment import (
     TreeBatches,
     WordDistillation,
 )
-from training.initialise import initialise_from_centroids, initialise_from_model
-from training.loop import fit
-from training.on_policy import OnPolicyBatches
-from training.supervised import (
+from recsys.training.initialise import initialise_from_centroids, initialise_from_model
+from recsys.training.loop import Data, fit
+from recsys.training.on_policy import OnPolicyBatches
+from recsys.training.state import Checkpoints, Progress
+from recsys.training.supervised import (
     Material,
     SupervisedConfig,
     describe,
@@ -43,17 +48,9 @@ from training.supervised import (
     training_dtype,
     windows,
 )
-from training.target import MODEL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from recsys.dataset import Dataset
-    from recsys.pipeline import Context
-    from training.loop import Data
-    from training.state import Checkpoints, Progress
-    from training.teacher import Teacher
+from recsys.training.target import MODEL
+from recsys.training.teacher import Teacher
+from recsys.vocabulary import Vocabulary
 
 # Objectives whose optimum is the target itself need no other loss beside them.
 _COMPLETE = ("tree-kd", "beam-kd")
@@ -242,7 +239,7 @@ def train_draft(
                 every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
             )  # fmt: skip
         module = TreeAlignment(
-            model, trie.to(model.device), config.alignment,
+            model, DeviceTrie.of(trie, model.device), config.alignment,
             target=asked, label_smoothing=config.label_smoothing, dtype=dtype,
         )  # fmt: skip
     progress = fit(

@@ -6,8 +6,8 @@ import json
 import shutil
 import time
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,19 +16,17 @@ from recsys.bundle import CATALOG, ITEM_ENCODER, QUANTIZER, Bundle
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
+from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.retrieval import digest
 from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.quantizer import Quantizer
 from recsys.semantic_ids.report import compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
 from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
-from training import sasrec
-
-if TYPE_CHECKING:
-    from recsys.pipeline import Context
-    from recsys.semantic_ids.quantizer import Quantizer
+from recsys.training import sasrec
 
 Method = Literal["rq-vae", "rq-kmeans", "imported", "bundle"]
 

@@ -13,29 +13,22 @@ import json
 import math
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from numpy.typing import NDArray
+from torch import nn
 
 from recsys.errors import ConfigError
-from recsys.progress import say, track
-from training.state import Progress, restore_trainable, trainable_state, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from torch import nn
-
-    from recsys.progress import Bar
-    from training.state import Checkpoints
+from recsys.progress import Bar, say, track
+from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state, whole
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
@@ -111,7 +104,7 @@ class Inputs(Protocol):
 
 
 class Data(Protocol):
-    """What `fit` reads batches from (`training.batches.TrainingBatches`)."""
+    """What `fit` reads batches from (`recsys.training.batches.TrainingBatches`)."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
         """Batches of one epoch from number `start` on."""
@@ -150,7 +143,7 @@ def fit(
     the time that was left.
 
     Args:
-        module: a batch's inputs -> scalar loss (`training.objective.NextToken`).
+        module: a batch's inputs -> scalar loss (`recsys.training.objective.NextToken`).
         data: batches by epoch and number.
         config: how.
         checkpoints: where state and `log.jsonl` are kept.

@@ -6,15 +6,13 @@ trained to say what the whole model says, and it to say what they can (`agreemen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
 
 from recsys.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 class NextToken(nn.Module):

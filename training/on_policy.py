@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
-from training.state import STATE
-from training.teacher import search_trees
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from training.alignment import TreeBatch, TreeBatches
+from recsys.constraint.transitions import DeviceTrie
+from recsys.training.alignment import TreeBatch, TreeBatches
+from recsys.training.state import STATE
+from recsys.training.teacher import search_trees
 
 
 class OnPolicyBatches:
@@ -63,7 +61,7 @@ class OnPolicyBatches:
         """Batches of one epoch from number `start` on."""
         if start % self._every:
             self._recall(self._file(epoch, start - start % self._every))
-        trie = self._data.trie.to(self._draft.device)
+        trie = DeviceTrie.of(self._data.trie, self._draft.device)
         for number, places in enumerate(self._data.groups(epoch)[start:], start):
             if number % self._every == 0:
                 self._copy(epoch, number)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from recsys.errors import ConfigError
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 LEVELS = string.ascii_lowercase
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
 from recsys.errors import ConfigError
 from recsys.models.checkpoint import load_model
-from training.pretrained import load_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from recsys.artifacts import Workspace
-    from training.supervised import Material
+from recsys.training.pretrained import load_tokenizer
+from recsys.training.supervised import Material
 
 
 def open_bundle(path: Path, workspace: Workspace) -> Bundle:

@@ -11,31 +11,26 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
 from recsys.blending import Lists, Union, candidate_rows
 from recsys.config import as_dict
-from recsys.dataset import Dataset
+from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.listing import items_of_rows
+from recsys.pipeline import Context
 from recsys.progress import say, track
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.splits import TRAIN
+from recsys.training import sasrec
+from recsys.training.target import MODEL
 from recsys.vocabulary import Vocabulary
-from training import sasrec
-from training.target import MODEL
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Examples
-    from recsys.pipeline import Context
 
 KIND = "retrieval"
 BATCH, TOP = 64, 10

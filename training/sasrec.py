@@ -1,9 +1,9 @@
 """Stage `sasrec`: SASRec with sampled softmax, a recommender of items without semantic IDs.
 
-A baseline to be beaten, and a teacher: semantic IDs may be learned from its vectors of items
-(`ids.features.collaborative`), the target from its lists (`training.soft_labels`). Taught as the
-target is: every event of a history is asked from those before it, with a share of what other users
-say.
+SASRec is a baseline and a teacher: semantic IDs may be learned from its item vectors
+(`ids.features.collaborative`), and the target from its top-k lists (`recsys.training.soft_labels`).
+It is trained like the target: each event of a history is predicted from the events before it, with
+soft labels from other users.
 
 Sampled softmax (Jean et al., 2015): the partition function is that of the asked item, of its soft
 label, of the history, and of a uniform sample of all items, whose terms count (items / sample)
@@ -17,34 +17,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import nn
 
 from recsys.artifacts import read_manifest, up_to_date
-from recsys.dataset import Dataset
+from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
+from recsys.pipeline import Context
 from recsys.prompts import PromptConfig
 from recsys.retrieval import SasRec, digest
 from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
 from recsys.semantic_ids.features import FeatureConfig, build_features
-from training.batches import TrainingBatches
-from training.loop import LoopConfig, autocast_dtype, fit
-from training.objective import soft_cross_entropy
-from training.soft_labels import SoftLabels
-from training.state import whole
-from training.supervised import describe, finish, open_checkpoints, settings_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Examples
-    from recsys.pipeline import Context
+from recsys.training.batches import TrainingBatches
+from recsys.training.loop import LoopConfig, autocast_dtype, fit
+from recsys.training.objective import soft_cross_entropy
+from recsys.training.soft_labels import SoftLabels
+from recsys.training.state import whole
+from recsys.training.supervised import describe, finish, open_checkpoints, settings_of
 
 KIND = "sasrec"
 SPREAD = 0.02  # standard deviation of starting weights
@@ -202,7 +197,7 @@ class SasRecModel(nn.Module):
         """Start from small random weights.
 
         Args:
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             config: sizes and dropout.
             features: (items, F), or None.
         """
@@ -265,7 +260,7 @@ class SasRecModel(nn.Module):
 
 
 class SampledSoftmax(nn.Module):
-    """The loss of a batch, for `training.loop.fit`."""
+    """The loss of a batch, for `recsys.training.loop.fit`."""
 
     def __init__(self, model: SasRecModel, config: SasRecConfig, dtype: torch.dtype) -> None:
         """Wrap `model`; matrix products are computed in `dtype`."""

@@ -9,19 +9,14 @@ heart to be a bad teacher (dropout of a half). Dense items alone; no codes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.interactions import Histories
-from recsys.retrieval import ItemItem
+from recsys.retrieval import ItemItem, SasRec
 from recsys.retrieval.item_item import best_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.retrieval import SasRec
 
 WINDOW, DAMPING = 5, 0.5  # of the item-item model
 EVENTS_AT_A_TIME = 2048  # bounds memory: a few hundred neighbours for each of them
@@ -46,7 +41,7 @@ class SoftLabels:
 
         Args:
             histories: training events; nothing else may come in.
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             k: items kept of each event.
         """
         model = ItemItem.directional(

@@ -14,18 +14,15 @@ import json
 import os
 import shutil
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"

@@ -5,36 +5,30 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 
-from recsys.artifacts import read_manifest, write_artifact
+from recsys.artifacts import Workspace, read_manifest, write_artifact
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from training.batches import TrainingBatches
-from training.loop import LOG, LoopConfig, autocast_dtype, fit
-from training.objective import NextToken
-from training.soft_labels import SoftLabels
-from training.state import Checkpoints
-from training.validation import Validation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-    from numpy.typing import NDArray
-
-    from recsys.artifacts import Workspace
-    from recsys.pipeline import Context
-    from recsys.prompts import PromptEncoder
-    from recsys.retrieval import SasRec
-    from training.state import Progress
+from recsys.pipeline import Context
+from recsys.prompts import PromptEncoder
+from recsys.retrieval import SasRec
+from recsys.training.batches import TrainingBatches
+from recsys.training.loop import LOG, LoopConfig, autocast_dtype, fit
+from recsys.training.objective import NextToken
+from recsys.training.soft_labels import SoftLabels
+from recsys.training.state import Checkpoints, Progress
+from recsys.training.validation import Validation
 
 
 @dataclass(frozen=True)

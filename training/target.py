@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from recsys.artifacts import up_to_date
 from recsys.errors import ConfigError
 from recsys.models.checkpoint import architecture, build, save_model
+from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.vocabulary import Vocabulary
-from training import sasrec
-from training.initialise import initialise_from_centroids
-from training.pretrained import LoraSettings, add_lora, load_base
-from training.refresh import load_deployed, open_bundle
-from training.supervised import (
+from recsys.training import sasrec
+from recsys.training.initialise import initialise_from_centroids
+from recsys.training.pretrained import LoraSettings, add_lora, load_base
+from recsys.training.refresh import load_deployed, open_bundle
+from recsys.training.supervised import (
     Material,
     SupervisedConfig,
     describe,
@@ -26,10 +26,8 @@ from training.supervised import (
     settings_of,
     train_supervised,
 )
-from training.validation import Validation
-
-if TYPE_CHECKING:
-    from recsys.pipeline import Context
+from recsys.training.validation import Validation
+from recsys.vocabulary import Vocabulary
 
 MODEL = "model"
 
@@ -40,9 +38,9 @@ class TargetConfig(SupervisedConfig):
 
     Attributes:
         init_from_centroids: start new token embeddings from the quantiser's centroids.
-        agreement: see `training.objective.NextToken`, as for the next two.
+        agreement: see `recsys.training.objective.NextToken`, as for the next two.
         exit_layer: see there.
-        soft_labels: share of the target that is what others say (`training.soft_labels`).
+        soft_labels: share of the target that is what others say (`recsys.training.soft_labels`).
         soft_labels_from: who they are: other users, by `item-item`, or the run's `sasrec`.
         prompt: how much of a history the model sees, here and wherever the target is used.
         base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.

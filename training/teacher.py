@@ -14,34 +14,30 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from recsys.artifacts import MANIFEST, read_manifest, up_to_date, write_artifact
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.errors import ArtifactError, ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
+from recsys.pipeline import Context
 from recsys.progress import say, track
 from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.training.supervised import Material, settings_of
+from recsys.training.target import MODEL
+from recsys.training.tree import GrowingTree, child_tokens, descent
 from recsys.vocabulary import Vocabulary
-from training.supervised import Material, settings_of
-from training.target import MODEL
-from training.tree import GrowingTree, child_tokens, descent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint.transitions import DeviceTrie
-    from recsys.pipeline import Context
 
 KIND = "teacher"
 SHARDS = "shard-*.safetensors"
@@ -239,7 +235,7 @@ def search_trees(
     Args:
         target: p, a causal LM.
         prompts: token ids, at least one each.
-        trie: the catalogue, on the target's device.
+        trie: the catalog, on the target's device.
         num_beams: K.
         draft: q; None where only the target counts.
         mixture: m.
@@ -392,7 +388,7 @@ def stage(context: Context) -> Path:
     models = [load_model(target / MODEL, dtype=torch.float32, device=device)]
     if config.source == "mixture":
         models.append(load_model(drafted / MODEL, dtype=torch.float32, device=device))
-    trie = ItemTrie.build(encoder.item_tokens).to(device)
+    trie = DeviceTrie.of(ItemTrie.build(encoder.item_tokens), device)
     starts = range(0, len(prompts), config.shard)
     mine = [
         (

@@ -9,12 +9,11 @@ Shapes: B requests, T tokens of a window, L levels, K nodes a level, N = nodes o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from recsys.constraint.transitions import DeviceTrie
+from recsys.constraint.transitions import DeviceTrie
 
 ROOT = -1
 
@@ -174,7 +173,7 @@ def child_tokens(
     """Children of (B, W) states, padded: their states, tokens and which are real.
 
     Args:
-        trie: the catalogue.
+        trie: the catalog.
         states: (B, W) at `depth`; -1 for a beam that does not exist, which has no children.
         depth: of the states.
     """

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from recsys.constraint import ItemTrie
+from recsys.dataset import Dataset, Examples
 from recsys.decoding import beam_search
-
-if TYPE_CHECKING:
-    from recsys.dataset import Dataset, Examples
-    from recsys.prompts import PromptEncoder
+from recsys.prompts import PromptEncoder
 
 BATCH = 64
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A callback for `training.loop.fit`.
+    """A callback for `recsys.training.loop.fit`.
 
-    Beam search over the whole catalogue, what a user has already seen left out. Users are ordered
+    Beam search over the whole catalog, what a user has already seen left out. Users are ordered
     by history length, so that prompts pad little.
 
     Attributes:
         model: the model being trained.
         encoder: history -> prompt.
         examples: who is asked, and the right answers.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K of the beam search, at least 10.
     """
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
-from data.readers import amazon, atspeed, lcrec, minionerec, movielens, recbole, s3rec, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from data.raw import EventStream, RawData, ReaderConfig
+from recsys.data.raw import EventStream, RawData, ReaderConfig
+from recsys.data.readers import amazon, atspeed, lcrec, minionerec, movielens, recbole, s3rec, table
 
 
 class Reader(Protocol):

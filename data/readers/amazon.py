@@ -13,27 +13,25 @@ import hashlib
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from data.files import parsed, read_lines
-from data.item_texts import plain
-from data.raw import (
-    Catalogue,
+from recsys.data.files import parsed, read_lines
+from recsys.data.item_texts import plain
+from recsys.data.raw import (
     EventStream,
+    ItemCatalog,
     RawData,
     ReaderConfig,
     describe_all,
     events_table,
     items_table,
 )
-from data.times import unix_seconds
+from recsys.data.times import unix_seconds
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BATCH = 1 << 16  # reviews at a time
 # Fields by edition: user, item, rating, time, and two of what is said.
@@ -75,7 +73,7 @@ def stream(config: ReaderConfig) -> EventStream:
     counts: Counter[str] = Counter()
     return EventStream(
         _reviews(paths["interactions"], config, counts),
-        lambda events: _catalogue(paths.get("items"), events),
+        lambda events: _catalog(paths.get("items"), events),
         counts,
     )
 
@@ -171,7 +169,7 @@ def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path}:{line}", read(text, path, line)
 
 
-def _catalogue(path: Path | None, events: pa.Table) -> Catalogue:
+def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
     """The described items, then those that only reviews name."""
     counts: Counter[str] = Counter()
     titles: dict[str, str] = {}
@@ -204,7 +202,7 @@ def _catalogue(path: Path | None, events: pa.Table) -> Catalogue:
         "price": pa.array([prices.get(i) for i in ids], pa.float64()),
     }
     counts["items_without_metadata"] = missing
-    return Catalogue(items_table(ids, titles, texts, columns if path else {}), None, dict(counts))
+    return ItemCatalog(items_table(ids, titles, texts, columns if path else {}), None, dict(counts))
 
 
 def _categories(record: dict[str, Any]) -> list[str]:

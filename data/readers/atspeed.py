@@ -2,26 +2,23 @@
 
 Each text file has a line a user (`user item item ...`); its item ids are those of the index plus
 one. Item ids here are the index's. Where the texts are absent their twins `*_dict.npy` are read, by
-`data.pickled`, which executes no pickle.
+`recsys.data.pickled`, which executes no pickle.
 """
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
-from data.files import is_cut, read_integer_lines
-from data.item_texts import read_item_texts
-from data.pickled import read_pickled_dict
-from data.raw import RawData, ReaderConfig, events_table, items_table
-from data.semantic_index import read_index
+from recsys.data.files import is_cut, read_integer_lines
+from recsys.data.item_texts import read_item_texts
+from recsys.data.pickled import read_pickled_dict
+from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.semantic_index import read_index
 from recsys.errors import ConfigError, DataError
 from recsys.splits import LABELS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TWINS = {"train": "training", "valid": "validation", "test": "testing"}
 

@@ -6,19 +6,16 @@ Numbers count from 0 in all three.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data.files import MAX_DIGITS, read_json
-from data.item_texts import ItemText, read_item_texts
-from data.raw import RawData, ReaderConfig, events_table, items_table
-from data.semantic_index import aligned, read_index
+from recsys.data.files import MAX_DIGITS, read_json
+from recsys.data.item_texts import ItemText, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SUFFIX = ".inter.json"
 

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import csv
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data.files import MAX_DIGITS, read_lines
-from data.item_texts import read_item_texts
-from data.raw import RawData, ReaderConfig, events_table, items_table
-from data.semantic_index import aligned, read_index
+from recsys.data.files import MAX_DIGITS, read_lines
+from recsys.data.item_texts import read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 from recsys.splits import LABELS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FIELDS = ("user_id", "history_item_id", "item_id")
 _NUMBER = re.compile(rf"\s*\d{{1,{MAX_DIGITS}}}\s*")

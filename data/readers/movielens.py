@@ -6,17 +6,14 @@ The path is the folder. Titles, genres and years become attributes; item ids are
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from pathlib import Path
 
 import pyarrow as pa
 
-from data.delimited import first_line, read_delimited
-from data.raw import RawData, ReaderConfig, describe_all, events_table, items_table
+from recsys.data.delimited import first_line, read_delimited
+from recsys.data.raw import RawData, ReaderConfig, describe_all, events_table, items_table
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
 
 # In the order of the flags in u.item (file u.genre).
 GENRES = (

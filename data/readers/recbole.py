@@ -10,27 +10,24 @@ the file of users is checked and counted.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.delimited import delimited_batches, first_line, read_delimited
-from data.raw import (
-    Catalogue,
+from recsys.data.delimited import delimited_batches, first_line, read_delimited
+from recsys.data.raw import (
     EventStream,
+    ItemCatalog,
     RawData,
     ReaderConfig,
     describe_all,
     events_table,
     items_table,
 )
-from data.times import unix_seconds
+from recsys.data.times import unix_seconds
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KINDS = {
     "token": pa.string(),
@@ -80,7 +77,7 @@ def stream(config: ReaderConfig) -> EventStream:
     counts: Counter[str] = Counter()
     return EventStream(
         _events(paths["interactions"], config, counts),
-        lambda events: _catalogue(paths, config, events),
+        lambda events: _catalog(paths, config, events),
         counts,
     )
 
@@ -134,7 +131,7 @@ def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[
         yield events_table(table[user], table[item], timestamp=times, rating=ratings)
 
 
-def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> Catalogue:
+def _catalog(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> ItemCatalog:
     counts: Counter[str] = Counter()
     if "users" in paths:
         fields = _header(paths["users"])
@@ -142,7 +139,7 @@ def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -
         counts["user_rows_not_kept"] = _table(paths["users"], fields).num_rows
     if "items" not in paths:
         ids, counts["items_without_metadata"] = describe_all([], events)
-        return Catalogue(items_table(ids, {}, {}, {}), None, dict(counts))
+        return ItemCatalog(items_table(ids, {}, {}, {}), None, dict(counts))
     path = paths["items"]
     fields = _header(path)
     item = _needed(fields, config.columns.item, path)
@@ -169,7 +166,7 @@ def _catalogue(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -
     }
     titles, texts = words.get(title or "", {}), words.get(text or "", {})
     texts = {name: said or "" for name, said in texts.items()}
-    return Catalogue(items_table(ids, titles, texts, attributes), None, dict(counts))
+    return ItemCatalog(items_table(ids, titles, texts, attributes), None, dict(counts))
 
 
 def _table(path: Path, fields: dict[str, str]) -> pa.Table:

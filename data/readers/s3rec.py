@@ -8,19 +8,16 @@ smaller by one (`Yelp.item.json`, `Beauty.index.json`).
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data.files import is_cut, number, read_integer_lines, read_json
-from data.item_texts import ItemText, names, read_item_texts
-from data.raw import RawData, ReaderConfig, events_table, items_table
-from data.semantic_index import aligned, read_index
+from recsys.data.files import is_cut, number, read_integer_lines, read_json
+from recsys.data.item_texts import ItemText, names, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Descriptions that list categories have one per attribute; the Yelp file fits but for one item.
 CATEGORY_AGREEMENT = 0.95

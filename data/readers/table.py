@@ -11,32 +11,29 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from data.delimited import delimited_batches, first_line, read_delimited
-from data.raw import (
-    Catalogue,
+from recsys.data.delimited import delimited_batches, first_line, read_delimited
+from recsys.data.raw import (
     Columns,
     EventStream,
+    ItemCatalog,
     RawData,
     ReaderConfig,
     describe_all,
     events_table,
     items_table,
 )
-from data.times import unix_seconds
+from recsys.data.times import unix_seconds
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 DELIMITERS = (",", "\t", ";", "|")
 BATCH = 1 << 20  # rows of a parquet file that are read at a time
@@ -75,8 +72,8 @@ def read(config: ReaderConfig) -> RawData:
     ]
     _agree(tables, config.path)
     events = pa.concat_tables(tables)
-    catalogue = _catalogue(paths.get("items"), columns, events)
-    return RawData(events, catalogue.items, counts=dict(counts) | catalogue.counts)
+    catalog = _catalog(paths.get("items"), columns, events)
+    return RawData(events, catalog.items, counts=dict(counts) | catalog.counts)
 
 
 def stream(config: ReaderConfig) -> EventStream:
@@ -99,7 +96,7 @@ def stream(config: ReaderConfig) -> EventStream:
                 yield table
 
     return EventStream(
-        events(), lambda found: _catalogue(paths.get("items"), config.columns, found), counts
+        events(), lambda found: _catalog(paths.get("items"), config.columns, found), counts
     )
 
 
@@ -131,7 +128,7 @@ def _agree(tables: list[pa.Table], path: Path) -> None:
             )
 
 
-def _catalogue(path: Path | None, columns: Columns, events: pa.Table) -> Catalogue:
+def _catalog(path: Path | None, columns: Columns, events: pa.Table) -> ItemCatalog:
     """The items of the items file, then those that only occur in events."""
     described: pa.Table | None = None
     counts: dict[str, int] = {}
@@ -143,7 +140,7 @@ def _catalogue(path: Path | None, columns: Columns, events: pa.Table) -> Catalog
         counts["repeated_item_rows_dropped"] = described.num_rows - len(first)
         described = described.take(pa.array(first))
     items, counts["items_without_metadata"] = _items(described, columns, events)
-    return Catalogue(items, None, counts)
+    return ItemCatalog(items, None, counts)
 
 
 def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) -> pa.Table:
@@ -246,7 +243,7 @@ def _first_of_each(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[pa.Table, int]:
-    """The catalogue in the order of the items file, then of first appearance."""
+    """The catalog in the order of the items file, then of first appearance."""
     if table is None:
         ids, missing = describe_all([], events)
         return items_table(ids, {}, {}, {}), missing

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recsys.benchmark.result import asked, save, show
+from recsys.benchmark.result import Document, asked, save, show
 from recsys.errors import ConfigError
 from recsys.options import Json, Name, Quick, Seed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from recsys.benchmark.constraint import Options as TrieOptions
+if TYPE_CHECKING:  # the command loads these when it runs
     from recsys.benchmark.decode import Options, Reuse
-    from recsys.benchmark.result import Document
     from recsys.benchmark.workload import Workload
 
 
 def decode(
     bundle: Annotated[
-        Path | None, typer.Option(help="Bundle to decode with: its models, catalogue and users.")
+        Path | None, typer.Option(help="Bundle to decode with: its models, catalog and users.")
     ] = None,
     name: Name = None,
     dataset: Annotated[
@@ -36,7 +32,7 @@ def decode(
         str | None,
         typer.Option(help="Random weights instead: tiny, small, base, 68M, 1.1B or 7B."),
     ] = None,
-    items: Annotated[int | None, typer.Option(help="Items of a random catalogue (12000).")] = None,
+    items: Annotated[int | None, typer.Option(help="Items of a random catalog (12000).")] = None,
     history: Annotated[
         int, typer.Option(min=2, help="Items of a random user's history, 4 tokens each.")
     ] = 20,
@@ -255,42 +251,32 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 def constraint(
     items: Annotated[
-        str | None, typer.Option(help="Sizes of catalogues, a list (100000,1000000,10000000).")
+        str | None, typer.Option(help="Sizes of catalogs, a list (100000,1000000,10000000).")
     ] = None,
     batches: Annotated[str, typer.Option(help="Requests a batch, a list.")] = "1,8,32",
     beams: Annotated[str, typer.Option(help="K, a list.")] = "10,70",
     rounds: Annotated[int | None, typer.Option(min=1, help="Of each measurement (31).")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
-    parts: Annotated[str, typer.Option(help="What is measured: items, text, or both.")] = (
-        "items,text"
-    ),
-    vocabulary: Annotated[
-        int | None, typer.Option(min=258, help="Tokens of the texts' tokenizer (32000).")
-    ] = None,
     quick: Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and plots.")] = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Constraints: the item trie next to Hugging Face's prefix processor, and text by each library.
+    """The item trie next to Hugging Face's prefix processor: build, memory, steps and filters.
 
-    Of items: build, memory, steps and filters; what others allow is compared first. Of text:
-    compilation and steps of grammars and titles, forwards saved, and whether every text holds.
+    The tokens that each of them allows are compared before anything is timed.
     Prints tables, and one JSON line last.
 
     Example: recsys benchmark constraint --out var/reports/constraint
     """
     import torch
 
-    from recsys.benchmark import constraint_report, text_constraint_report
-    from recsys.benchmark.constraint import Options
+    from recsys.benchmark import constraint_report
+    from recsys.benchmark.constraint import Options, measure
     from recsys.benchmark.environment import environment
-    from recsys.progress import say
+    from recsys.progress import say, track
 
     torch.set_num_threads(threads)
-    chosen = _words("--parts", parts)
-    if unknown := set(chosen) - {"items", "text"}:
-        raise ConfigError(f"--parts {sorted(unknown)[0]!r} is not items or text")
     sizes = _numbers("--items", items or ("2000,20000" if quick else "100000,1000000,10000000"))
     options = Options(
         items=sizes,
@@ -303,45 +289,12 @@ def constraint(
     )
     before = environment()
     document = {"benchmark": "constraint", "kind": "constraint", **asked(quick=quick)}
-    reports: list[tuple[ModuleType, Document]] = []
-    if "items" in chosen:
-        document |= _of_items(options)
-        reports.append((constraint_report, document))
-    if "text" in chosen:
-        document["text"] = _of_text(vocabulary, options.seed, quick=quick)
-        reports.append((text_constraint_report, document["text"]))
+    with track("items", total=options.cells) as bar:
+        document |= measure(options, bar.advance)
     document |= {**environment(), "load_before": before["load"]}
     if not as_json:
-        show(
-            (table for report, part in reports for table in report.tables(part)),
-            (sentence for report, part in reports for sentence in report.headline(part)),
-        )
+        show(constraint_report.tables(document), constraint_report.headline(document))
     if out is not None:
-        drawings = {k: v for report, part in reports for k, v in report.plots(part).items()}
-        save(out, document, drawings)
+        save(out, document, constraint_report.plots(document))
         say(f"written: {out}")
     typer.echo(json.dumps(document))
-
-
-def _of_items(options: TrieOptions) -> Document:
-    """What tries cost."""
-    from recsys.benchmark.constraint import measure
-    from recsys.progress import track
-
-    with track("items", total=options.cells) as bar:
-        return measure(options, bar.advance)
-
-
-def _of_text(vocabulary: int | None, seed: int, *, quick: bool) -> Document:
-    """What grammars and titles cost."""
-    from recsys.benchmark.text_constraint import PARTS, measure
-    from recsys.progress import track
-
-    small: dict[str, Any] = {"repeats": 2, "texts": 8, "beams": (3,), "titles_of": 400}
-    with track("text", total=PARTS) as bar:
-        return measure(
-            vocabulary=vocabulary or (600 if quick else 32_000),
-            **(small if quick else {}),
-            seed=seed,
-            advance=bar.advance,
-        )

@@ -1,6 +1,6 @@
 """Constraint: what building, keeping, stepping and filtering a trie costs, against what others do.
 
-Catalogues are random: uniform codes give more prefixes than any real index of their size, which is
+Catalogs are random: uniform codes give more prefixes than any real index of their size, which is
 the worst case for memory. A step is what the trie has to say of B x K beams in the middle of a
 search: which of their candidates may follow. Others are Hugging Face's
 `PrefixConstrainedLogitsProcessor` over a nested dict, and over a table of sorted sequences that is
@@ -14,16 +14,18 @@ from __future__ import annotations
 import sys
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from recsys.benchmark.timing import Side, interleaved, ratio, spread
@@ -31,19 +33,13 @@ from recsys.benchmark.workload import random_model
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filters import FilterCache
+from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import beam_search
 from recsys.models.checkpoint import PRESETS
 from recsys.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint.mask import RowMask
-    from recsys.constraint.transitions import DeviceTrie
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 BRANDS = 1000
 EXCLUDED = 50
@@ -56,14 +52,14 @@ class Options:
     """What is measured.
 
     Attributes:
-        items: sizes of catalogues.
+        items: sizes of catalogs.
         codes: sizes of code books, (levels, codes); the first is used wherever one must be chosen.
         batches: B.
         beams: K.
         shares: of the items that filters allow.
         rounds: each is a measurement of every side.
         peers: items at which others are measured; 0 leaves them out.
-        preset: model to compare a decode with; its catalogue has `peers` items.
+        preset: model to compare a decode with; its catalog has `peers` items.
         seed: of everything.
     """
 
@@ -133,7 +129,7 @@ def _build(tokens: NDArray[np.int32]) -> tuple[ItemTrie, Row]:
         folder = Path(name) / "trie"
         trie.save(folder)
         saved = time.perf_counter()
-        ItemTrie.open(folder).to()
+        DeviceTrie.of(ItemTrie.open(folder))
         opened = time.perf_counter()
     return trie, {
         "build_s": round(built - start, 3),
@@ -158,7 +154,7 @@ def _frontier(
 
 def _steps(trie: ItemTrie, facts: Row, options: Options) -> list[Row]:
     """Time of a step by depth, batch and beams."""
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     sides = {}
     for depth, batch, beams in product(range(trie.num_levels), options.batches, options.beams):
         states = [
@@ -201,7 +197,7 @@ def _ms(seconds: list[float]) -> dict[str, float]:
 def _filters(trie: ItemTrie, options: Options, batch: int, beams: int) -> list[Row]:
     """Time to make a mask, to find it again, and of a search's steps under it."""
     rng = np.random.default_rng(options.seed)
-    count, device, rows = trie.num_items, trie.to(), []
+    count, device, rows = trie.num_items, DeviceTrie.of(trie), []
     brands = pa.array([f"brand {i}" for i in range(BRANDS)])
     brand = pa.DictionaryArray.from_arrays(pa.array(rng.integers(0, BRANDS, count)), brands)
     table = pa.table({"brand": brand.cast(pa.string()), "price": rng.random(count)})
@@ -270,7 +266,7 @@ def _filtered_steps(
     """Seconds of a search's steps, by `KINDS`: no mask, one for all, one each, one and exclusions.
 
     Args:
-        trie: the catalogue.
+        trie: the catalog.
         device: the same.
         masks: one a request.
         gone: rows that each request must not get.
@@ -307,7 +303,7 @@ def _peers(
     trie: ItemTrie, tokens: NDArray[np.int32], options: Options, batch: int, beams: int
 ) -> list[Row]:
     """A step of each, by depth, at one size; depth 0 has one beam and is left out."""
-    rng, device = np.random.default_rng(options.seed), trie.to()
+    rng, device = np.random.default_rng(options.seed), DeviceTrie.of(trie)
     start = time.process_time()
     nested = _nested(tokens)
     dict_s = time.process_time() - start
@@ -384,7 +380,7 @@ def _bytes(nested: dict[int, Any]) -> int:
 
 
 def _nested(tokens: NDArray[np.int32]) -> dict[int, Any]:
-    """The catalogue as dicts of dicts, which is what users of the processor write."""
+    """The catalog as dicts of dicts, which is what users of the processor write."""
     root: dict[int, Any] = {}
     for sequence in tokens.tolist():
         node = root
@@ -458,7 +454,7 @@ def _decode(trie: ItemTrie, options: Options, batch: int, beams: int) -> Row:
     prompts = [
         [rng.integers(0, levels * codes, PROMPT) for _ in range(batch)] for _ in range(rounds)
     ]
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     states = [
         [
             _frontier(trie, depth, batch, beams, np.random.default_rng([options.seed, r]))

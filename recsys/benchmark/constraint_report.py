@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from recsys.benchmark.result import Document
+from recsys.benchmark.result import Document
 
 
 def table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Table:

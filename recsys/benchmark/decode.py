@@ -9,29 +9,33 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
-from recsys.decoding import Engine, ModelDrafter, Proposal, beam_search, speculative_beam_search
+from recsys.benchmark.workload import Workload
+from recsys.constraint import ItemTrie
+from recsys.decoding import (
+    Beams,
+    DecodeStats,
+    Engine,
+    ModelDrafter,
+    Proposal,
+    beam_search,
+    speculative_beam_search,
+)
 from recsys.decoding.beam import grow, prepare
+from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import allowed_tokens, huggingface_beam_search, same_ranking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from recsys.benchmark.workload import Workload
-    from recsys.constraint import ItemTrie
-    from recsys.decoding import Beams, DecodeStats
-    from recsys.decoding.expand import Frontier, Step
 
 Reuse = Literal["cold", "warm"]
 Ranking = list[tuple[tuple[int, ...], float]]

@@ -8,25 +8,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from recsys.benchmark.decode import BEAM, HUGGING_FACE, PLANNED
-from recsys.benchmark.result import save
+from recsys.benchmark.decode import BEAM, HUGGING_FACE, PLANNED, Options, Result
+from recsys.benchmark.result import Document, save
 from recsys.benchmark.sizes import NODES, pays_from
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from recsys.benchmark.decode import Options, Result
-    from recsys.benchmark.result import Document
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 SCHEMA = 1
 NAMES = {BEAM: "own beams", HUGGING_FACE: "Hugging Face"}

@@ -10,13 +10,11 @@ import json
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from rich.table import Table
+from rich.table import Table
 
 Document = dict[str, Any]
 COLOURS = {

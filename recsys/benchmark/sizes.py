@@ -8,19 +8,15 @@ not pay, no draft can), then beside a draft model of the smallest preset.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from recsys.benchmark.decode import Options, measure
+from recsys.benchmark.decode import Options, Reuse, measure
 from recsys.benchmark.workload import CODES, LEVELS, of_sizes, random_model
 from recsys.models.checkpoint import PRESETS, Architecture
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from recsys.benchmark.decode import Reuse
 
 SIZES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 8), (768, 8), (1024, 8))  # hidden, layers
 DRAFT, NODES = "tiny", 128
@@ -49,12 +45,12 @@ def sweep(
         precisions: torch dtypes.
         beams: K.
         reuse: `cold`, `warm` or both.
-        items: of the catalogue.
+        items: of the catalog.
         history: items of a prompt.
         repeats: rounds.
         seconds: once a size takes longer, larger ones of its precision are left out.
         device: torch device.
-        seed: of weights, catalogue and prompts.
+        seed: of weights, catalog and prompts.
         advance: called after each size.
     """
     vocabulary = Vocabulary.from_levels([CODES] * LEVELS)

@@ -1,13 +1,16 @@
-"""Workloads: models, a catalogue and users' prompts, of a bundle or random at a named size."""
+"""Workloads: models, a catalog and users' prompts, of a bundle or random at a named size."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recsys.artifacts import MANIFEST
 from recsys.bundle import Bundle
@@ -19,12 +22,6 @@ from recsys.models.checkpoint import PRESETS, Architecture, build, load_model
 from recsys.progress import say
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 LEVELS, CODES = 4, 256
 LOGITS = 3.0  # standard deviation of a random model's; peaked enough that scores rarely tie
@@ -46,7 +43,7 @@ class Workload:
     Attributes:
         target: Hugging Face model whose answers count.
         draft: one that drafts for it, or None.
-        item_tokens: (items, L) the catalogue.
+        item_tokens: (items, L) the catalog.
         prompts: token ids, one a user.
         earlier: the same users' prompts one item ago.
         longest: tokens of the longest prompt that can come.
@@ -63,7 +60,7 @@ class Workload:
 
     @property
     def trie(self) -> ItemTrie:
-        """The catalogue."""
+        """The catalog."""
         return ItemTrie.build(self.item_tokens)
 
     def group(self, number: int, size: int) -> list[int]:
@@ -74,7 +71,7 @@ class Workload:
 def of_bundle(
     path: Path, dataset: Path, *, users: int, device: str, dtype: torch.dtype, seed: int
 ) -> Workload:
-    """A bundle's models and catalogue; test users of its data set, or random histories without it.
+    """A bundle's models and catalog; test users of its data set, or random histories without it.
 
     Raises:
         ArtifactError: not a bundle.
@@ -121,7 +118,7 @@ def of_shape(
     """Random weights of a named shape, and a random draft: tiny's, or 68M's for the billions.
 
     Raises:
-        ConfigError: an unknown shape, or more items than a catalogue can have.
+        ConfigError: an unknown shape, or more items than a catalog can have.
     """
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape!r} is not one of {', '.join(SHAPES)}")
@@ -157,7 +154,7 @@ def of_sizes(
     seed: int,
     draft: Any | None = None,
 ) -> Workload:
-    """Random weights, a skewed random catalogue, and users who chose `history` of its items."""
+    """Random weights, a skewed random catalog, and users who chose `history` of its items."""
     rng = np.random.default_rng(seed)
     tokens = vocabulary.encode(skewed_codes(rng, items, vocabulary.level_sizes))
     encoder = PromptEncoder(tokens, vocabulary.prefix, PromptConfig(history, 1))

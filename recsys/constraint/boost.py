@@ -10,16 +10,12 @@ for `to`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
-
-    from recsys.constraint.trie import ItemTrie
-
+from recsys.constraint.trie import ItemTrie
 
 MOST = 100_000.0
 """Largest boost: beyond it a sum of log-probabilities would lose its last digits to rounding."""

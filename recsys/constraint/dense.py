@@ -8,15 +8,11 @@ and a symbol exists, so its flags take at most eight bytes a child. NumPy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.constraint.trie import ItemTrie
+from numpy.typing import NDArray
 
 _SPARSE = 8  # pairs of state and symbol for each that exists, at most
 BLOCK = 64  # symbols that are counted one by one to find the place of a child
@@ -40,21 +36,28 @@ class DenseDepth:
     before: NDArray[np.signedinteger]
 
 
-def lay_out(trie: ItemTrie) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
-    """The dense depths of a trie.
+def lay_out(
+    depth_start: Sequence[int],
+    branching: Sequence[int],
+    symbol: NDArray[np.integer],
+    first_child: NDArray[np.integer],
+) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
+    """Find the dense depths of a trie and lay their flags out.
+
+    The arguments are the attributes of `ItemTrie` of the same names.
 
     Returns:
         (F,) their flags, row by row and depth by depth, and what each depth 0 .. L - 1 is; None for
         one that is not dense. The flags begin with a row of False as wide as the widest depth
         (`NO_ROW`).
     """
-    sizes, start = np.diff(trie.depth_start), 0
+    sizes, start = np.diff(depth_start), 0
     shapes: list[tuple[int, int, int] | None] = []
-    for depth in range(trie.num_levels):
+    for depth in range(len(branching)):
         most = _SPARSE * int(sizes[depth + 1]) // int(sizes[depth])
         shapes.append(None)
-        if trie.branching[depth] <= most:
-            symbols = trie.symbol[trie.depth_start[depth + 1] : trie.depth_start[depth + 2]]
+        if branching[depth] <= most:
+            symbols = symbol[depth_start[depth + 1] : depth_start[depth + 2]]
             low = int(symbols.min())
             width = int(symbols.max()) - low + 1
             if width <= most:
@@ -69,11 +72,11 @@ def lay_out(trie: ItemTrie) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None,
             continue
         low, width, start = shape
         start += widest
-        first, last, behind = trie.depth_start[depth : depth + 3]
+        first, last, behind = depth_start[depth : depth + 3]
         rows = flags[start : start + (last - first) * width]
         place = np.arange(0, len(rows), width) - low
-        place = np.repeat(place, np.diff(trie.first_child[first : last + 1]))
-        place += trie.symbol[last:behind]
+        place = np.repeat(place, np.diff(first_child[first : last + 1]))
+        place += symbol[last:behind]
         rows[place] = True
         counts = np.add.reduceat(
             rows.view(np.uint8).reshape(-1, width), np.arange(0, width, BLOCK), axis=1, dtype=int

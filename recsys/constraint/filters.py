@@ -20,24 +20,19 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.constraint.attributes import Attributes, Column, Kind, Scalar, Test
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.trie import ItemTrie
 from recsys.errors import FilterError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint.attributes import Attributes, Column, Kind, Scalar, Test
-    from recsys.constraint.trie import ItemTrie
 
 MOST_DEPTH = 16
 MOST_PARTS = 10_000
@@ -340,7 +335,7 @@ class FilterCache:
     """Row masks of the filters used last, and boosts; may be shared between threads.
 
     Attributes:
-        trie: the catalogue.
+        trie: the catalog.
         attributes: of its items, in the order of `trie.row_items`.
     """
 
@@ -356,7 +351,7 @@ class FilterCache:
         """Keep masks of up to `max_bytes` in all.
 
         Args:
-            trie: the catalogue.
+            trie: the catalog.
             attributes: of its items.
             max_bytes: memory for masks.
             left: (items,) bool in the attributes' order, the items that are still there; None for

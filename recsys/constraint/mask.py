@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
 
-from recsys.constraint.trie import NO_STATE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-    from numpy.typing import NDArray
-
-    from recsys.constraint.trie import ItemTrie
-
+from recsys.constraint.trie import NO_STATE, ItemTrie
 
 _SPARSE = 200  # rows for each that is allowed, where those that are get looked up one by one
 
@@ -119,6 +112,10 @@ class RowMask:
         room.give_back_with(mask, start)
         return mask
 
+    def excluded_rows(self, items: ArrayLike) -> NDArray[np.int32]:
+        """Rows that have no item left but these and those that are not allowed."""
+        return self.trie.excluded_rows(items, self.items)
+
     @cached_property
     def before(self) -> NDArray[np.int32]:
         """(R + 1,) how many of the rows before each one have an allowed item."""
@@ -126,8 +123,6 @@ class RowMask:
 
     def to(self, device: str | torch.device) -> torch.Tensor:
         """`alive` on `device`; copied once a device and kept."""
-        import torch
-
         key = str(device)
         if key not in self._devices:
             self._devices[key] = torch.from_numpy(self.alive).to(device)
@@ -196,7 +191,7 @@ def dead_states(
     not allowed anyway count as neither.
 
     Args:
-        trie: the catalogue.
+        trie: the catalog.
         excluded: rows of each request; B of them.
         masks: what each request may get; None for everything.
 

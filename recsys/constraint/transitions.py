@@ -11,26 +11,19 @@ they can be; places in them are int64, which PyTorch indexes fastest with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from recsys.constraint.dense import BLOCK, NO_ROW
-from recsys.constraint.mask import all_flags, dead_states
-from recsys.constraint.trie import NO_STATE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.dense import DenseDepth
-    from recsys.constraint.mask import MaskRoom, RowMask
-    from recsys.constraint.trie import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.dense import BLOCK, NO_ROW, DenseDepth
+from recsys.constraint.mask import MaskRoom, RowMask, all_flags, dead_states
+from recsys.constraint.trie import NO_STATE, ItemTrie
 
 T = TypeVar("T")
 _INFINITY = -1024  # as the bits of a float16, the negative one
@@ -245,8 +238,21 @@ class DeviceTrie:
     block: torch.Tensor
 
     @classmethod
-    def of(cls, trie: ItemTrie, device: str | torch.device) -> DeviceTrie:
-        """The arrays of `trie` on `device`."""
+    def of(cls, trie: ItemTrie | DeviceTrie, device: str | torch.device = "cpu") -> DeviceTrie:
+        """The arrays of `trie` on `device`; made once per device and kept by the trie.
+
+        A `DeviceTrie` is returned as it is.
+        """
+        if isinstance(trie, DeviceTrie):
+            return trie
+        key = str(device)
+        if key not in trie.on_devices:
+            trie.on_devices[key] = cls._copy(trie, device)
+        kept: DeviceTrie = trie.on_devices[key]
+        return kept
+
+    @classmethod
+    def _copy(cls, trie: ItemTrie, device: str | torch.device) -> DeviceTrie:
         most = max(trie.branching)
         symbol = np.append(trie.symbol, np.zeros(most, trie.symbol.dtype))
         ramp = np.arange(2 * most) < most

@@ -1,4 +1,4 @@
-r"""ItemTrie: the catalogue's token sequences as flat arrays, built with NumPy in one sort.
+r"""ItemTrie: the catalog's token sequences as flat arrays, built with NumPy in one sort.
 
 Rows are the distinct sequences in lexicographic order. States are numbered breadth first, so
 
@@ -23,26 +23,18 @@ makes the tensors that decoding reads (`recsys.constraint.transitions`).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from recsys.arguments import integers, whole_number
-from recsys.constraint.dense import lay_out
+from recsys.constraint.dense import DenseDepth, lay_out
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import torch
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.constraint.dense import DenseDepth
-    from recsys.constraint.mask import RowMask
-    from recsys.constraint.transitions import DeviceTrie
 
 NO_STATE = (1 << 31) - 1
 """The state of a beam that does not exist. It is greater than every state of a trie, so ascending
@@ -81,7 +73,7 @@ class ItemTrie:
     depth_start: tuple[int, ...]
     branching: tuple[int, ...]
     end: int | None = None
-    _devices: dict[str, DeviceTrie] = field(default_factory=dict, repr=False)
+    on_devices: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, tokens: ArrayLike | Sequence[ArrayLike], *, end: int | None = None) -> ItemTrie:
@@ -167,7 +159,7 @@ class ItemTrie:
 
     @cached_property
     def _layout(self) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
-        return lay_out(self)
+        return lay_out(self.depth_start, self.branching, self.symbol, self.first_child)
 
     @cached_property
     def shared_rows(self) -> NDArray[np.intp]:
@@ -209,33 +201,33 @@ class ItemTrie:
         """Items that share row `row`, ascending."""
         return self.row_items[self.row_item_start[row] : self.row_item_start[row + 1]]
 
-    def excluded_rows(self, items: ArrayLike, mask: RowMask | None = None) -> NDArray[np.int32]:
+    def excluded_rows(
+        self, items: ArrayLike, allowed: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.int32]:
         """Rows all of whose items are among `items`, ascending, each once.
 
         A leaf that still has an allowed item stays alive, whatever else it holds.
 
         Args:
             items: dense items.
-            mask: what is allowed; items that are not count as if they were listed.
+            allowed: (items,) bool by place in `row_items`, as `RowMask.items`; items that are not
+                allowed count as if they were listed. None allows all.
 
         Raises:
-            ValueError: items that are no integers, or that the trie does not have; a mask of
-                another trie.
+            ValueError: items that are no integers, or that the trie does not have.
         """
         items = integers("items", items)
         if len(items) and (items.min() < 0 or items.max() >= self.num_items):
             bad = items[(items < 0) | (items >= self.num_items)][0]
             raise ValueError(f"items has item {bad}; items lie in 0 .. {self.num_items - 1}")
-        if mask is not None and mask.trie is not self:
-            raise ValueError("mask: it is made for another trie")
-        if mask is None and self.num_rows == self.num_items:  # a row is an item
+        if allowed is None and self.num_rows == self.num_items:  # a row is an item
             return np.unique(self.item_row[items]).astype(np.int32)
         distinct = np.unique(items)
         rows = np.unique(self.item_row[distinct])
         owner, places = self.places_of(rows)
         left = np.isin(self.row_items[places], distinct, invert=True)
-        if mask is not None:
-            left &= mask.items[places]
+        if allowed is not None:
+            left &= allowed[places]
         return np.asarray(rows[np.bincount(owner[left], minlength=len(rows)) == 0], np.int32)
 
     def places_of(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -309,18 +301,9 @@ class ItemTrie:
             raise ArtifactError(f"{folder}: not a saved trie ({error}); build it again") from error
         return trie
 
-    def to(self, device: str | torch.device = "cpu") -> DeviceTrie:
-        """The trie as tensors on `device`; made once a device and kept."""
-        from recsys.constraint.transitions import DeviceTrie
-
-        key = str(device)
-        if key not in self._devices:
-            self._devices[key] = DeviceTrie.of(self, key)
-        return self._devices[key]
-
     def release(self) -> None:
         """Let go of the tensors: they name the trie, and only a collector would find the circle."""
-        self._devices.clear()
+        self.on_devices.clear()
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {name: getattr(self, name) for name in _ARRAYS}
@@ -416,7 +399,7 @@ def _number_states(
     starts += [np.flatnonzero(flags).astype(np.int32) for flags in new]
     depth_start = np.concatenate([[0], np.cumsum([len(s) for s in starts])])
     if depth_start[-1] >= NO_STATE:
-        raise ValueError(f"the catalogue has {depth_start[-1]} prefixes; at most {NO_STATE - 1}")
+        raise ValueError(f"the catalog has {depth_start[-1]} prefixes; at most {NO_STATE - 1}")
     inner = depth_start[num_levels]
     first_child = np.full(inner + 1, depth_start[-1], np.int32)
     branching = []

@@ -12,7 +12,6 @@ from recsys.decoding.planner import Plan
 from recsys.decoding.score import score_rows
 from recsys.decoding.shared import shared_beam_search
 from recsys.decoding.speculative import speculative_beam_search
-from recsys.decoding.text import Texts, generate_text
 from recsys.decoding.trace import Trace, TraceNode
 
 __all__ = [
@@ -26,12 +25,10 @@ __all__ = [
     "ModelDrafter",
     "Plan",
     "Proposal",
-    "Texts",
     "Trace",
     "TraceNode",
     "beam_search",
     "complete",
-    "generate_text",
     "score_rows",
     "shared_beam_search",
     "speculative_beam_search",

@@ -7,14 +7,17 @@ level needs no forward, only its parents' logits, so a search is L passes and T 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import Frontier, Normalize, Step, TokenLogits, best_first
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.row_tree import RowTree
@@ -23,13 +26,6 @@ from recsys.decoding.tree import ROOT, Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint.transitions import DeviceTrie
 
 
 @torch.inference_mode()
@@ -49,15 +45,15 @@ def beam_search(
     candidates: Sequence[ArrayLike] | None = None,
     candidate_nodes: int | None = None,
 ) -> Beams:
-    """The `num_beams` best catalogue sequences of each prompt, or a sample of that many.
+    """The `num_beams` best catalog sequences of each prompt, or a sample of that many.
 
     Equals `generate(num_beams=K, prefix_allowed_tokens_fn=...)` of Hugging Face.
 
     Args:
         model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
         prompts: token ids of each request, at least one token each; lengths may differ.
-        trie: the catalogue.
-        num_beams: K, at least 1; may exceed the catalogue.
+        trie: the catalog.
+        num_beams: K, at least 1; may exceed the catalog.
         exclude: trie rows that each request must not get (`ItemTrie.excluded_rows`).
         masks: what each request may get; None for everything.
         boosts: what each request's items gain; the best are then those of the largest sums of
@@ -78,7 +74,7 @@ def beam_search(
 
     Raises:
         ValueError: an argument that is not of its kind or range (the text names it), an empty
-            prompt, a token (of a prompt or of the catalogue) outside the model's vocabulary, a row
+            prompt, a token (of a prompt or of the catalog) outside the model's vocabulary, a row
             outside the trie, a mask or boost of another trie, a sample with boosts or candidates,
             or candidates with `normalize` other than `vocabulary`.
         NonFiniteError: the model's logits are not finite for some of the requests.
@@ -146,7 +142,7 @@ def prepare(
     if normalize not in ("vocabulary", "allowed"):
         raise ValueError(f"normalize {normalize!r} is neither 'vocabulary' nor 'allowed'")
     device = model.device
-    trie = trie.to(device) if isinstance(trie, ItemTrie) else trie
+    trie = DeviceTrie.of(trie, device)
     check_vocabulary(model, trie)
     for name, given, kind in (("masks", masks, RowMask), ("boosts", boosts, Boost)):
         for request, one in enumerate(_one_each(name, given, requests)):
@@ -184,7 +180,7 @@ def _one_each(name: str, values: Sequence[T] | None, requests: int) -> Sequence[
 
 
 def num_levels(trie: ItemTrie | DeviceTrie) -> int:
-    """L of the catalogue."""
+    """L of the catalog."""
     return (trie if isinstance(trie, ItemTrie) else trie.source).num_levels
 
 
@@ -209,14 +205,14 @@ def row_tree(
 
 
 def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
-    """Raise unless the model knows every token of the catalogue.
+    """Raise unless the model knows every token of the catalog.
 
     Raises:
         ValueError: it does not.
     """
     if (last := int(trie.source.alphabet[-1])) >= model.vocabulary_size:
         raise ValueError(
-            f"the catalogue has token {last}; the model knows 0 .. {model.vocabulary_size - 1}"
+            f"the catalog has token {last}; the model knows 0 .. {model.vocabulary_size - 1}"
         )
 
 

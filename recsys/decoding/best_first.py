@@ -7,29 +7,25 @@ Beam search's answer is often global already, and its K-th score prunes the rest
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import finish, prepare
 from recsys.decoding.candidates import CandidateDrafter
 from recsys.decoding.expand import Frontier, Normalize, stable_top
+from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.constraint.transitions import DeviceTrie
-    from recsys.decoding.output import Beams, DecodeStats
 
 
 @torch.inference_mode()

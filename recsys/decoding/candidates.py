@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint.transitions import read
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.draft import Proposal
 from recsys.decoding.expand import Frontier, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.decoding.tree import Prompts
+from recsys.decoding.tree import Prompts
 
 
 class CandidateDrafter:

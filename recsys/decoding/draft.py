@@ -7,21 +7,18 @@ proposal only saves passes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from recsys import arguments
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import check_vocabulary, grow
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from recsys.constraint.transitions import DeviceTrie
 
 
 @dataclass(frozen=True)

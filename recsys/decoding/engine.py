@@ -1,4 +1,4 @@
-"""Engine: one target, its catalogue, and all that makes it fast; decides how a batch is decoded.
+"""Engine: one target, its catalog, and all that makes it fast; decides how a batch is decoded.
 
 Whatever it decides, the answer is beam search's. It keeps prompts' keys and values for returning
 users, measures what a pass costs on the machine at hand, and chooses per batch between plain beam
@@ -8,36 +8,30 @@ search and drafted trees (`recsys.decoding.planner`).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
-from recsys.decoding.draft import ExhaustiveDrafter, ModelDrafter
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
+from recsys.decoding.expand import Normalize
+from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner
 from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import PassGraphs
-from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.decoding.draft import Drafter
-    from recsys.decoding.expand import Normalize
-    from recsys.decoding.output import Beams
 
 Mode = Literal["planned", "beam", "exhaustive", "draft", "relaxed"]
 _MEASURED_TOKENS = (4, 64, 256)
@@ -62,14 +56,14 @@ class Decoded:
 
 
 class Engine:
-    """Decodes batches for one target over one catalogue.
+    """Decodes batches for one target over one catalog.
 
     Not thread-safe: one batch at a time.
 
     Attributes:
         target: the model that decides.
         draft: the model that drafts, or None.
-        trie: the catalogue.
+        trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
     """
 
@@ -89,7 +83,7 @@ class Engine:
 
         Args:
             target: Hugging Face decoder-only causal LM.
-            trie: the catalogue.
+            trie: the catalog.
             draft: smaller model over the same vocabulary.
             draft_nodes: tree of mode `draft`.
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
@@ -104,10 +98,11 @@ class Engine:
         self.target = _with_prefixes(target, prefix_bytes, version)
         self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
-        self._graphs = self.target.device.type == "cuda" if graphs is None else graphs
+        self.graphs: list[PassGraphs] = []
+        self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
-        """Decode over another catalogue of as many levels from here on.
+        """Decode over another catalog of as many levels from here on.
 
         Raises:
             ValueError: of other than as many.
@@ -116,7 +111,7 @@ class Engine:
             return
         if trie.num_levels != self.trie.num_levels:
             raise ValueError(
-                f"the catalogue has {trie.num_levels} levels, the one before {self.trie.num_levels}"
+                f"the catalog has {trie.num_levels} levels, the one before {self.trie.num_levels}"
             )
         self.trie = trie
         if self.planner is not None:
@@ -215,14 +210,13 @@ class Engine:
             raise ValueError("batches: want at least one size to measure")
         batches = [arguments.whole_number("batches", batch) for batch in batches]
         self.decode(prompts[:1], num_beams, mode="beam")  # allocations, libraries
-        if self._graphs:
+        if self._use_graphs:
             longest = max(self.prompt_slots, *(len(np.asarray(p)) for p in prompts))
             self._fix_buffers(max(batches), longest, num_beams)
         self.planner = self._tried(prompts, num_beams, batches)
-        if self._graphs:  # what was asked for and had no graph gets one, and is measured again
-            for model in self._models:
-                if model.graphs is not None:
-                    model.graphs.warm_up(list(model.graphs.missed))
+        if self._use_graphs:  # what was asked for and had no graph gets one, and is measured again
+            for graphs in self.graphs:
+                graphs.warm_up(list(graphs.missed))
             self.planner = self._tried(prompts, num_beams, batches)
 
     def _fix_buffers(self, batch: int, prompt: int, num_beams: int) -> None:
@@ -230,9 +224,10 @@ class Engine:
         nodes = max(_NODES[-1], self.trie.branching[0])
         nodes += (self.trie.num_levels - 1) * (num_beams + PATCH_NODES)
         slots = whole_blocks(prompt) + whole_blocks(nodes)
-        for model in self._models:
-            if model.graphs is None:
-                PassGraphs(model, batch=batch, slots=slots)
+        if not self.graphs:
+            self.graphs = [
+                PassGraphs.attach(model, batch=batch, slots=slots) for model in self._models
+            ]
 
     def _tried(
         self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]
@@ -329,7 +324,7 @@ def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
     """`model` ready for the tree forward, with a store of prompts of its own."""
     ready = TreeModel.of(model)
     if prefix_bytes:
-        ready.prefixes, ready.version = PrefixStore.for_model(ready, prefix_bytes), version
+        ready.keep_prefixes(prefix_bytes, version)
     return ready
 
 

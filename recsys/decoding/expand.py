@@ -10,21 +10,16 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from recsys.constraint.transitions import Children
+from recsys.constraint.transitions import Allowed, Candidates, Children, DeviceTrie, Excluded, Gains
 from recsys.constraint.trie import NO_STATE
-from recsys.decoding.tree import NO_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from recsys.constraint.transitions import Allowed, Candidates, DeviceTrie, Excluded, Gains
-    from recsys.decoding.sampling import Noise
-    from recsys.decoding.tree import TokenTree
+from recsys.decoding.sampling import Noise
+from recsys.decoding.tree import NO_TOKEN, TokenTree
 
 _PART = 64  # values of which the best is found first; on a CPU
 Normalize = Literal["vocabulary", "allowed"]
@@ -67,7 +62,7 @@ class TokenLogits(NamedTuple):
 
         Args:
             like: (B, W) of the scores' type, on their device.
-            trie: the catalogue.
+            trie: the catalog.
         """
         total = torch.zeros_like(like)
         return cls(total.unsqueeze(-1).expand(-1, -1, len(trie.alphabet)), total)

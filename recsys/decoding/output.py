@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from recsys.decoding.trace import Trace
+from recsys.decoding.trace import Trace
 
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
 

@@ -11,13 +11,11 @@ All numbers are seconds; nothing here knows tensors.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Literal
 
 Kind = Literal["beam", "exhaustive", "draft", "relaxed"]
 _EXPLORE_EVERY = 64
@@ -125,7 +123,7 @@ class Planner:
     Attributes:
         plans: those to choose from; plain beam search is always one.
         levels: L.
-        first_level: children of the catalogue's root; may change with it.
+        first_level: children of the catalog's root; may change with it.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class Planner:
         Args:
             target: of the target's forward.
             draft: of the draft model's; None without one.
-            levels: L of the catalogue.
+            levels: L of the catalog.
             first_level: children of its root, which exhaustion drafts.
             nodes: sizes of draft trees to consider.
         """

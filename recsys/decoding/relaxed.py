@@ -17,23 +17,20 @@ draft. All randomness is keyed by (seed, state), as there.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from recsys import arguments
-from recsys.constraint.transitions import read
+from recsys.constraint.transitions import Children, read
 from recsys.decoding.beam import finish
 from recsys.decoding.draft import ModelDrafter
 from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
 from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.sampling import Noise
 from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from recsys.constraint.transitions import Children
-    from recsys.decoding.sampling import Noise
 
 # Streams of noise besides the one that draws, which is plain sampling's.
 _ACCEPT, _FILL = 1, 2
@@ -73,7 +70,7 @@ def relaxed_beam_search(
     drafts = arguments.whole_number("draft_beams", drafts)
     if drafts < num_beams:
         raise ValueError(f"draft_beams must be at least num_beams ({num_beams}), got {drafts}")
-    # No level has more than the catalogue's sequences, however many are asked for.
+    # No level has more than the catalog's sequences, however many are asked for.
     rows = step.trie.source.num_rows
     width, drafts = min(num_beams, rows), min(drafts, rows)
     draft = drafter.model if isinstance(drafter, ModelDrafter) else drafter

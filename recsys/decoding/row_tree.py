@@ -7,22 +7,16 @@ the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
-from recsys.decoding.tree import NO_TOKEN, ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.constraint.transitions import DeviceTrie
-    from recsys.decoding.expand import TokenLogits
-    from recsys.decoding.tree import TokenTree
+from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding.expand import TokenLogits
+from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ class RowTree:
         """The tree of `rows`.
 
         Args:
-            trie: the catalogue.
+            trie: the catalog.
             rows: trie rows of each request, most wanted first.
             nodes: exactly so many a request, padding included: rows are taken in their order while
                 their prefixes fit, and the first that does not ends it. None for all rows.

@@ -7,24 +7,20 @@ scored in the first pass of a search that is made anyway.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import check_vocabulary, num_levels
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint.transitions import DeviceTrie
 
 
 @torch.inference_mode()
@@ -41,7 +37,7 @@ def score_rows(
     Args:
         model: as `beam_search`'s; where it has a prefix store, prompts are looked up there.
         prompts: token ids of each request.
-        trie: the catalogue.
+        trie: the catalog.
         rows: trie rows to score for each request; repeated ones are scored again.
         prompt_slots: prompt slots to reserve at least.
 
@@ -55,7 +51,7 @@ def score_rows(
     """
     model = TreeModel.of(model)
     ready = Prompts.of(prompts, model, num_levels(trie) - 1)
-    trie = trie.to(model.device) if isinstance(trie, ItemTrie) else trie
+    trie = DeviceTrie.of(trie, model.device)
     check_vocabulary(model, trie)
     named = arguments.rows_of_requests("rows", rows, len(ready), trie.source.num_rows)
     wanted = RowTree.of(trie, named)

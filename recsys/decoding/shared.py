@@ -9,28 +9,23 @@ a level has is asked of the device: right for work offline, where batches are la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import RowMask
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.beam import finish, num_levels, prepare, row_tree
-from recsys.decoding.expand import Frontier, TokenLogits
+from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.row_tree import RowTree
 from recsys.decoding.tree import NO_TOKEN, ROOT, Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.mask import RowMask
-    from recsys.decoding.expand import Step
-    from recsys.decoding.row_tree import RowTree
 
 
 @torch.inference_mode()
@@ -52,7 +47,7 @@ def shared_beam_search(
         model: as `beam_search`'s, like `trie` and `num_beams`.
         prompts: (B) token ids of each prompt, once.
         owner: (R) which of the prompts each request has. Memory grows with the most that one has.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K.
         exclude: trie rows that each request must not get.
         masks: what each request may get; None for everything.

@@ -11,13 +11,19 @@ A pass always settles at least one level: never more passes than beam search.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.decoding.beam import finish, num_levels, prepare, row_tree
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
 from recsys.decoding.expand import Frontier, Normalize, Step, stable_top
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.relaxed import relaxed_beam_search
@@ -25,17 +31,6 @@ from recsys.decoding.table import Table
 from recsys.decoding.trace import Trace, trace
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from recsys.constraint import ItemTrie
-    from recsys.constraint.boost import Boost
-    from recsys.constraint.mask import RowMask
-    from recsys.constraint.transitions import Children, DeviceTrie
-    from recsys.decoding.draft import Proposal
 
 Verification = Literal["strict", "relaxed"]
 PATCH_NODES = 128
@@ -70,7 +65,7 @@ def speculative_beam_search(
         drafter: a `Drafter`, a Hugging Face model that drafts (`ModelDrafter` with its defaults),
             or None for the exhaustive drafter, which needs no model.
         prompts: token ids of each request.
-        trie: the catalogue.
+        trie: the catalog.
         num_beams: K.
         verification: `strict`, which loses nothing, or `relaxed`, which samples approximately from
             the target's distribution (`recsys.decoding.relaxed`); it needs seeds and a draft model.
@@ -117,7 +112,7 @@ def speculative_beam_search(
     wanted = row_tree(step, len(ready), candidates, candidate_nodes)
     if not len(ready):
         return finish(Frontier.root(0, model.score_dtype, model.device), step, num_beams, [])
-    # A search is no wider than its catalogue, however many beams are asked for.
+    # A search is no wider than its catalog, however many beams are asked for.
     width = min(num_beams, step.trie.source.num_rows)
     patch_nodes = min(patch_nodes, step.trie.source.num_states)
     if verification == "relaxed":
@@ -277,7 +272,7 @@ class _Verification:
         known = exact.masked_fill(missing.unsqueeze(-1), -torch.inf)
         limit = known.flatten(1).topk(self.num_beams).values[:, -1:]
         known = known.masked_fill(known < limit.unsqueeze(-1), -torch.inf)
-        # Those of a missing beam are not: a child with more of the catalogue below it is likelier.
+        # Those of a missing beam are not: a child with more of the catalog below it is likelier.
         above = step.trie.sizes(self.frontier.states, depth).unsqueeze(-1)
         share = (step.trie.sizes(children.states, depth + 1) / above).to(exact.dtype).log()
         # what is not alive has no share of anything, 0 / 0

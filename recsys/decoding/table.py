@@ -8,16 +8,11 @@ place i + 1. All requests have the same number of places; a place without a node
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from recsys.decoding.expand import Frontier, Step, TokenLogits
-from recsys.decoding.tree import NO_TOKEN, ROOT
-
-if TYPE_CHECKING:
-    from recsys.decoding.row_tree import RowTree
-    from recsys.decoding.tree import TokenTree
+from recsys.decoding.row_tree import RowTree
+from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree
 
 PADDING = -1
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from recsys.decoding.expand import Frontier
-from recsys.decoding.table import PADDING
-
-if TYPE_CHECKING:
-    from recsys.decoding.table import Table
+from recsys.decoding.table import PADDING, Table
 
 Fate = Literal["accepted", "rejected", "patched"]
 
@@ -52,7 +49,7 @@ class Trace:
 
     Attributes:
         nodes: parents before children.
-        blocked: by level, from 1, how many codes the catalogue or a mask closed below the search's
+        blocked: by level, from 1, how many codes the catalog or a mask closed below the search's
             beams; empty where nobody has counted.
     """
 

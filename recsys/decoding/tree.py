@@ -12,27 +12,21 @@ nobody asks about). It runs the model and counts passes; it knows no trie.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
 from recsys.errors import NonFiniteError
-from recsys.models.cache import whole_blocks
+from recsys.models.cache import SlotCache, whole_blocks
 from recsys.models.mask import prompt_mask, tree_mask
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.models.cache import SlotCache
-    from recsys.models.tree_forward import TreeModel
+from recsys.models.tree_forward import TreeModel
 
 ROOT = -1
 NO_TOKEN = -1

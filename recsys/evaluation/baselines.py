@@ -7,17 +7,13 @@ validation event as part of the history, as the model does, but have not learned
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.evaluation.protocol import Ranker
+from recsys.interactions import Histories
 from recsys.retrieval import ItemItem
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.evaluation.protocol import Ranker
-    from recsys.interactions import Histories
 
 
 @dataclass(frozen=True)

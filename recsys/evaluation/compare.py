@@ -7,18 +7,16 @@ interval excludes 0 is more than the sampling of users explains.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest
 from recsys.errors import ArtifactError, DataError
 from recsys.evaluation.metrics import paired_bootstrap
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 KIND, USERS = "evaluation", "users.parquet"
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import html
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from matplotlib.axes import Axes
-
-    Rows = list[dict[str, Any]]
+Rows = list[dict[str, Any]]
 
 INK, GRID = "#010203", "#040506"
 SERIES = tuple(f"#a1b2c{i}" for i in range(6))  # the ranker under test, then the others
@@ -93,17 +90,17 @@ def by_segment(document: dict[str, Any], by: str) -> str:
 
 
 def coverage(document: dict[str, Any]) -> str:
-    """Share of the catalogue that is recommended to anyone, by K."""
+    """Share of the catalog that is recommended to anyone, by K."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for i, ranker in enumerate(document["rankers"]):
             rows = _pick(document["coverage"], document, ranker=ranker)
             _line(axes, i, ranker, [{"mean": row["coverage"]} for row in rows])
-        _by_k_axes(axes, document["protocol"]["ks"], "share of the catalogue")
+        _by_k_axes(axes, document["protocol"]["ks"], "share of the catalog")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
-    return svg(draw, "coverage", "Line chart: catalogue coverage of each recommender by K.")
+    return svg(draw, "coverage", "Line chart: catalog coverage of each recommender by K.")
 
 
 def by_width(document: dict[str, Any]) -> str:

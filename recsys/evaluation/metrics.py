@@ -6,18 +6,14 @@ with the same semantic ID. This module knows no models and no data sets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.interactions import Histories
+from recsys.interactions import Histories
 
 RESAMPLES_AT_A_TIME = 64  # bounds memory: 64 * users counts
 
@@ -91,7 +87,7 @@ def mrr_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
 
 
 def coverage_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
-    """Share of the catalogue that is among the first k of at least one user."""
+    """Share of the catalog that is among the first k of at least one user."""
     shown = np.unique(ranked[:, :k])
     return float((shown >= 0).sum() / num_items)
 

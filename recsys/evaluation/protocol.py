@@ -1,6 +1,6 @@
 """Protocol: which users, which history, which targets, what is masked; written down once.
 
-Ranks every user of a split over the whole catalogue, once with the history's items masked and once
+Ranks every user of a split over the whole catalog, once with the history's items masked and once
 without, and measures the next event and all of the split's events from the same lists. Any object
 with a `rank` method can be measured; nothing here knows how it ranks, or how results are shown.
 """
@@ -8,11 +8,14 @@ with a `rank` method can be measured; nothing here knows how it ranks, or how re
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.dataset import Dataset, Examples, Targets
 from recsys.errors import DataError
 from recsys.evaluation.metrics import (
     Hits,
@@ -27,18 +30,10 @@ from recsys.evaluation.metrics import (
     resampled_means,
     short_share_at_k,
 )
+from recsys.interactions import Histories
 from recsys.progress import track
 from recsys.retrieval import digest
-from recsys.splits import LABELS, TRAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from recsys.dataset import Dataset, Examples, Targets
-    from recsys.interactions import Histories
-    from recsys.splits import SplitName
+from recsys.splits import LABELS, TRAIN, SplitName
 
 Seen = Literal["masked", "unmasked"]
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
@@ -57,7 +52,7 @@ class Ranker(Protocol):
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool, /
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Rank the catalogue for each history.
+        """Rank the catalog for each history.
 
         Returns:
             (n, k) int32 dense items, best first, each at most once, -1 behind the end of a list,

@@ -6,8 +6,9 @@ Metrics come from `protocol`; nothing is computed here but choices of what to sh
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recsys.config import as_dict
+from recsys.dataset import Dataset
 from recsys.evaluation import figures
-from recsys.evaluation.protocol import find
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from recsys.dataset import Dataset
-    from recsys.evaluation.protocol import Result
+from recsys.evaluation.protocol import Result, find
 
 SCHEMA = 1
 TEMPLATE, STYLE = "report.html.jinja", "page.css"
@@ -47,7 +43,7 @@ def document(
         dataset: the data it was measured on, for titles and outside ids.
         name: of the model under test.
         made_from: name -> digest of bundle and data set.
-        semantic_ids: health of the catalogue's semantic IDs, if it has any.
+        semantic_ids: health of the catalog's semantic IDs, if it has any.
         warnings: what a reader must know before the figures.
         widths: rows of `recsys.evaluation.widths`, if beam widths were swept.
     """

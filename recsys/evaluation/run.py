@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, up_to_date, write_artifact
 from recsys.bundle import CATALOG, QUANTIZER, load_sasrec
+from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
@@ -26,6 +28,7 @@ from recsys.evaluation import report, widths
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.protocol import (
     EvaluationConfig,
+    Ranker,
     check_ids,
     check_no_leak,
     check_retrieval,
@@ -33,18 +36,11 @@ from recsys.evaluation.protocol import (
     evaluate,
     sample,
 )
+from recsys.interactions import Histories
+from recsys.pipeline import Context
 from recsys.progress import console, say, track
+from recsys.recommender import Ranked, Recommender
 from recsys.semantic_ids.report import health
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any, Self
-
-    from recsys.catalog import Catalog
-    from recsys.evaluation.protocol import Ranker
-    from recsys.interactions import Histories
-    from recsys.pipeline import Context
-    from recsys.recommender import Ranked, Recommender
 
 KIND = "evaluation"
 # The ranker under test is `blended` where the bundle blends, with the model alone beside it.
@@ -99,7 +95,7 @@ def evaluate_bundle(
         `out_path`.
 
     Raises:
-        ArtifactError: a missing or damaged artifact, or a bundle of another catalogue.
+        ArtifactError: a missing or damaged artifact, or a bundle of another catalog.
         DataError: the split has no events, or training reaches into it.
     """
     parents = {
@@ -304,7 +300,7 @@ def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:
     if catalog.item_ids == [str(item_id) for item_id in dataset.item_ids]:
         return
     raise ArtifactError(
-        f"the bundle's catalogue ({len(catalog)} items) is not that of the data set "
+        f"the bundle's catalog ({len(catalog)} items) is not that of the data set "
         f"({len(dataset.item_ids)} items); evaluate a bundle on the data it was made from, or make "
         "the bundle again"
     )

@@ -5,19 +5,16 @@ A list is measured as everywhere; the difference to the widest search is paired,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from recsys.evaluation.protocol import EvaluationConfig
-    from recsys.interactions import Histories
+from recsys.evaluation.protocol import EvaluationConfig
+from recsys.interactions import Histories
 
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k}
 

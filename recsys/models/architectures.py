@@ -8,14 +8,10 @@ compares every causal LM of transformers; `docs/architectures.md` has the result
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformers import PretrainedConfig
+from transformers import PretrainedConfig
 
 _DOCS = "docs/architectures.md"
 

@@ -16,16 +16,12 @@ Hugging Face models take this object as `past_key_values`; of that interface onl
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from transformers import PretrainedConfig
+from transformers import PretrainedConfig
 
 SLOT_BLOCK = 16
 _FREE_BUFFERS = 2

@@ -12,20 +12,17 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from recsys.errors import ArtifactError, ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import torch
-    from transformers import LlamaForCausalLM, PreTrainedModel
-
-    from recsys.vocabulary import Vocabulary
+from recsys.vocabulary import Vocabulary
 
 ADAPTER = "adapter"
 BESIDE = ".."  # what an adapter calls the weights that it belongs to, so that the folder can move

@@ -20,20 +20,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from transformers import PretrainedConfig
 
 from recsys.models.cache import CachePool, SlotCache, Storage, whole_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from transformers import PretrainedConfig
-
-    from recsys.models.tree_forward import TreeModel
+from recsys.models.tree_forward import TreeModel
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 _STEP = 8
@@ -278,7 +274,7 @@ class PassGraph:
 
 
 class PassGraphs:
-    """The captured passes of one model, which uses them from now on.
+    """The captured passes of one model; `attach` makes the model use them.
 
     Attributes:
         pool: of the model's caches; holds the storage.
@@ -289,7 +285,7 @@ class PassGraphs:
     def __init__(
         self, model: TreeModel, *, batch: int, slots: int, capture: Capture | None = None
     ) -> None:
-        """Allocate the storage and make `model` ask here first; nothing is captured yet.
+        """Allocate the storage; nothing is captured yet, and the model does not use it yet.
 
         Args:
             model: no decode may be running on it.
@@ -316,7 +312,18 @@ class PassGraphs:
         self.missed: Counter[PassShape] = Counter()
         self._replays, self._fallbacks = 0, Counter[str]()
         self._lock = threading.Lock()
-        model.pool, model.graphs = self.pool, self
+
+    @classmethod
+    def attach(
+        cls, model: TreeModel, *, batch: int, slots: int, capture: Capture | None = None
+    ) -> PassGraphs:
+        """Make captured passes and set them as `model.graphs` and `model.pool`.
+
+        The arguments and errors are those of the constructor.
+        """
+        graphs = cls(model, batch=batch, slots=slots, capture=capture)
+        model.pool, model.graphs = graphs.pool, graphs
+        return graphs
 
     @property
     def shapes(self) -> list[PassShape]:

@@ -21,20 +21,15 @@ import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
+from transformers import PretrainedConfig
 
 from recsys.models.cache import key_value_shape
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from recsys.models.tree_forward import TreeModel
 
 _TOKEN = np.dtype(np.int64)
 
@@ -99,6 +94,20 @@ class Hit:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+class StoredModel(Protocol):
+    """What the store has to know of a model (`recsys.models.tree_forward.TreeModel`)."""
+
+    config: PretrainedConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
 
 
 class PrefixStore:
@@ -176,7 +185,7 @@ class PrefixStore:
         self._hits = self._misses = self._evictions = 0
 
     @classmethod
-    def for_model(cls, model: TreeModel, max_bytes: int, block: int = 4) -> PrefixStore:
+    def for_model(cls, model: StoredModel, max_bytes: int, block: int = 4) -> PrefixStore:
         """A store for the keys and values of `model`, in its dtype and on its device."""
         layers, heads, head_dim = key_value_shape(model.config)
         return cls(

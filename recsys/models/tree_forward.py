@@ -7,26 +7,43 @@ applied only to the rows that are wanted. It does not know what a beam or an ite
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from recsys.models.architectures import after_head, check_architecture, exact_positions
-from recsys.models.cache import CachePool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformers import PreTrainedModel
-
-    from recsys.models.cache import SlotCache
-    from recsys.models.graphs import PassGraphs
-    from recsys.models.prefix_store import PrefixStore
+from recsys.models.cache import CachePool, SlotCache
+from recsys.models.prefix_store import PrefixStore
 
 # On a CPU a matrix product of one to three rows takes another kernel, and rounds differently, than
 # the same rows in a larger one. Queries and wanted rows therefore come in fours there, so that a
 # request gets the same bits alone and in a batch.
 _ROWS = 4
+
+
+class CapturedPass(Protocol):
+    """One pass of a model, captured at fixed sizes."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: dict[str, torch.Tensor],
+        write: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Logits of the wanted rows; the arguments are those of `TreeModel.forward`."""
+
+
+class CapturedPasses(Protocol):
+    """Passes of a model that were captured ahead."""
+
+    def find(
+        self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
+    ) -> CapturedPass | None:
+        """A captured pass that can run these tokens, or None to run them uncaptured."""
 
 
 class TreeModel:
@@ -41,10 +58,10 @@ class TreeModel:
         pool: storage of its caches.
         prefixes: prompts kept for later calls, or None.
         version: of the model in the prefix store.
-        graphs: passes captured ahead, or None; set by `PassGraphs`.
+        graphs: passes captured ahead, or None (`recsys.models.graphs.PassGraphs.attach`).
     """
 
-    graphs: PassGraphs | None = None
+    graphs: CapturedPasses | None = None
 
     def __init__(
         self,
@@ -97,6 +114,11 @@ class TreeModel:
     def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
         """`model` itself if it is one, else wrapped."""
         return model if isinstance(model, cls) else cls(model)
+
+    def keep_prefixes(self, max_bytes: int, version: str = "") -> None:
+        """Keep the keys and values of prompts for later calls, in at most `max_bytes`."""
+        self.prefixes = PrefixStore.for_model(self, max_bytes)
+        self.version = version
 
     @property
     def device(self) -> torch.device:

@@ -7,15 +7,12 @@ ever touched. Knows dense items only; no titles, no semantic IDs, no model.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Histories
+from recsys.interactions import Histories
 
 USERS_AT_A_TIME = 2048  # bounds memory: a few hundred neighbours for each of them
 
@@ -57,7 +54,7 @@ class ItemItem:
 
         Args:
             histories: training events; nothing else may come in.
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             window: largest gap that counts, in events.
             reverse: weight of a pair read backwards.
             source_damping: exponent of the popularity of the history's item.
@@ -96,7 +93,7 @@ class ItemItem:
 
         Args:
             histories: training events; nothing else may come in.
-            num_items: items of the catalogue.
+            num_items: items of the catalog.
             shrink: pulls similarities that rest on few users towards zero.
             decay: see the class.
         """

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 DAY = 86_400
 
@@ -23,7 +19,7 @@ def decayed_counts(
 
     Args:
         items: (n,) of training events; nothing else may come in.
-        num_items: items of the catalogue.
+        num_items: items of the catalog.
         timestamps: (n,) unix seconds, or None where events have only an order.
         half_life_days: None counts all events alike, as do missing timestamps.
 

@@ -6,7 +6,7 @@ that the model then scores, and a probability of every item that the model's may
     p(item | history) = (1 - s) * evidence(item) / sum of evidence + s * popularity(item)
 
 with the evidence of a directional item-item model, popularity smoothed by one event an item, and s
-the smoothing; without any evidence p is popularity alone. Speaks of dense items of the catalogue it
+the smoothing; without any evidence p is popularity alone. Speaks of dense items of the catalog it
 was fitted for; items beyond it have no evidence and no events. Knows no semantic IDs, no model.
 """
 
@@ -14,24 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.errors import ArtifactError
+from recsys.interactions import Histories
 from recsys.retrieval.item_item import ItemItem, best_of
 from recsys.retrieval.vectors import VectorIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Histories
 
 SETTINGS, COUNTS, VECTORS = "retrieval.json", "popularity.npy", "vectors.npy"
 _MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data")}
@@ -83,7 +79,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """Neighbours, popularity and item vectors of one catalogue.
+    """Neighbours, popularity and item vectors of one catalog.
 
     Attributes:
         item_item: what a history speaks for.
@@ -176,7 +172,7 @@ class Retrieval:
 
         Args:
             shares: (n, items) of the evidence of n histories (`shares`).
-            items: (n, c) dense items; those beyond the catalogue have no events.
+            items: (n, c) dense items; those beyond the catalog have no events.
         """
         known = np.where((items >= 0) & (items < len(self)), items, len(self))
         share = _look_up(shares, known)
@@ -190,7 +186,7 @@ class Retrieval:
 
         Args:
             histories: n sequences, oldest first.
-            items: (n, c) dense items; those beyond the catalogue have no vector.
+            items: (n, c) dense items; those beyond the catalog have no vector.
         """
         if self.vectors is None:
             return np.zeros(items.shape, np.float32)
@@ -257,7 +253,7 @@ class Retrieval:
         """For each item the one of the history that speaks most for it, or -1 if none does.
 
         Args:
-            histories: n sequences of dense items, oldest first; those beyond the catalogue say
+            histories: n sequences of dense items, oldest first; those beyond the catalog say
                 nothing.
             items: (n, c) dense items, -1 for none.
 
@@ -385,7 +381,7 @@ def digest(histories: Histories) -> str:
 
 
 def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
-    """One integer a (row, item) of the sequences; items beyond the catalogue are passed over."""
+    """One integer a (row, item) of the sequences; items beyond the catalog are passed over."""
     pairs = [np.zeros(0, np.int64)]
     for histories in sequences:
         known = histories.items < size

@@ -1,30 +1,25 @@
 """SASRec: the next item by self-attention over a history of items (Kang & McAuley, 2018).
 
-The model as it is asked, in NumPy; `training.sasrec` has it as it is taught. Pre-norm layers with
-learned positions, and one vector an item for reading and for answering:
+This is inference, in NumPy; training is in `recsys.training.sasrec`. The layers are pre-norm with
+learned positions, and one vector per item serves as input and output embedding:
 
     logit(item | history) = last state of the history . vector(item)
 
-Speaks of dense items of the catalogue it was fitted for.
+Speaks of dense items of the catalog it was fitted for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Histories
 
 FILE = "sasrec.safetensors"
 ITEMS, POSITIONS, NORM = "items", "positions", "norm"
@@ -65,7 +60,7 @@ class SasRec:
         """(n, D) last states; 0 for a history without a known item.
 
         Args:
-            histories: n sequences of dense items, oldest first; those beyond the catalogue are
+            histories: n sequences of dense items, oldest first; those beyond the catalog are
                 passed over.
         """
         known = histories.where(histories.items < len(self))

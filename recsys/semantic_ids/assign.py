@@ -9,17 +9,13 @@ room. Items that fit are never moved.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from recsys.semantic_ids.quantizer import residual_codes, squared_distances
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 
 def assign_unique(

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from recsys.errors import ArtifactError
 from recsys.semantic_ids.features import FeatureEncoder, Words
-from recsys.semantic_ids.quantizer import decode, squared_distances
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from recsys.semantic_ids.quantizer import Quantizer
+from recsys.semantic_ids.quantizer import Quantizer, decode, squared_distances
 
 FILE = "encoder.json"
 
@@ -55,7 +50,7 @@ class ItemEncoder:
         """Codes of items, and how well others of the last level would do.
 
         Args:
-            items: with the columns of the catalogue's.
+            items: with the columns of the catalog's.
 
         Returns:
             (n, L) codes, and (n, V) squared distances of what the levels above leave over to each

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path  # noqa: TC003 - recsys.config resolves the annotation
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import svds
 
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from recsys.interactions import Histories
+from recsys.interactions import Histories
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ codes what the levels above it left over.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 BLOCK = 1 << 14  # rows of a distance matrix held at once
 

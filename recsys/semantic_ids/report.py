@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from recsys.semantic_ids.quantizer import Quantizer
+from recsys.semantic_ids.quantizer import Quantizer
 
 
 def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict[str, Any]:

@@ -6,18 +6,14 @@ The latent space is the feature space itself, so there is nothing to train but c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import check_size, decode, nearest, residual_codes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 CENTROIDS = "centroids.safetensors"
 

@@ -10,22 +10,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import check_size, decode, residual_codes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from vector_quantize_pytorch import ResidualVQ
 
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
@@ -93,7 +90,7 @@ class RQVAE:
         config: RQVAEConfig,
         seed: int = 0,
     ) -> RQVAE:
-        """Train on the features of the whole catalogue.
+        """Train on the features of the whole catalog.
 
         Args:
             features: (items, F) float32.

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from serving.api.routing import AnyPhase
-from serving.batcher import DeadlineExceededError
-from serving.bodies import MalformedError, parse
-from serving.errors import ProblemError, documented
-from serving.schemas.common import InvalidField
-from serving.schemas.events import MAX_EVENTS, EventIn, EventsRequest, EventsResponse
-from serving.stores import EventConflictError
+from recsys.serving.api.routing import AnyPhase
+from recsys.serving.batcher import DeadlineExceededError
+from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.errors import ProblemError, documented
+from recsys.serving.schemas.common import InvalidField
+from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsRequest, EventsResponse
+from recsys.serving.stores import EventConflictError
 
 JSON = "application/json"
 LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl")

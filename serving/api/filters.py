@@ -4,10 +4,10 @@
 from fastapi import APIRouter, Request
 
 from recsys.errors import FilterError
-from serving.api.routing import BODY, RECOMMEND, JsonRoute, Ready, while_connected
-from serving.errors import documented, invalid_part
-from serving.schemas.common import InvalidField
-from serving.schemas.filters import FilterCheck, FilterReport
+from recsys.serving.api.routing import BODY, RECOMMEND, JsonRoute, Ready, while_connected
+from recsys.serving.errors import documented, invalid_part
+from recsys.serving.schemas.common import InvalidField
+from recsys.serving.schemas.filters import FilterCheck, FilterReport
 
 router = APIRouter(prefix="/v1/filters", route_class=JsonRoute)
 

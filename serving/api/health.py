@@ -3,9 +3,9 @@
 # Annotations stay live here: FastAPI reads them.
 from fastapi import APIRouter
 
-from serving.api.routing import Ready
-from serving.errors import documented
-from serving.schemas.common import Health
+from recsys.serving.api.routing import Ready
+from recsys.serving.errors import documented
+from recsys.serving.schemas.common import Health
 
 router = APIRouter(prefix="/health")
 

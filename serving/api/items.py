@@ -1,11 +1,11 @@
-"""Items of the catalogue: found, changed, compared and ranked."""
+"""Items of the catalog: found, changed, compared and ranked."""
 
 # Annotations stay live here: FastAPI reads them.
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from serving.api.routing import (
+from recsys.serving.api.routing import (
     BODY,
     RECOMMEND,
     JsonRoute,
@@ -14,9 +14,9 @@ from serving.api.routing import (
     json_response,
     while_connected,
 )
-from serving.errors import documented
-from serving.schemas.common import CHAMPION, Alias
-from serving.schemas.items import (
+from recsys.serving.errors import documented
+from recsys.serving.schemas.common import CHAMPION, Alias
+from recsys.serving.schemas.items import (
     Item,
     ItemBody,
     ItemChange,
@@ -43,14 +43,14 @@ CHANGE = ("invalid_item", "store_unavailable", "not_ready")
 async def browse_items(
     query: Annotated[ItemQuery, Query()], request: Request, service: Ready
 ) -> Response:
-    """The catalogue, page by page: by the first codes of the semantic ID, and by words."""
-    return json_response(await while_connected(request, service.catalogue.browse(query)))
+    """The catalog, page by page: by the first codes of the semantic ID, and by words."""
+    return json_response(await while_connected(request, service.catalog_changes.browse(query)))
 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
 async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
-    """Put items into the catalogue, all or none; they can be recommended when this answers."""
-    epoch, items = await service.catalogue.upsert(body.items)
+    """Put items into the catalog, all or none; they can be recommended when this answers."""
+    epoch, items = await service.catalog_changes.upsert(body.items)
     return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
 
 
@@ -76,15 +76,15 @@ async def similar_items(
     responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
-    """An item of the catalogue: title, semantic ID, attributes."""
+    """An item of the catalog: title, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
 
 
 @router.put("/items/{item_id:id}", response_model=ItemChange, responses=documented(*BODY, *CHANGE))
 async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
-    """Put one item into the catalogue, or another in its place."""
+    """Put one item into the catalog, or another in its place."""
     item = NewItemBody.model_construct(item_id=item_id, **dict(body))
-    epoch, (found,) = await service.catalogue.upsert([item])
+    epoch, (found,) = await service.catalog_changes.upsert([item])
     return json_response(ItemChange.model_construct(epoch=epoch, item=found))
 
 
@@ -95,7 +95,7 @@ async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
 )
 async def delete_item(item_id: PathId, service: Ready) -> Response:
     """Take an item away: nothing that is asked afterwards is answered with it."""
-    await service.catalogue.remove(item_id)
+    await service.catalog_changes.remove(item_id)
     return Response(status_code=204)
 
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from serving.api.routing import BODY, JsonRoute, Ready, json_response
-from serving.errors import documented
-from serving.schemas.common import CHAMPION, Alias, AliasName
-from serving.schemas.models import AliasBody, AliasInfo, AliasList, Evaluation, ModelList
+from recsys.serving.api.routing import BODY, JsonRoute, Ready, json_response
+from recsys.serving.errors import documented
+from recsys.serving.schemas.common import CHAMPION, Alias, AliasName
+from recsys.serving.schemas.models import AliasBody, AliasInfo, AliasList, Evaluation, ModelList
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 PathAlias = Annotated[AliasName, Path(description="`champion`, `shadow`, or any other name.")]

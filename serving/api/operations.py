@@ -9,11 +9,11 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 
 from recsys import __version__
-from serving.api.routing import AnyPhase
-from serving.errors import documented
-from serving.metrics import CONTENT_TYPE
-from serving.schemas.operations import Process, Queue, Stats
-from serving.service import Phase
+from recsys.serving.api.routing import AnyPhase
+from recsys.serving.errors import documented
+from recsys.serving.metrics import CONTENT_TYPE
+from recsys.serving.schemas.operations import Process, Queue, Stats
+from recsys.serving.service import Phase
 
 router = APIRouter()
 _STARTED = time.monotonic()

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from serving.api.routing import AnyPhase
-from serving.errors import ProblemError
-from serving.service import Phase, Service
+from recsys.serving.api.routing import AnyPhase
+from recsys.serving.errors import ProblemError
+from recsys.serving.service import Phase, Service
 
 WEB = Path(__file__).parent.parent / "web"
 PAGES = Environment(loader=FileSystemLoader(WEB), autoescape=select_autoescape())

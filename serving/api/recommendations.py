@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from serving.api.routing import (
+from recsys.serving.api.routing import (
     BODY,
     RECOMMEND,
     JsonRoute,
@@ -16,9 +16,9 @@ from serving.api.routing import (
     json_response,
     while_connected,
 )
-from serving.errors import ProblemError, documented, problem_body, problem_of
-from serving.schemas.common import Problem
-from serving.schemas.recommendations import (
+from recsys.serving.errors import ProblemError, documented, problem_body, problem_of
+from recsys.serving.schemas.common import Problem
+from recsys.serving.schemas.recommendations import (
     BatchRequest,
     BatchResponse,
     BatchResult,
@@ -26,7 +26,7 @@ from serving.schemas.recommendations import (
     RecommendationsResponse,
     UserQuery,
 )
-from serving.service import Service
+from recsys.serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 failures = logging.getLogger("serving.failures")

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
-from serving.bodies import MalformedError, parse
-from serving.errors import ProblemError
-from serving.schemas.common import MAX_ID, NO_CONTROLS
-from serving.service import Service
+from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.errors import ProblemError
+from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
+from recsys.serving.service import Service
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ RECOMMEND = (
 
 
 class StrictRequest(Request):
-    """A request whose JSON is read by `serving.bodies`."""
+    """A request whose JSON is read by `recsys.serving.bodies`."""
 
     async def json(self) -> Any:
         """The body's value.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving import auth
-from serving.auth import Scope
-from serving.errors import documented
+from recsys.serving import auth
+from recsys.serving.auth import Scope
+from recsys.serving.errors import documented
 
 BEFORE_ANY_ROUTE = ("unknown_host", "target_too_long", "headers_too_large")
 BEFORE_A_KEYED_ROUTE = ("unauthenticated", "forbidden", "rate_limited")

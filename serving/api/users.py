@@ -7,17 +7,17 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Response
 
-from serving.api.routing import AnyPhase, IdRoute, PathId
-from serving.batcher import DeadlineExceededError
-from serving.errors import documented
-from serving.schemas.events import (
+from recsys.serving.api.routing import AnyPhase, IdRoute, PathId
+from recsys.serving.batcher import DeadlineExceededError
+from recsys.serving.errors import documented
+from recsys.serving.schemas.events import (
     HistoryQuery,
     UserHistory,
     UserList,
     UsersQuery,
     page,
 )
-from serving.service import Phase, Service, UnknownUserError
+from recsys.serving.service import Phase, Service, UnknownUserError
 
 T = TypeVar("T")
 STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")

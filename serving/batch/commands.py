@@ -79,9 +79,9 @@ def score(
 
     Example: recsys batch score --users users.parquet --out var/batches/today --workers 2
     """
-    from serving.batch.job import Job
-    from serving.batch.run import score as run
-    from serving.settings import ServingSettings
+    from recsys.serving.batch.job import Job
+    from recsys.serving.batch.run import score as run
+    from recsys.serving.settings import ServingSettings
 
     settings = ServingSettings.load(
         config, set_ or (), name=name, bundle=bundle, histories=histories

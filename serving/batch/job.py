@@ -6,19 +6,15 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from recsys.artifacts import read_manifest
 from recsys.errors import ConfigError
-from serving.batch.users import open_users
-from serving.schemas.recommendations import RecommendationsRequest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.batch.users import Users
+from recsys.serving.batch.users import Users, open_users
+from recsys.serving.schemas.recommendations import RecommendationsRequest
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.artifacts import MANIFEST, Manifest, sha256
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving.batch.job import Job
+from recsys.serving.batch.job import Job
 
 KIND = "recommendations"
 PLAN = "plan.json"

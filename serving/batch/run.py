@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.progress import say, track
-from serving.batch import workers as engines
-from serving.batch.output import Output
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.batch.job import Job
+from recsys.serving.batch import workers as engines
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.output import Output
 
 EngineName = Literal["local", "ray"]
 

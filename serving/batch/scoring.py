@@ -6,23 +6,18 @@ for users whose history means nothing, the same bits in whatever batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from recsys.errors import ArtifactError
-from recsys.recommender import Recommender
-from serving import answers, diversity
-from serving.schemas.common import MAX_HISTORY
+from recsys.recommender import Recommender, RecommendRequest, Source
+from recsys.serving import answers, diversity
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.users import History
+from recsys.serving.schemas.common import MAX_HISTORY
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from recsys.recommender import RecommendRequest, Source
-    from serving.batch.job import Job
-    from serving.batch.users import History
-
-    Found = tuple[str, float, Source]
+Found = tuple[str, float, Source]
 
 BATCH = 32
 SCHEMA = pa.schema(

@@ -6,9 +6,11 @@ Nothing here holds more than a few thousand histories at once, however many user
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +20,6 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, sha256
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 USER, HISTORY = "user_id", "history"
 ROWS_A_BATCH = 1024

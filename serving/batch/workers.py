@@ -6,24 +6,21 @@ import contextlib
 import signal
 import traceback
 from collections import deque
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from recsys.errors import RecsysError
-from serving.cluster.ray import import_ray, start_ray
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from serving.batch.job import Job
+from recsys.serving.batch.job import Job
+from recsys.serving.cluster.ray import import_ray, start_ray
 
 
 def in_this_process(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, pa.Table]]:
     """Score here, one part after the other."""
-    from serving.batch.scoring import Scorer
+    from recsys.serving.batch.scoring import Scorer
 
     scorer = Scorer(job)
     for part in parts:
@@ -108,7 +105,7 @@ class _Actor:
     """A scorer as Ray Data calls it; one row is one part, so that none is ever cut or joined."""
 
     def __init__(self, job: Job) -> None:
-        from serving.batch.scoring import Scorer
+        from recsys.serving.batch.scoring import Scorer
 
         self._scorer = Scorer(job)
 
@@ -128,7 +125,7 @@ def _work(tasks: Connection, job: Job) -> None:
     """A worker's life: parts come, tables go; it ends when the other side does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who writes the parts
     try:
-        from serving.batch.scoring import Scorer
+        from recsys.serving.batch.scoring import Scorer
 
         scorer = Scorer(job)
         while True:

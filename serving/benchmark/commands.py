@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +14,10 @@ from recsys.benchmark.result import asked, save, show
 from recsys.errors import ConfigError
 from recsys.options import Json, Name, Quick, Seed
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from serving.benchmark.measure import Options
-    from serving.benchmark.process import Server
-    from serving.benchmark.subject import Subject
+if TYPE_CHECKING:  # the command loads these when it runs
+    from recsys.serving.benchmark.measure import Options
+    from recsys.serving.benchmark.process import Server
+    from recsys.serving.benchmark.subject import Subject
 
 SCHEMA = 1
 
@@ -84,9 +83,9 @@ def serve(
 
     from recsys.benchmark.environment import environment
     from recsys.progress import say
-    from serving.benchmark import report
-    from serving.benchmark.measure import Options
-    from serving.benchmark.subject import Subject
+    from recsys.serving.benchmark import report
+    from recsys.serving.benchmark.measure import Options
+    from recsys.serving.benchmark.subject import Subject
 
     subject = Subject.of(bundle, name, settings or ())
     options = Options(
@@ -118,7 +117,7 @@ def serve(
 @asynccontextmanager
 async def _server(url: str | None, subject: Subject) -> AsyncIterator[Server]:
     """One that runs already, or one of ours."""
-    from serving.benchmark.process import Server, started
+    from recsys.serving.benchmark.process import Server, started
 
     if url is None:
         async with started(subject.bundle, subject.settings) as server:
@@ -131,7 +130,7 @@ async def _phases(
     url: str | None, key: str | None, subject: Subject, options: Options, starts: int
 ) -> dict[str, Any]:
     """First answers of so many servers of ours, and everything else of the last of them."""
-    from serving.benchmark.measure import first_answer, measure
+    from recsys.serving.benchmark.measure import first_answer, measure
 
     firsts = []
     for _ in range(starts - 1 if url is None else 0):
@@ -149,7 +148,7 @@ async def _soaked(
     rate: float | None,
     seed: int,
 ) -> dict[str, Any]:
-    from serving.benchmark.soak import soak
+    from recsys.serving.benchmark.soak import soak
 
     async with _server(url, subject) as server:
         return await soak(

@@ -1,6 +1,7 @@
 """A recommender without a service around it: reads requests as lines, writes their times.
 
-A process of its own (`python -m serving.benchmark.direct`), so that the load generator stays light.
+It runs as its own process (`python -m recsys.serving.benchmark.direct`), so that the load generator
+imports no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def main() -> None:
     import torch
 
     from recsys.recommender import Recommender
-    from serving.settings import ServingSettings
+    from recsys.serving.settings import ServingSettings
 
     settings = ServingSettings.load(None, sys.argv[2:], bundle=Path(sys.argv[1]))
     cores = len(os.sched_getaffinity(0))

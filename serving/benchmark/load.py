@@ -10,17 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.benchmark.client import ConnectionLostError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from serving.benchmark.client import Client, Reply, Request
+from recsys.serving.benchmark.client import Client, ConnectionLostError, Reply, Request
 
 OK = range(200, 300)
 

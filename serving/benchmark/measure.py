@@ -6,24 +6,20 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recsys.errors import RecsysError
 from recsys.progress import say
-from serving.benchmark.client import Client, Request
-from serving.benchmark.load import OK, Load, Run
-from serving.benchmark.workload import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-    from pathlib import Path
-
-    from serving.benchmark.client import Reply
-    from serving.benchmark.process import Server, Usage
+from recsys.serving.benchmark.client import Client, Reply, Request
+from recsys.serving.benchmark.load import OK, Load, Run
+from recsys.serving.benchmark.process import Server, Usage
+from recsys.serving.benchmark.workload import Workload
 
 Row = dict[str, Any]
 WARM_S = 2.0
@@ -270,7 +266,7 @@ def _items(history: Any) -> list[str]:
 async def _direct(bundle: Path, settings: Sequence[str]) -> AsyncIterator[Any]:
     """A call that has a request's body answered by a recommender alone: wall and CPU ms."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "serving.benchmark.direct", str(bundle)),
+        *(sys.executable, "-m", "recsys.serving.benchmark.direct", str(bundle)),
         *(f"serve.{key}" for key in settings),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -10,16 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError, RecsysError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
 
 START_S = 300.0
 TICKS = os.sysconf("SC_CLK_TCK")

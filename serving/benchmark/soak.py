@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recsys.errors import ConfigError
 from recsys.progress import say
-from serving.benchmark.client import Client
-from serving.benchmark.load import Load
-from serving.benchmark.workload import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.benchmark.process import Server
+from recsys.serving.benchmark.client import Client
+from recsys.serving.benchmark.load import Load
+from recsys.serving.benchmark.process import Server
+from recsys.serving.benchmark.workload import Workload
 
 WARM_SHARE = 0.2
 FLAT = 0.03

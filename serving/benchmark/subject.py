@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from recsys.artifacts import Workspace, read_manifest
+from recsys.artifacts import Manifest, Workspace, read_manifest
 from recsys.config import Settings
 from recsys.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from recsys.artifacts import Manifest
 
 PREFIX = "serve."
 

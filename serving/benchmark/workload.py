@@ -1,21 +1,19 @@
-"""Workload: requests over a bundle's catalogue. Reads the catalogue only; no torch."""
+"""Workload: requests over a bundle's catalog. Reads the catalog only; no torch."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from recsys.bundle import CATALOG
 from recsys.catalog import CODE_COLUMN, Catalog
-from serving.benchmark.client import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from recsys.serving.benchmark.client import Request
 
 RECOMMEND = "/v1/recommendations"
 KS = (1, 5, 10, 20, 50)

@@ -8,18 +8,16 @@ busy, since they share cores with each other and with the load.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from recsys.errors import ConfigError
 from recsys.progress import say
-from serving.capacity.measure import Crowd, Seen, costs_of, rate_alone, replicas
-from serving.capacity.simulation import Fleet, simulate
-from serving.capacity.traffic import Traffic
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from recsys.serving.capacity.measure import Crowd, Seen, costs_of, rate_alone, replicas
+from recsys.serving.capacity.simulation import Fleet, simulate
+from recsys.serving.capacity.traffic import Traffic
 
 BOUND = 0.15
 SIMULATED = 200_000  # requests a level: so many that the prediction itself does not wobble

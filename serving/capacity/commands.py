@@ -12,9 +12,9 @@ from recsys.benchmark.result import asked, save, show
 from recsys.errors import ConfigError
 from recsys.options import Json, Name, Quick, Seed
 
-if TYPE_CHECKING:
-    from serving.benchmark.subject import Subject
-    from serving.capacity.costs import Costs
+if TYPE_CHECKING:  # the command loads these when it runs
+    from recsys.serving.benchmark.subject import Subject
+    from recsys.serving.capacity.costs import Costs
 
 SCHEMA = 1
 COSTS = "costs.json"
@@ -87,13 +87,13 @@ def capacity(
     """
     from recsys.benchmark.environment import environment
     from recsys.progress import say
-    from serving.benchmark.subject import Subject
-    from serving.capacity import report
-    from serving.capacity.costs import Costs
-    from serving.capacity.memory import Memory
-    from serving.capacity.plan import Needs, plan
-    from serving.capacity.simulation import Fleet
-    from serving.settings import ServingSettings
+    from recsys.serving.benchmark.subject import Subject
+    from recsys.serving.capacity import report
+    from recsys.serving.capacity.costs import Costs
+    from recsys.serving.capacity.memory import Memory
+    from recsys.serving.capacity.plan import Needs, plan
+    from recsys.serving.capacity.simulation import Fleet
+    from recsys.serving.settings import ServingSettings
 
     subject = Subject.of(bundle, name, settings or ())
     serving = ServingSettings.load(None, settings or (), bundle=subject.bundle)
@@ -134,7 +134,7 @@ def _rate(
     rate: float | None, daily_users: float | None, daily_requests: float, peak: float
 ) -> float:
     """Requests a second at the peak, as given or of a day."""
-    from serving.capacity.plan import Needs
+    from recsys.serving.capacity.plan import Needs
 
     if (rate is None) == (daily_users is None):
         raise ConfigError("give one of --rate and --daily-users")
@@ -145,7 +145,7 @@ def _measured(subject: Subject, k: int, seed: int, *, quick: bool) -> Costs:
     """The cost model of one replica."""
     import asyncio
 
-    from serving.capacity.measure import measure_one
+    from recsys.serving.capacity.measure import measure_one
 
     seconds = 0.5 if quick else 8.0
     return asyncio.run(
@@ -157,7 +157,7 @@ def _checked(subject: Subject, k: int, seed: int, *, quick: bool) -> dict[str, A
     """Two replicas, as predicted and as measured."""
     import asyncio
 
-    from serving.capacity.check import Trial, check
+    from recsys.serving.capacity.check import Trial, check
 
     trial = Trial.quick(k) if quick else Trial(k=k)
     return asyncio.run(check(subject.bundle, trial, settings=subject.settings, seed=seed))

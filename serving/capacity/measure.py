@@ -1,7 +1,7 @@
 """Measure: real replicas under an open load, and what their answers cost.
 
-The load is the simulation's own (`serving.capacity.traffic`), sent over HTTP; each answer tells
-where its time went, and its client when it came.
+The load is that of the simulation (`recsys.serving.capacity.traffic`), sent over HTTP. Each answer
+reports where its time went; the client records when it arrived.
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ import asyncio
 import gc
 import json
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.errors import RecsysError
-from serving.benchmark.client import Client, ConnectionLostError, Request
-from serving.benchmark.process import started
-from serving.benchmark.workload import RECOMMEND, Workload
-from serving.capacity.costs import Costs, Level
-from serving.capacity.traffic import NEW_USERS, Traffic, owners
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from serving.benchmark.process import Server
+from recsys.serving.benchmark.client import Client, ConnectionLostError, Request
+from recsys.serving.benchmark.process import Server, started
+from recsys.serving.benchmark.workload import RECOMMEND, Workload
+from recsys.serving.capacity.costs import Costs, Level
+from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
 
 LONGEST = 20  # items of a history
 # Open loads, as shares of what a replica computes one by one; closed ones, by clients, for the

@@ -1,4 +1,4 @@
-"""Memory: bytes of a replica, its catalogue and its users. Reads the bundle's files; no torch.
+"""Memory: bytes of a replica, its catalog and its users. Reads the bundle's files; no torch.
 
 What is read from the bundle: weights, shape of the cache, the table, retrieval's files. What is not
 is one of the constants below, each measured once (`docs/capacity.md` says how).
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -16,14 +17,10 @@ from recsys.artifacts import read_manifest
 from recsys.bundle import CATALOG, DRAFT, RETRIEVAL, TARGET
 from recsys.catalog import FILE
 from recsys.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving.capacity.simulation import Fleet
+from recsys.serving.capacity.simulation import Fleet
 
 MB = 1 << 20
-PROCESS_MB = 560  # Python, torch, transformers and a server, before any catalogue
+PROCESS_MB = 560  # Python, torch, transformers and a server, before any catalog
 TRIE_ITEM = 32  # bytes; 31.3 at ten million items of 4 x 256 codes
 CATALOGUE_ITEM = 400  # ids, index, codes, prompts' tokens and titles, besides the table itself
 EVENT = 194  # bytes of an event in the SQLite store, indices and all
@@ -39,7 +36,7 @@ class Memory:
         weights: bytes of target and draft.
         token: bytes of one token's keys and values, in all layers.
         levels: tokens of an item.
-        table_item: bytes of an item's row of the catalogue's table.
+        table_item: bytes of an item's row of the catalog's table.
         retrieval_item: bytes of an item's neighbours, popularity and vector.
         prefix: bytes set aside for what was computed of histories.
     """
@@ -88,7 +85,7 @@ class Memory:
         """Bytes of a replica, a machine and the store.
 
         Args:
-            items: of the catalogue.
+            items: of the catalog.
             users: with a history.
             events: of each, on average.
             fleet: the replicas.
@@ -100,7 +97,7 @@ class Memory:
             "process": PROCESS_MB * MB,
             "weights": self.weights,
             "trie": TRIE_ITEM * items,
-            "catalogue": (CATALOGUE_ITEM + self.table_item) * items,
+            "catalog": (CATALOGUE_ITEM + self.table_item) * items,
             "retrieval": self.retrieval_item * items,
             "kept histories": self.prefix,
             "a full batch": fleet.max_batch * (prompt + nodes) * self.token,

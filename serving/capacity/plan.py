@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsys.errors import ConfigError
-from serving.capacity.simulation import Fleet, Loss, simulate
-from serving.capacity.traffic import Traffic
-
-if TYPE_CHECKING:
-    from serving.capacity.costs import Costs
-    from serving.capacity.memory import Memory
+from recsys.serving.capacity.costs import Costs
+from recsys.serving.capacity.memory import Memory
+from recsys.serving.capacity.simulation import Fleet, Loss, simulate
+from recsys.serving.capacity.traffic import Traffic
 
 DAY_S = 86_400
 PLAYED = 20_000  # requests by which a rate is judged
@@ -34,7 +32,7 @@ class Needs:
 
     Attributes:
         users: people whose histories are known.
-        items: of the catalogue.
+        items: of the catalog.
         rate: requests a second at the peak.
         p50_ms, p99_ms: what latencies may be at the peak; None for no matter.
         new: share of requests whose history no replica has kept.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Document = dict[str, Any]
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")

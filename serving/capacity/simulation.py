@@ -2,30 +2,24 @@
 
 Replicas touch each other only where one is lost or comes back. Between two such moments each is
 played alone, a batch at a time; everything a request at a time is arrays. The rule by which a batch
-begins is that of `serving.batcher`, in closed form.
+begins is that of `recsys.serving.batcher`, in closed form.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.errors import ConfigError
-from serving.batcher import PATIENCE
-from serving.capacity.costs import DRAWS
-from serving.capacity.traffic import NEW_USERS, owners
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from serving.capacity.costs import Costs
-    from serving.capacity.traffic import Traffic
+from recsys.serving.batcher import PATIENCE
+from recsys.serving.capacity.costs import DRAWS, Costs
+from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
 
 ANSWERED, REFUSED, EXPIRED, FAILED = range(4)
 STATUSES = ("answered", "refused", "expired", "failed")
@@ -55,7 +49,7 @@ class Fleet:
         replicas: how many.
         routing: `user` sends each user to a replica of their own, which keeps their history; `turn`
             sends requests to all in turn.
-        max_batch, max_wait_ms, queue_limit, deadline_ms: of `serving.settings.ServingSettings`.
+        max_batch, max_wait_ms, queue_limit, deadline_ms: as in `ServingSettings`.
         kept: users whose history a replica keeps, those who came last; nothing is kept at first.
             None keeps all, and the users of a replica are known to it from the start.
         losses: replicas that die.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 NEW_USERS = 1 << 62  # numbers of users who never come back begin here
 

@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsys.errors import ConfigError
-from serving import logs
-from serving.cluster.door import Door, OverloadedError, ReplicaLostError
-from serving.cluster.ray import import_ray
-from serving.cluster.replica import Replica
-from serving.cluster.settings import ClusterSettings
-from serving.settings import ServingSettings
-from serving.stores import POSTGRES
-
-if TYPE_CHECKING:
-    from serving.cluster.exchange import Call, Reply
+from recsys.serving import logs
+from recsys.serving.cluster.door import Door, OverloadedError, ReplicaLostError
+from recsys.serving.cluster.exchange import Call, Reply
+from recsys.serving.cluster.ray import import_ray
+from recsys.serving.cluster.replica import Replica
+from recsys.serving.cluster.settings import ClusterSettings
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import POSTGRES
 
 REPLICAS, DOOR, APPLICATION = "replicas", "door", "recsys"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -27,7 +25,7 @@ HEALTH_S = 5.0
 
 
 class Handle:
-    """What reaches the replicas of a deployment (`serving.cluster.door.Replicas`)."""
+    """What reaches the replicas of a deployment (`recsys.serving.cluster.door.Replicas`)."""
 
     def __init__(self, handle: Any) -> None:
         """Use Serve's handle of it."""

@@ -4,7 +4,7 @@ An ASGI application without models, and without Ray: it is given what reaches th
 hosts and rates are checked behind it, by the application in each replica; it bounds bodies.
 
 A user's requests go to one replica, whose memory has what was computed of the user's history. What
-changes catalogue or aliases goes to all replicas, in one order. A request whose replica is lost is
+changes catalog or aliases goes to all replicas, in one order. A request whose replica is lost is
 sent to another, unless doing it twice would be wrong.
 """
 
@@ -14,20 +14,17 @@ import asyncio
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
-from serving import auth
-from serving.cluster.exchange import Call, Reply
-from serving.errors import ProblemError, problem_response
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.types import ASGIApp, Receive, Send
-    from starlette.types import Scope as AsgiScope
+from recsys.serving import auth
+from recsys.serving.cluster.exchange import Call, Reply
+from recsys.serving.errors import ProblemError, problem_response
 
 SESSION = b"x-session-id"
 REQUEST_ID = b"x-request-id"

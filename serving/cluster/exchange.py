@@ -9,11 +9,10 @@ import asyncio
 import os
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message
-    from starlette.types import Scope as AsgiScope
+from starlette.types import ASGIApp, Message
+from starlette.types import Scope as AsgiScope
 
 Headers = list[tuple[bytes, bytes]]
 

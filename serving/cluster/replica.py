@@ -8,30 +8,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
-from serving import logs
-from serving.app import create_app
-from serving.cluster.exchange import answer
-from serving.models import (
+from recsys.serving import logs
+from recsys.serving.app import create_app
+from recsys.serving.cluster.exchange import Call, Reply, answer
+from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
     UnknownBundleError,
     UnknownModelError,
 )
-from serving.service import Phase, Service
-from serving.settings import ServingSettings
+from recsys.serving.service import Phase, Service
+from recsys.serving.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    from serving.cluster.exchange import Call, Reply
-
-logger = logging.getLogger("serving.cluster")
+logger = logging.getLogger("recsys.serving.cluster")
 
 
 class Replica:

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rich.markup import escape
 
 from recsys.errors import RecsysError
 from recsys.progress import say
-from serving import logs
-from serving.cluster.deployment import APPLICATION, door, replicas
-from serving.cluster.ray import import_ray, start_ray
-from serving.server import bind, http_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from serving.cluster.door import Door
-    from serving.cluster.settings import ClusterSettings
-    from serving.settings import ServingSettings
+from recsys.serving import logs
+from recsys.serving.cluster.deployment import APPLICATION, door, replicas
+from recsys.serving.cluster.door import Door
+from recsys.serving.cluster.ray import import_ray, start_ray
+from recsys.serving.cluster.settings import ClusterSettings
+from recsys.serving.server import bind, http_server
+from recsys.serving.settings import ServingSettings
 
 
 @contextlib.contextmanager

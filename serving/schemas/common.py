@@ -37,7 +37,7 @@ class ModelRef(BaseModel):
     version: str = Field(description="Digest of the bundle.")
     alias: str | None = Field(None, description="The alias by which it was asked.")
     epoch: int | None = Field(
-        None, description="State of its live catalogue; it grows with each change."
+        None, description="State of its live catalog; it grows with each change."
     )
 
 

@@ -16,8 +16,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from serving.schemas.common import MAX_ID, Id
-from serving.stores.protocol import Event, StoredEvent, content_digest
+from recsys.serving.schemas.common import MAX_ID, Id
+from recsys.serving.stores.protocol import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from serving.schemas.common import CHAMPION, Alias, Body, InvalidField
+from recsys.serving.schemas.common import CHAMPION, Alias, Body, InvalidField
 
 MAX_BOOSTS = 100
 EXAMPLE: dict[str, Any] = {
@@ -66,7 +66,7 @@ class FilterReport(BaseModel):
 
     valid: bool
     eligible_items: int | None = Field(description="Items that fit; null if it is not valid.")
-    items: int = Field(description="Items of the catalogue.")
+    items: int = Field(description="Items of the catalog.")
     canonical: dict[str, Any] | None = Field(
         description="An equal filter in the form that is kept: sorted, nothing twice."
     )

@@ -1,11 +1,11 @@
-"""Items on the wire: the catalogue read, changed, and ranked."""
+"""Items on the wire: the catalog read, changed, and ranked."""
 
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from serving.schemas.common import (
+from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_K,
     MODEL_EXAMPLE,
@@ -16,7 +16,7 @@ from serving.schemas.common import (
     ModelRef,
     Source,
 )
-from serving.schemas.recommendations import ONE_SUBJECT, Subject
+from recsys.serving.schemas.recommendations import ONE_SUBJECT, Subject
 
 MAX_PAGE = 200
 MAX_UPSERT = 1_000
@@ -27,7 +27,7 @@ Attribute = _Scalar | list[_Scalar] | None
 
 
 class Item(BaseModel):
-    """An item of the catalogue."""
+    """An item of the catalog."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -49,7 +49,7 @@ class Item(BaseModel):
 
 
 class ItemQuery(BaseModel):
-    """Query parameters of a look through the catalogue."""
+    """Query parameters of a look through the catalog."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,7 +76,7 @@ class Branch(BaseModel):
 
 
 class ItemPage(BaseModel):
-    """A page of the catalogue, in the order of semantic IDs."""
+    """A page of the catalog, in the order of semantic IDs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -107,7 +107,7 @@ class ItemPage(BaseModel):
 
 
 class ItemBody(Body):
-    """An item to put into the catalogue, or to put in another's place."""
+    """An item to put into the catalog, or to put in another's place."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -147,7 +147,7 @@ class NewItemBody(ItemBody):
 
 
 class UpsertRequest(Body):
-    """Items to put into the catalogue: all of them, or none if one is refused."""
+    """Items to put into the catalog: all of them, or none if one is refused."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -181,7 +181,7 @@ class UpsertResponse(BaseModel):
         }
     )
 
-    epoch: int = Field(description="State of the catalogue that has them.")
+    epoch: int = Field(description="State of the catalog that has them.")
     items: list[Item]
 
 
@@ -204,7 +204,7 @@ class ItemChange(BaseModel):
         }
     )
 
-    epoch: int = Field(description="State of the catalogue that has it.")
+    epoch: int = Field(description="State of the catalog that has it.")
     item: Item
 
 
@@ -295,5 +295,5 @@ class RankResponse(BaseModel):
 
     model: ModelRef
     items: list[ScoredItem]
-    unknown_items: list[str] = Field(description="Given items that the catalogue lacks.")
+    unknown_items: list[str] = Field(description="Given items that the catalog lacks.")
     history_items: int = Field(description="Items of the history that the model knows.")

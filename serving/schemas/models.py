@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from serving.schemas.common import MODEL_EXAMPLE, AliasName, Body, ModelRef
+from recsys.serving.schemas.common import MODEL_EXAMPLE, AliasName, Body, ModelRef
 
 BundleName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)

@@ -3,7 +3,7 @@
 # Annotations stay live here: pydantic reads them.
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.schemas.models import ModelInfo
+from recsys.serving.schemas.models import ModelInfo
 
 
 class Figures(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.schemas.common import (
+from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
     MODEL_EXAMPLE,
@@ -19,7 +19,7 @@ from serving.schemas.common import (
     Source,
     UserId,
 )
-from serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
+from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_BATCH = 100
 MAX_SEED = 2**63 - 1
@@ -240,7 +240,7 @@ class Trace(BaseModel):
 
 
 class RecommendationsResponse(BaseModel):
-    """An answer, best item first; shorter than k where the catalogue has no more."""
+    """An answer, best item first; shorter than k where the catalog has no more."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,4 +1,4 @@
-"""Stores: where histories, events, the catalogue's journal and aliases are kept.
+"""Stores: where histories, events, the catalog's journal and aliases are kept.
 
 SQLite is embedded and the default; PostgreSQL and a history cache in Redis are extras, imported
 when they are asked for.
@@ -6,11 +6,11 @@ when they are asked for.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recsys.errors import ConfigError
-from serving.stores.protocol import (
+from recsys.serving.stores.protocol import (
     NOT_HISTORY,
     Appended,
     Event,
@@ -18,18 +18,14 @@ from serving.stores.protocol import (
     HistoryStore,
     Journal,
     Journaled,
+    Observer,
     Served,
     Store,
     StoredEvent,
     StoreError,
 )
-from serving.stores.sqlite import SqliteStore
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from serving.stores.protocol import Observer
-    from serving.stores.sql import SqlStore
+from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores.sqlite import SqliteStore
 
 __all__ = [
     "NOT_HISTORY",
@@ -73,7 +69,7 @@ def open_store(
     url = str(location)
     store: SqlStore
     if url.startswith(POSTGRES):
-        from serving.stores.postgres import PostgresStore
+        from recsys.serving.stores.postgres import PostgresStore
 
         store = PostgresStore(url, not_history=not_history, observer=observer)
     elif isinstance(location, Path) or url.startswith(SQLITE) or "://" not in url:
@@ -86,7 +82,7 @@ def open_store(
         )
     if history_cache is not None:
         try:
-            from serving.stores.cache import HistoryCache
+            from recsys.serving.stores.cache import HistoryCache
 
             store.use_cache(HistoryCache(history_cache, store.store_id, observer))
         except BaseException:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
-from serving.stores.protocol import Appended, Event, EventConflictError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+from recsys.serving.stores.protocol import Appended, Event, EventConflictError
 
 
 def admit(

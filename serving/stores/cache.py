@@ -16,7 +16,6 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from recsys.errors import ConfigError
 
@@ -29,12 +28,11 @@ except ImportError as error:
         "a history cache needs redis; install the extra: pip install 'recsys[redis]'"
     ) from error
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
-    from serving.stores.protocol import Observer
+from recsys.serving.stores.protocol import Observer
 
-logger = logging.getLogger("serving.stores")
+logger = logging.getLogger("recsys.serving.stores")
 TTL_S = 300  # also bounds what a process cut off from Redis alone, not from the store, can spoil
 TIMEOUT_S = 0.1
 AWAY_S = 1.0

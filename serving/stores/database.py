@@ -11,15 +11,13 @@ import logging
 import threading
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from serving.stores.protocol import StoreError
+from recsys.serving.stores.protocol import StoreError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-logger = logging.getLogger("serving.stores")
+logger = logging.getLogger("recsys.serving.stores")
 SCHEMA_VERSION = 3
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serving.stores.protocol import Event, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from recsys.serving.stores.protocol import Event, StoreError
 
 MAX_WAITING = 10_000
 MAX_GROUP_EVENTS = 5_000

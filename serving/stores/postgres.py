@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
-from serving.stores.sql import EVENT_COLUMNS, SEEDING, RaceError, SqlStore
+from recsys.serving.stores.sql import EVENT_COLUMNS, SEEDING, RaceError, SqlStore
 
 try:
     import psycopg
@@ -17,8 +17,7 @@ except ImportError as error:
         "a store in PostgreSQL needs psycopg; install the extra: pip install 'recsys[postgres]'"
     ) from error
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 # Numbered like SQLite's, so that one number names one schema; there was no PostgreSQL before 2.
 MIGRATIONS = {

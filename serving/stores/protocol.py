@@ -1,4 +1,4 @@
-"""What a store is: events and histories, served recommendations, the catalogue's journal, state.
+"""What a store is: events and histories, served recommendations, the catalog's journal, state.
 
 A store knows users, items and times by their outside ids; it does not know which items the model
 has. Times are unix milliseconds. Whatever an awaited write has returned for is on disk.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from recsys.errors import RecsysError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 SEED_TYPE = "interaction"
 NOT_HISTORY = ("impression", "dismiss", "dislike", "skip", "feedback")
@@ -120,7 +118,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Changes of a catalogue.
+    """Changes of a catalog.
 
     Attributes:
         records: oldest first.
@@ -140,7 +138,7 @@ class Journaled:
 
 
 class Observer(Protocol):
-    """Who counts what a store does (`serving.metrics.Metrics` does)."""
+    """Who counts what a store does (`recsys.serving.metrics.Metrics` does)."""
 
     def history_cache(self, *, hit: bool) -> None:
         """The history cache was asked."""
@@ -197,14 +195,14 @@ class Store(HistoryStore, Protocol):
         """A remembered answer."""
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
-        """Write changes of a model's catalogue (JSON objects) durably: all or nothing.
+        """Write changes of a model's catalog (JSON objects) durably: all or nothing.
 
         A record with an `item_id` takes the place of earlier ones about the item, so the journal
         grows with the items that were changed and not with the changes.
         """
 
     async def journal(self, model: str, after: int = 0) -> Journal:
-        """Changes of a model's catalogue behind a place.
+        """Changes of a model's catalog behind a place.
 
         Places grow in the order of commits, over all processes that share the store: whoever looks
         again behind the last place misses nothing.

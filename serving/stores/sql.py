@@ -12,14 +12,17 @@ import logging
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from serving.stores.admission import admit
-from serving.stores.database import Database
-from serving.stores.group import GroupWriter, Write
-from serving.stores.protocol import (
+from recsys.serving.stores.admission import admit
+from recsys.serving.stores.cache import HistoryCache
+from recsys.serving.stores.database import Cursor, Database
+from recsys.serving.stores.group import GroupWriter, Write
+from recsys.serving.stores.protocol import (
     NOT_HISTORY,
     SEED_TYPE,
     Appended,
@@ -27,21 +30,14 @@ from serving.stores.protocol import (
     EventConflictError,
     Journal,
     Journaled,
+    Observer,
     Served,
     StoredEvent,
     StoreError,
     user_hash,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from serving.stores.cache import HistoryCache
-    from serving.stores.database import Cursor
-    from serving.stores.protocol import Observer
-
-logger = logging.getLogger("serving.stores")
+logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
 CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most

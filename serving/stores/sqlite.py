@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-from serving.stores.protocol import SEED_TYPE, StoreError
-from serving.stores.sql import EVENT_COLUMNS, SqlStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+from recsys.serving.stores.protocol import SEED_TYPE, StoreError
+from recsys.serving.stores.sql import EVENT_COLUMNS, SqlStore
 
 # Numbered, forward only, all in one transaction. What is released is never edited.
 MIGRATIONS = {

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from data.prepare import stage
 from recsys.config import Settings
+from recsys.data.prepare import stage
 from recsys.dataset import Dataset
 from recsys.pipeline import Context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture

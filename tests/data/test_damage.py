@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.prepare import DataConfig, build
+from recsys.data.prepare import DataConfig, build
 from recsys.errors import RecsysError
 
 FLAGS = "|".join(["0"] * 19)

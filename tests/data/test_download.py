@@ -7,21 +7,19 @@ import io
 import tarfile
 import threading
 import zipfile
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from data import download as module
-from data import prepare
-from data.commands import app
-from data.download import Remote, download, fetch, public_sets, unpack
+from recsys.data import download as module
+from recsys.data import prepare
+from recsys.data.commands import app
+from recsys.data.download import Remote, download, fetch, public_sets, unpack
 from recsys.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CONTENT = bytes(range(256)) * 4000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

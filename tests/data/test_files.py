@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import gzip
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from data.delimited import first_line, read_delimited
-from data.files import is_cut, number, read_integer_lines, read_json, read_text
-from data.item_texts import names, read_item_texts
-from data.semantic_index import aligned, read_index
+from recsys.data.delimited import first_line, read_delimited
+from recsys.data.files import is_cut, number, read_integer_lines, read_json, read_text
+from recsys.data.item_texts import names, read_item_texts
+from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import filtering
-from data.raw import RawData, events_table, items_table
+from recsys.data import filtering
+from recsys.data.raw import RawData, events_table, items_table
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Interactions
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from data.prepare import DataConfig, build
-from data.readers import READERS
+from recsys.data.prepare import DataConfig, build
+from recsys.data.raw import RawData
+from recsys.data.readers import READERS
 from recsys.errors import DataError
 from recsys.splits import TEST, TRAIN, VALID
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from data.raw import RawData
 
 
 def read(source: str, path: str, **section: Any) -> RawData:

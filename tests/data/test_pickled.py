@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import pickletools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.pickled import read_pickled_dict
-from data.prepare import DataConfig, build
+from recsys.data.pickled import read_pickled_dict
+from recsys.data.prepare import DataConfig, build
 from recsys.errors import DataError, RecsysError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HISTORIES = {0: [1, 2, 70_000], 1: [], 2: [5]}
 LONG = list(range(1000))

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from data.commands import app
-from data.prepare import DataConfig, build, stage
 from recsys.artifacts import verify
 from recsys.config import Settings
 from recsys.config import build as build_config
+from recsys.data.commands import app
+from recsys.data.prepare import DataConfig, build, stage
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError
 from recsys.pipeline import Context
 from recsys.splits import TEST, TRAIN, VALID
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Prepare = Callable[..., Dataset]
+Prepare = Callable[..., Dataset]
 
 CSV = """user,item,timestamp,rating
 u,a,100,5

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.raw import RawData, describe_all, events_table, items_table
+from recsys.data.raw import RawData, describe_all, events_table, items_table
 from recsys.errors import DataError
 
 EVENTS = events_table(["u", "u"], ["a", "b"])

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.prepare import DataConfig
-from data.readers import READERS
+from recsys.data.prepare import DataConfig
+from recsys.data.raw import RawData
+from recsys.data.readers import READERS
 from recsys.errors import ConfigError, DataError
 from recsys.splits import TEST, TRAIN, VALID
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from data.raw import RawData
 
 
 def read(source: str, path: str, **section: Any) -> RawData:
@@ -322,7 +319,7 @@ COLUMNS = {"user": "who", "item": "what", "timestamp": "when", "rating": "stars"
 
 
 def columns(**names: str) -> Any:
-    from data.raw import Columns
+    from recsys.data.raw import Columns
 
     return Columns(**(COLUMNS | names))
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from data.prepare import DataConfig, Prepared, build
-from data.stats import describe
+from recsys.data.prepare import DataConfig, Prepared, build
+from recsys.data.stats import describe
 from recsys.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +173,7 @@ def test_the_converted_movielens_is_refused(make: Callable[..., Prepared]) -> No
 
 
 def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:
-    from data.raw import Columns
+    from recsys.data.raw import Columns
 
     columns = Columns(
         "user_id:token", "item_id:token", "timestamp:float", "rating:float",

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.raw import items_table
-from data.stats import describe
+from recsys.data.raw import items_table
+from recsys.data.stats import describe
 from recsys.dataset import Dataset
 from recsys.interactions import Interactions
 from recsys.splits import TEST, TRAIN, VALID

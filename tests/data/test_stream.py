@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,18 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import prepare as prepare_module
-from data import stream
-from data.prepare import DataConfig, build, stage, write_streamed
-from data.stats import describe
 from recsys.artifacts import verify, write_artifact
 from recsys.config import Settings
+from recsys.data import prepare as prepare_module
+from recsys.data import stream
+from recsys.data.prepare import DataConfig, build, stage, write_streamed
+from recsys.data.stats import describe
 from recsys.dataset import Dataset, Events
 from recsys.errors import ConfigError, DataError
 from recsys.pipeline import Context
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("duckdb", reason="streaming needs pip install 'recsys[large]'")
 
@@ -52,8 +50,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts and blocks of a few rows, as large data have many."""
     monkeypatch.setattr(stream, "PART_ROWS", 5)
     monkeypatch.setattr(stream, "BLOCK_ROWS", 3)
-    monkeypatch.setattr("data.shuffle.BATCH", 4)
-    monkeypatch.setattr("data.readers.table.BATCH", 7)
+    monkeypatch.setattr("recsys.data.shuffle.BATCH", 4)
+    monkeypatch.setattr("recsys.data.readers.table.BATCH", 7)
 
 
 def streamed(config: DataConfig, folder: Path) -> tuple[Dataset, dict[str, Any]]:

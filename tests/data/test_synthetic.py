@@ -2,17 +2,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from data.prepare import DataConfig, build
-from data.shop import DEPARTMENTS, PLACES
-from data.synthetic import LENGTHS, SyntheticConfig, generate
-
-if TYPE_CHECKING:
-    from recsys.dataset import Dataset
+from recsys.data.prepare import DataConfig, build
+from recsys.data.shop import DEPARTMENTS, PLACES
+from recsys.data.synthetic import LENGTHS, SyntheticConfig, generate
+from recsys.dataset import Dataset
 
 SMALL = SyntheticConfig(users=800, items=400)
 
@@ -57,7 +54,7 @@ def test_people_do_not_buy_twice_and_time_moves_on(shop: Dataset) -> None:
     assert set(np.unique(shop.interactions.rating)) <= {1, 2, 3, 4, 5}
 
 
-def test_volumes_of_a_series_follow_each_other_in_the_catalogue(shop: Dataset) -> None:
+def test_volumes_of_a_series_follow_each_other_in_the_catalog(shop: Dataset) -> None:
     rows = shop.items.to_pylist()
     for row, following in pairwise(rows):
         if (following["volume"] or 0) > 1:

@@ -14,7 +14,7 @@ from recsys.testing import (
     ARCHITECTURES,
     huggingface_beam_search,
     huggingface_slots,
-    random_catalogue,
+    random_catalog,
     random_prompts,
     reference_beam_search,
     same_ranking,
@@ -47,11 +47,11 @@ def as_list(beams, i):
 @settings(max_examples=40, deadline=None)
 def test_it_equals_a_plain_python_beam_search_in_float64(seed, items, levels, beams, normalize):
     rng = np.random.default_rng(seed)
-    catalogue = random_catalogue(rng, items, levels)
+    catalog = random_catalog(rng, items, levels)
     prompts = random_prompts(rng, 2, 12)
-    found = beam_search(DOUBLE, prompts, ItemTrie.build(catalogue), beams, normalize=normalize)
+    found = beam_search(DOUBLE, prompts, ItemTrie.build(catalog), beams, normalize=normalize)
     for i, prompt in enumerate(prompts):
-        expected = reference_beam_search(DOUBLE, prompt, catalogue, beams, normalize=normalize)
+        expected = reference_beam_search(DOUBLE, prompt, catalog, beams, normalize=normalize)
         answer = as_list(found, i)
         assert [s for s, _ in answer] == [s for s, _ in expected]
         np.testing.assert_allclose([x for _, x in answer], [x for _, x in expected], atol=1e-9)
@@ -61,10 +61,10 @@ def test_it_equals_a_plain_python_beam_search_in_float64(seed, items, levels, be
 @pytest.mark.parametrize(("beams", "levels"), [(1, 3), (5, 4), (20, 2), (50, 6)])
 def test_it_equals_hugging_face_generate(architecture, beams, levels):
     rng = np.random.default_rng(beams * 10 + levels)
-    catalogue = random_catalogue(rng, 80, levels)
+    catalog = random_catalog(rng, 80, levels)
     prompts = random_prompts(rng, 3, 20)
-    found = beam_search(MODELS[architecture], prompts, ItemTrie.build(catalogue), beams)
-    expected = huggingface_beam_search(MODELS[architecture], prompts, catalogue, beams)
+    found = beam_search(MODELS[architecture], prompts, ItemTrie.build(catalog), beams)
+    expected = huggingface_beam_search(MODELS[architecture], prompts, catalog, beams)
     for i in range(len(prompts)):
         assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
 
@@ -81,13 +81,13 @@ def test_hugging_face_keeps_the_prompt_for_every_beam_and_all_it_wrote_but_the_l
 
 @pytest.mark.parametrize("items", [1, 3])
 def test_more_beams_than_items_give_every_item_once_and_hugging_face_agrees(items):
-    catalogue = np.array([[5, 6], [5, 7], [8, 6]])[:items]
+    catalog = np.array([[5, 6], [5, 7], [8, 6]])[:items]
     prompt = [np.array([1, 2, 3])]
-    beams = beam_search(MODELS["llama"], prompt, ItemTrie.build(catalogue), 10)
+    beams = beam_search(MODELS["llama"], prompt, ItemTrie.build(catalog), 10)
     assert beams.tokens.shape == (1, 10, 2)
     assert (beams.rows[0] >= 0).sum() == items
     assert (beams.scores[0, items:] == -torch.inf).all()
-    expected = huggingface_beam_search(MODELS["llama"], prompt, catalogue, 10)[0]
+    expected = huggingface_beam_search(MODELS["llama"], prompt, catalog, 10)[0]
     assert same_ranking(as_list(beams, 0), expected, tolerance=1e-4)
 
 
@@ -95,7 +95,7 @@ def test_more_beams_than_items_give_every_item_once_and_hugging_face_agrees(item
 @settings(max_examples=25, deadline=None)
 def test_an_answer_has_the_same_bits_alone_and_beside_any_batch_mates(seed, beams):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalogue(rng, 200, 4))
+    trie = ItemTrie.build(random_catalog(rng, 200, 4))
     prompts = random_prompts(rng, int(rng.integers(2, 7)), 40)
     exclude = [trie.excluded_rows(rng.integers(0, 200, 5)) for _ in prompts]
     model = MODELS["llama-gqa"]
@@ -110,11 +110,11 @@ def test_an_answer_has_the_same_bits_alone_and_beside_any_batch_mates(seed, beam
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
-def test_excluding_rows_equals_a_catalogue_without_them(seed, share):
+def test_excluding_rows_equals_a_catalog_without_them(seed, share):
     rng = np.random.default_rng(seed)
-    catalogue = np.unique(random_catalogue(rng, 60, 3), axis=0)
-    trie = ItemTrie.build(catalogue)
-    gone = rng.random(len(catalogue)) < share
+    catalog = np.unique(random_catalog(rng, 60, 3), axis=0)
+    trie = ItemTrie.build(catalog)
+    gone = rng.random(len(catalog)) < share
     prompts = random_prompts(rng, 1, 8)
     found = beam_search(
         DOUBLE, prompts, trie, 15, exclude=[trie.excluded_rows(np.flatnonzero(gone))]
@@ -123,7 +123,7 @@ def test_excluding_rows_equals_a_catalogue_without_them(seed, share):
         assert (found.rows == -1).all()
         assert (found.scores == -torch.inf).all()
         return
-    expected = beam_search(DOUBLE, prompts, ItemTrie.build(catalogue[~gone]), 15)
+    expected = beam_search(DOUBLE, prompts, ItemTrie.build(catalog[~gone]), 15)
     alive = expected.scores > -torch.inf
     assert torch.equal(found.tokens[alive], expected.tokens[alive])
     assert torch.equal(found.scores, expected.scores)
@@ -150,7 +150,7 @@ def test_equal_scores_are_ordered_by_row():
 
 def test_cache_slots_are_the_prompt_once_and_one_a_node():
     rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalogue(rng, 500, 4))
+    trie = ItemTrie.build(random_catalog(rng, 500, 4))
     beams = beam_search(MODELS["llama"], [np.arange(1, 31), np.array([1])], trie, 20)
     assert [s.kv_slots for s in beams.stats] == [30 + 20 * 3, 1 + 20 * 3]
     assert [s.target_passes for s in beams.stats] == [4, 4]
@@ -176,7 +176,7 @@ def test_bad_input_is_named(prompts, beams, says):
 
 def test_bfloat16_agrees_with_float32_up_to_its_rounding():
     rng = np.random.default_rng(3)
-    trie = ItemTrie.build(random_catalogue(rng, 100, 3))
+    trie = ItemTrie.build(random_catalog(rng, 100, 3))
     prompts = random_prompts(rng, 4, 15)
     exact = beam_search(tiny_model(seed=5), prompts, trie, 10)
     rough = beam_search(tiny_model(seed=5, dtype=torch.bfloat16), prompts, trie, 10)

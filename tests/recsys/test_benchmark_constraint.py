@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from recsys.benchmark.constraint import _compare, _follow, _nested, _SortedTable
 from recsys.cli import app
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 
 
 @pytest.fixture(scope="module")
@@ -67,40 +68,6 @@ def test_others_allow_what_they_should():
 def test_a_disagreement_stops_the_benchmark():
     trie = ItemTrie.build(np.array([[0, 2], [1, 3]]))
     masked = torch.tensor([[-torch.inf, -torch.inf, 0.0, -torch.inf]])
-    _compare(trie.to(), 1, torch.tensor([[1]]), masked, "it")
+    _compare(DeviceTrie.of(trie), 1, torch.tensor([[1]]), masked, "it")
     with pytest.raises(RuntimeError, match="it allows other tokens than the trie at depth 1"):
-        _compare(trie.to(), 1, torch.tensor([[2]]), masked, "it")
-
-
-def test_text_is_measured_on_every_library_and_each_text_checked(quick):
-    document = json.loads((quick[1] / "result.json").read_text())
-    text = document["text"]
-    assert text["backends"][0] == "llguidance"
-    cases = {"multiple choice", "ISO date-time", "IP address", "quoted text", "JSON object"}
-    for backend in text["backends"]:
-        mine = [row for row in text["grammars"] if row["backend"] == backend]
-        assert cases < {row["case"] for row in mine if row["compile_ms"] > 0}
-    for row in text["valid"]:
-        if "refused" in row:
-            assert "xgrammar cannot hold a text to 'maxLength'" in row["refused"]
-        else:
-            assert row["valid"] == row["texts"] == row["cache_hits"] + 1 == 8
-    assert all(row["written"] == row["in_catalogue"] > 0 for row in text["written"])
-    assert all(row["equal"] == row["nodes"] == 20 for row in text["rewind"])
-    assert any(row["way"] == "trie" for row in text["titles"])
-    drawing = ET.fromstring((quick[1] / "text_constraint.svg").read_text())
-    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
-
-
-def test_a_part_may_be_left_out_and_titles_made_up(monkeypatch, tmp_path):
-    monkeypatch.delenv("RECSYS_DATASETS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    command = ["benchmark", "constraint", "--quick", "--parts", "text", "--json"]
-    document = json.loads(CliRunner().invoke(app, command).stdout.splitlines()[-1])
-    assert "build" not in document
-    assert list(document["text"]["catalogues"]) == ["made up"]
-
-
-def test_an_unknown_part_is_refused():
-    result = CliRunner().invoke(app, ["benchmark", "constraint", "--parts", "words"])
-    assert "--parts 'words' is not items or text" in str(result.exception)
+        _compare(DeviceTrie.of(trie), 1, torch.tensor([[2]]), masked, "it")

@@ -182,7 +182,7 @@ def test_random_codes_are_distinct_and_few_of_them_are_common():
     assert codes.max() < 256
 
 
-def test_a_catalogue_has_room():
+def test_a_catalog_has_room():
     with pytest.raises(ConfigError, match="--items 9: want 1 to 8"):
         workload.skewed_codes(np.random.default_rng(0), 9, (4, 4))
     assert len(workload.skewed_codes(np.random.default_rng(0), 8, (4, 4))) == 8

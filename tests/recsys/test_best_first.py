@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search, complete, speculative_beam_search
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 
@@ -35,7 +35,7 @@ def test_completed_lists_are_global_and_certificates_are_true(
     seed, items, levels, beams, pass_nodes, batch, excluded, normalize
 ):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalogue(rng, items, levels))
+    trie = ItemTrie.build(random_catalog(rng, items, levels))
     prompts = random_prompts(rng, batch, 12)
     exclude = [
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
@@ -59,10 +59,10 @@ def test_completed_lists_are_global_and_certificates_are_true(
 
 @pytest.fixture
 def hard():
-    """A catalogue and a prompt for which two beams miss the best two sequences."""
+    """A catalog and a prompt for which two beams miss the best two sequences."""
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        trie = ItemTrie.build(random_catalogue(rng, 200, 4))
+        trie = ItemTrie.build(random_catalog(rng, 200, 4))
         prompts = random_prompts(rng, 1, 12)
         beams = beam_search(TARGET, prompts, trie, 2)
         if not torch.equal(beams.rows, everything(prompts, trie, None, "vocabulary").rows[:, :2]):

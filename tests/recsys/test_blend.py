@@ -180,7 +180,7 @@ def test_the_bundle_chooses_unless_the_request_does(tmp_path):
             call()
 
 
-def test_retrieval_of_another_catalogue_is_refused(tmp_path):
+def test_retrieval_of_another_catalog_is_refused(tmp_path):
     path = build(tmp_path / "other", make_retrieval(items=ITEMS + 1))
     with pytest.raises(ArtifactError, match="61 items"):
         Recommender.load(path)
@@ -248,7 +248,7 @@ def test_removed_items_are_nowhere_and_new_items_have_neighbours(rec):
     for names in lists:
         assert names
         assert not names & (gone | {"id-9"})
-    with pytest.raises(RequestError, match="not in the catalogue"):
+    with pytest.raises(RequestError, match="not in the catalog"):
         rec.similar("id-17", 3)
     assert len(rec.score([["new"]], [["new", "id-3"]])[0]) == 2
 

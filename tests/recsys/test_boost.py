@@ -12,7 +12,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, ModelDrafter, beam_search, speculative_beam_search
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
@@ -41,7 +41,7 @@ def test_answers_are_ranked_by_log_probability_and_boost(
     seed, items, levels, beams, strengths, shares, how, normalize
 ):
     rng = np.random.default_rng(seed)
-    tokens = random_catalogue(rng, items, levels)
+    tokens = random_catalog(rng, items, levels)
     trie = ItemTrie.build(tokens)
     prompts = random_prompts(rng, len(strengths), 8)
     gains = [
@@ -79,7 +79,7 @@ def test_answers_are_ranked_by_log_probability_and_boost(
 
 def test_a_large_boost_brings_the_least_likely_item_to_the_top():
     rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalogue(rng, 100, 3))
+    trie = ItemTrie.build(random_catalog(rng, 100, 3))
     prompts = random_prompts(rng, 1, 8)
     last = int(beam_search(TARGET, prompts, trie, trie.num_rows).rows[0, -1])
     gains = np.zeros(100, np.float32)

@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +28,6 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ITEMS = 48
 LEVELS = (5, 4, 3)
@@ -117,9 +115,9 @@ def brute_force(recommender: Recommender, history: list[int]) -> np.ndarray:
     return logits.log_softmax(-1).gather(2, answers[:, :, None]).sum((1, 2)).numpy()
 
 
-# A beam as wide as the catalogue leaves nothing out.
+# A beam as wide as the catalog leaves nothing out.
 @pytest.mark.parametrize("history", [[], [3], [7, 46, 0, 0, 12], list(range(20))])
-def test_the_whole_catalogue_is_ranked_as_by_brute_force(recommender, history):
+def test_the_whole_catalog_is_ranked_as_by_brute_force(recommender, history):
     expected = brute_force(recommender, history)
     (found,) = recommender.recommend([[f"id-{i}" for i in history]], ITEMS, exclude_seen=False)
     items = [int(r.item_id[3:]) for r in found]
@@ -128,7 +126,7 @@ def test_the_whole_catalogue_is_ranked_as_by_brute_force(recommender, history):
     assert [r.score for r in found] == pytest.approx(expected[items].tolist(), abs=1e-4)
 
 
-def test_a_recommendation_says_what_the_catalogue_says(recommender):
+def test_a_recommendation_says_what_the_catalog_says(recommender):
     (found,) = recommender.recommend([["id-3"]], k=5)
     assert len(found) == 5
     for r in found:
@@ -330,7 +328,7 @@ def test_an_empty_history_is_answered_and_so_is_one_of_unknown_items(recommender
     assert ask(recommender, ["gone", "lost"]) == found
 
 
-def test_more_than_the_catalogue_has_is_a_shorter_list(recommender):
+def test_more_than_the_catalog_has_is_a_shorter_list(recommender):
     assert len(ask(recommender, [], 500)) == ITEMS
     assert len(ask(recommender, ["id-3", "id-3"], 500)) == ITEMS - 1
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,6 @@ from hypothesis import strategies as st
 
 from recsys.config import Settings, as_dict, build
 from recsys.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KNOWN = ("data", "target")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +15,6 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, DataError
 from recsys.interactions import Interactions
 from recsys.splits import TEST, TRAIN, VALID
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ITEMS = pa.table(
     {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
 
@@ -55,7 +56,7 @@ def test_dense_and_listed_steps_agree_exactly(
         lengths = rng.integers(1, levels + 1, items)
         tokens = [line[:n] for line, n in zip(tokens, lengths, strict=True)]
     trie = ItemTrie.build(tokens, end=end)
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     masks = _masks(trie, rng, shares, MaskRoom(trie, 2) if roomy else None)
     gone = [rng.permutation(trie.num_rows)[: rng.integers(0, 20)] for _ in shares]
     limits = {"excluded": device.pad_excluded(gone, masks), "allowed": device.allow(masks)}
@@ -107,7 +108,7 @@ def test_room_is_given_back_when_nothing_holds_the_mask():
     other = RowMask.of(trie, np.array([False, False, True]), room)
     assert one.room is not None
     assert other.room is None
-    allowed = trie.to().allow([one, None])
+    allowed = DeviceTrie.of(trie).allow([one, None])
     place = one.room[1]
     del one
     gc.collect()

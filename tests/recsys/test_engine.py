@@ -13,12 +13,12 @@ from recsys.decoding import beam_search, complete, speculative_beam_search
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 RNG = np.random.default_rng(3)
-TRIE = ItemTrie.build(random_catalogue(RNG, 300, 4))
+TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))
 PROMPTS = random_prompts(RNG, 12, 24)
 
 
@@ -93,8 +93,8 @@ def test_passes_in_fixed_buffers_give_the_same_answers():
         for size in (1, 3, 4, 6):
             found = each.decode(PROMPTS[:size], 5, mode=mode)
             same(found.beams, beam_search(TARGET, PROMPTS[:size], TRIE, 5))
-    assert each.target.graphs.statistics().replays > 20
-    assert each.target.graphs.statistics().refused == {"size": 4}  # six requests do not fit
+    assert each.graphs[0].statistics().replays > 20
+    assert each.graphs[0].statistics().refused == {"size": 4}  # six requests do not fit
     assert each.target.pool.lent == each.draft.pool.lent == 0
 
 
@@ -107,7 +107,7 @@ def test_prompts_of_another_version_are_not_used():
 
 def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
     """Plain, drafted, sampled, refused and broken ones, over prompts that come back."""
-    small = ItemTrie.build(random_catalogue(np.random.default_rng(1), 30, 3))
+    small = ItemTrie.build(random_catalog(np.random.default_rng(1), 30, 3))
     model = tiny_model("llama", layers=1, hidden=16)
     each = Engine(model, small, draft=model, draft_nodes=12, prefix_bytes=20_000)
     rng = np.random.default_rng(2)
@@ -203,11 +203,11 @@ def test_what_cannot_be_is_said(settings_, message):
         engine().decode(PROMPTS[:1], 3, **settings_)
 
 
-def test_models_and_catalogues_that_do_not_fit_are_refused():
+def test_models_and_catalogs_that_do_not_fit_are_refused():
     small = tiny_model("llama", vocabulary=20)
-    with pytest.raises(ValueError, match=r"the catalogue has token 63; the model knows 0 \.\. 19"):
+    with pytest.raises(ValueError, match=r"the catalog has token 63; the model knows 0 \.\. 19"):
         beam_search(small, [[1]], TRIE)
-    with pytest.raises(ValueError, match="the catalogue has token 63"):
+    with pytest.raises(ValueError, match="the catalog has token 63"):
         Engine(TARGET, TRIE, draft=small).decode([[1]], mode="draft")
     with pytest.raises(ValueError, match="patch_nodes must be at least 1, got 0"):
         speculative_beam_search(TARGET, None, [[1]], TRIE, patch_nodes=0)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 from rich.console import Console
 
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
@@ -37,12 +40,6 @@ from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
 from recsys.splits import leave_one_out
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 ITEMS, USERS = 40, 60
 SMALL = EvaluationConfig(ks=(1, 5, 10), resamples=60)
@@ -97,7 +94,7 @@ def dataset_of(
 
 @pytest.fixture(scope="module")
 def shop() -> Dataset:
-    """Sixty users who walk up the catalogue, in steps of one, with a jump now and then."""
+    """Sixty users who walk up the catalog, in steps of one, with a jump now and then."""
     rng = np.random.default_rng(0)
     sequences = {}
     for user in range(USERS):
@@ -650,7 +647,7 @@ def test_beam_widths_are_measured_beside_each_other(
     assert titles[-1] == "Beam widths, Recall@10, seen items unmasked"
 
 
-def test_a_bundle_of_another_catalogue_is_refused_and_nothing_is_written(
+def test_a_bundle_of_another_catalog_is_refused_and_nothing_is_written(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeRecommender, "catalog_items", ITEMS - 1)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from recsys.evaluation.baselines import Popularity, fit_baselines
 from recsys.evaluation.metrics import Hits, ndcg_at_k, recall_at_k
 from recsys.interactions import Histories, Interactions
 from recsys.retrieval import ItemItem, item_item
 from recsys.splits import TEST, TRAIN, leave_one_out
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ITEMS = 8
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))

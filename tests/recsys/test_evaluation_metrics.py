@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from recsys.evaluation.metrics import (
     RESAMPLES_AT_A_TIME,
     Hits,
+    Interval,
     bootstrap,
     coverage_at_k,
     diversity_at_k,
@@ -26,14 +29,6 @@ from recsys.evaluation.metrics import (
     short_share_at_k,
 )
 from recsys.interactions import Histories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
-
-    from numpy.typing import NDArray
-
-    from recsys.evaluation.metrics import Interval
 
 METRICS = (recall_at_k, ndcg_at_k, mrr_at_k)
 ITEMS, WIDTH = 9, 6

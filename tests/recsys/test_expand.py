@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
 
 
@@ -31,7 +32,7 @@ def test_the_best_are_chosen_and_ties_go_to_the_lower_place(values, count):
 
 
 def test_scores_are_sums_over_the_whole_vocabulary_or_the_allowed_tokens():
-    trie = ItemTrie.build(np.array([[1, 2], [3, 2]])).to()
+    trie = DeviceTrie.of(ItemTrie.build(np.array([[1, 2], [3, 2]])))
     logits = TokenLogits.of(torch.tensor([[[9.0, 1.0, 0.0, 2.0]]]), trie)
     root = Frontier.root(1, torch.float32, torch.device("cpu"))
     whole = Step(trie).expand(root, logits, 0, 2)
@@ -44,7 +45,7 @@ def test_scores_are_sums_over_the_whole_vocabulary_or_the_allowed_tokens():
 
 
 def test_a_dead_beam_stays_dead_and_nothing_becomes_nan():
-    trie = ItemTrie.build(np.array([[1, 2], [3, 2]])).to()
+    trie = DeviceTrie.of(ItemTrie.build(np.array([[1, 2], [3, 2]])))
     excluded = trie.pad_excluded([np.array([0, 1])])
     root = Frontier.root(1, torch.float32, torch.device("cpu"))
     for normalize in ("vocabulary", "allowed"):

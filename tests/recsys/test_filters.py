@@ -21,7 +21,7 @@ from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemF
 from recsys.constraint.mask import RowMask
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.errors import FilterError
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ITEMS = [
     {"brand": "Acme", "price": 5.0, "year": 2001, "stock": True, "tags": ["a", "b"], "sizes": [1]},
@@ -333,7 +333,7 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
     seed, items, levels, beams, shares, excluded, how, normalize
 ):
     rng = np.random.default_rng(seed)
-    tokens = random_catalogue(rng, items, levels)
+    tokens = random_catalog(rng, items, levels)
     trie = ItemTrie.build(tokens)
     prompts = random_prompts(rng, len(shares), 8)
     kept = [np.ones(items, bool) if s is None else rng.random(items) < s for s in shares]
@@ -342,7 +342,7 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
         for i, s in enumerate(shares)
     ]
     listed = [np.flatnonzero(rng.random(items) < excluded) for _ in shares]
-    rows = [trie.excluded_rows(gone, mask) for gone, mask in zip(listed, masks, strict=True)]
+    rows = [mask.excluded_rows(gone) for gone, mask in zip(listed, masks, strict=True)]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
         found = beam_search(TARGET, prompts, trie, beams, **options)
@@ -368,8 +368,8 @@ def test_an_excluded_item_takes_the_row_that_it_alone_held_open():
     trie = ItemTrie.build(np.array([[1, 2], [1, 2], [1, 3]]))
     mask = RowMask.of(trie, np.array([True, False, True]))
     assert trie.excluded_rows([0]).tolist() == []
-    assert trie.excluded_rows([0], mask).tolist() == [0]
-    assert trie.excluded_rows([2], mask).tolist() == [1]
+    assert mask.excluded_rows([0]).tolist() == [0]
+    assert mask.excluded_rows([2]).tolist() == [1]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 
 
-def thin_catalogue(rng, items, levels):
+def thin_catalog(rng, items, levels):
     """Sequences that part at a few levels only, so that most states have an only child."""
     codes = rng.integers(1, 60, (items, levels))
     for level in np.flatnonzero(rng.random(levels) < 0.6):
@@ -46,7 +46,7 @@ def without_forced(search, *args, **options):
 @settings(max_examples=60, deadline=None)
 def test_forced_levels_are_skipped_without_a_difference(seed, items, levels, beams, shares):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(thin_catalogue(rng, items, levels))
+    trie = ItemTrie.build(thin_catalog(rng, items, levels))
     prompts = random_prompts(rng, len(shares), 8)
     masks = [
         None if share is None else RowMask.of(trie, rng.random(items) < share) for share in shares
@@ -77,12 +77,10 @@ def test_only_levels_that_part_are_run():
     # after the first token everything is known: 1 pass of 4; the last level alone is, too: 3 of 4
     spans = np.array([[1, 5, 6, 7], [2, 8, 9, 3], [3, 5, 6, 7]])
     parting = np.array([[1, 5, 6, 7], [1, 5, 8, 7], [1, 9, 6, 7]])
-    for catalogue, passes, forced in ((spans, 1, 3), (parting, 3, 1)):
-        trie = ItemTrie.build(catalogue)
+    for catalog, passes, forced in ((spans, 1, 3), (parting, 3, 1)):
+        trie = ItemTrie.build(catalog)
         beams = beam_search(TARGET, [[4, 2]], trie, 3, normalize="allowed")
-        expected = reference_beam_search(
-            TARGET, np.array([4, 2]), catalogue, 3, normalize="allowed"
-        )
+        expected = reference_beam_search(TARGET, np.array([4, 2]), catalog, 3, normalize="allowed")
         assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
         assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
         (stats,) = beams.stats
@@ -91,9 +89,9 @@ def test_only_levels_that_part_are_run():
 
 
 def test_a_level_between_levels_that_part_is_run_with_the_next_one():
-    catalogue = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
-    beams = beam_search(TARGET, [[4, 2]], ItemTrie.build(catalogue), 4, normalize="allowed")
-    expected = reference_beam_search(TARGET, np.array([4, 2]), catalogue, 4, normalize="allowed")
+    catalog = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
+    beams = beam_search(TARGET, [[4, 2]], ItemTrie.build(catalog), 4, normalize="allowed")
+    expected = reference_beam_search(TARGET, np.array([4, 2]), catalog, 4, normalize="allowed")
     assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
     assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
     assert (beams.stats[0].target_passes, beams.stats[0].forced_levels) == (2, 1)

@@ -18,7 +18,7 @@ from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import ARCHITECTURES, random_catalogue, random_prompts, tiny_model
+from recsys.testing import ARCHITECTURES, random_catalog, random_prompts, tiny_model
 
 BATCH, SLOTS = 8, 128
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
@@ -31,7 +31,7 @@ SHAPES = [PassShape(b, new, 80, new) for b in (1, 2, 4, 8) for new in (8, 16, 32
 def graphed(model, shapes=SHAPES, *, batch=BATCH, slots=SLOTS, **store):
     """A fresh model on graphs, over the weights of `model`."""
     tree_model = TreeModel(model, **store)
-    graphs = PassGraphs(tree_model, batch=batch, slots=slots)
+    graphs = PassGraphs.attach(tree_model, batch=batch, slots=slots)
     graphs.warm_up(shapes)
     return tree_model, graphs
 
@@ -105,7 +105,7 @@ def test_strict_on_graphs_equals_beam_search_without(
     seed, draft, levels, beams, nodes, batch, shapes
 ):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalogue(rng, 60, levels))
+    trie = ItemTrie.build(random_catalog(rng, 60, levels))
     prompts = random_prompts(rng, batch, 12)
     model, graphs = graphed(LLAMA, shapes)
     drafter = {
@@ -188,7 +188,7 @@ def test_prompts_kept_from_an_earlier_call_work_on_graphs():
     store = PrefixStore.for_model(TreeModel(LLAMA), 1 << 20)
     model, graphs = graphed(LLAMA, prefixes=store, version="a")
     rng = np.random.default_rng(1)
-    trie = ItemTrie.build(random_catalogue(rng, 60, 3))
+    trie = ItemTrie.build(random_catalog(rng, 60, 3))
     prompts = [rng.integers(1, 64, n) for n in (21, 24)]
     expected = beam_search(LLAMA, prompts, trie, 5)
     for cached in ([0, 0], [20, 20]):
@@ -211,7 +211,7 @@ def test_what_was_returned_outlives_the_next_pass():
 
 def test_passes_without_a_shape_are_counted_and_can_be_captured_later():
     model, graphs = graphed(LLAMA, [])
-    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 60, 4))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 60, 4))
     prompts = random_prompts(np.random.default_rng(5), 3, 12)
     expected = beam_search(model, prompts, trie, 5)
     assert graphs.statistics().fallbacks == {"shape": 4}
@@ -251,7 +251,7 @@ def test_the_graph_with_the_fewest_tokens_is_taken_and_none_that_wastes_most():
 
 def test_decodes_too_large_for_the_storage_run_without_graphs():
     model, graphs = graphed(LLAMA, [], batch=2, slots=32)
-    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 60, 3))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 60, 3))
     prompts = [np.arange(1, 20)] * 3
     for group in (prompts, prompts[:1]):
         expected = beam_search(LLAMA, group, trie, 9)

@@ -94,17 +94,17 @@ def test_without_timestamps_the_source_order_is_the_time() -> None:
     assert [h.tolist() for h in made.histories] == [[0, 2, 0], [1]]
 
 
-def test_items_follow_a_given_catalogue() -> None:
-    catalogue = np.array(["c", "never", "a"])
-    made = Interactions.of(["u", "u"], ["a", "c"], item_ids=catalogue)
+def test_items_follow_a_given_catalog() -> None:
+    catalog = np.array(["c", "never", "a"])
+    made = Interactions.of(["u", "u"], ["a", "c"], item_ids=catalog)
     assert made.item.tolist() == [2, 0]
     assert made.item_ids.tolist() == ["c", "never", "a"]
 
 
-@pytest.mark.parametrize("catalogue", [["a"], ["b", "zz"], []])
-def test_an_item_outside_the_catalogue_is_named(catalogue: list[str]) -> None:
+@pytest.mark.parametrize("catalog", [["a"], ["b", "zz"], []])
+def test_an_item_outside_the_catalog_is_named(catalog: list[str]) -> None:
     with pytest.raises(ValueError, match="item 'x' is not among the"):
-        Interactions.of(["u", "u"], ["x", "x"], item_ids=np.array(catalogue, np.str_))
+        Interactions.of(["u", "u"], ["x", "x"], item_ids=np.array(catalog, np.str_))
 
 
 @given(events)

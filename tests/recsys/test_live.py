@@ -1,4 +1,4 @@
-"""The hot catalogue: any road to a catalogue gives the answers of that catalogue, at any time."""
+"""The hot catalog: any road to a catalog gives the answers of that catalog, at any time."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def apply(recommender, wanted, change):
 
 @given(changes=changes, data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_changes_give_the_answers_of_the_final_catalogue_built_anew(changes, data):
+def test_any_changes_give_the_answers_of_the_final_catalog_built_anew(changes, data):
     hot, wanted = make(), {item.item_id: item for item in FIRST}
     for change in changes:
         apply(hot, wanted, change)
@@ -233,7 +233,7 @@ def test_forgetting_what_was_removed_renumbers_only_what_was_added(monkeypatch):
     assert after.filters.mask({"must": [{"key": "price", "any": [8, 9]}]}).eligible == 4
 
 
-def test_an_emptied_catalogue_can_be_compacted_and_filled_again(monkeypatch):
+def test_an_emptied_catalog_can_be_compacted_and_filled_again(monkeypatch):
     monkeypatch.setattr("recsys.live._FORGET", 2)
     monkeypatch.setattr("recsys.live._HIDDEN", 2)  # not in the background as well
     hot = make()
@@ -365,7 +365,7 @@ def test_new_items_get_the_nearest_free_code_of_the_last_level():
         (NewItem("x", like="nobody"), "item 'x': like: .*'nobody'"),
         (NewItem("x", like=3), "item 'x': like: want the id"),
         (NewItem("x"), "item 'x': semantic_id: this bundle has no item encoder"),
-        (NewItem("x", "", "", {"colour": "red"}, (0, 0, 0)), "'colour'; this catalogue has color"),
+        (NewItem("x", "", "", {"colour": "red"}, (0, 0, 0)), "'colour'; this catalog has color"),
         (NewItem("x", "", "", {"title": "t"}, (0, 0, 0)), "item 'x': attributes: .*'title'"),
         (NewItem("x", "", "", {"color": 4}, (0, 0, 0)), r"'x': attributes\.color: want text"),
         (NewItem("x", "", "", {"price": "4"}, (0, 0, 0)), r"attributes\.price: want a whole"),

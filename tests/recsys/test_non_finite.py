@@ -7,25 +7,23 @@ import pytest
 import torch
 
 from recsys.constraint import ItemTrie
-from recsys.constraint.items import ItemConstraint
 from recsys.decoding import (
     Engine,
     ModelDrafter,
     beam_search,
     complete,
-    generate_text,
     score_rows,
     shared_beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.constrained_text import sample_text
 from recsys.errors import NonFiniteError
-from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, tiny_model
+from recsys.testing import SequenceConstraint, random_catalog, tiny_model
+from recsys.text import generate_text
+from recsys.text.sample import sample_text
 
 BROKEN = 63  # a token that only histories hold
-CATALOGUE = random_catalogue(np.random.default_rng(0), 60, 4, 60)
+CATALOGUE = random_catalog(np.random.default_rng(0), 60, 4, 60)
 TRIE = ItemTrie.build(CATALOGUE)
 CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
 MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
@@ -50,7 +48,7 @@ SEARCHES = {
     "shared": lambda m, p: shared_beam_search(m, p, range(len(p)), TRIE, 8),
     "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
     "text": lambda m, p: generate_text(m, p, 3, 6),
-    "constrained text": lambda m, p: sample_text(m, p, ItemConstraint(TRIE, 64, 62), 8),
+    "constrained text": lambda m, p: sample_text(m, p, SequenceConstraint(TRIE.rows, 64, 62), 8),
 }
 
 
@@ -82,7 +80,7 @@ def test_later_requests_do_not_notice(search):
 
 def test_a_prefix_of_such_a_prompt_is_never_stored():
     tree = TreeModel.of(model())
-    tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
+    tree.keep_prefixes(1 << 20)
     shared = [1, 2, 3, 4, 5, 6, 7, 8]
     with pytest.raises(NonFiniteError):
         beam_search(tree, [[*shared, BROKEN, 1, 1, 1, 1], [*shared, 9, 9, 9, 9, 9]], TRIE, 4)
@@ -130,7 +128,7 @@ def test_tokens_that_no_beam_has_are_never_run(way, bad):
 
 def test_a_finite_request_of_such_a_batch_is_stored():
     tree = TreeModel.of(model())
-    tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
+    tree.keep_prefixes(1 << 20)
     with pytest.raises(NonFiniteError):
         beam_search(tree, [[1, 2, 3, 4, BROKEN, 6], CLEAN[2]], TRIE, 4)
     expected = beam_search(model(), [CLEAN[2]], TRIE, 4)
@@ -141,7 +139,7 @@ def test_a_finite_request_of_such_a_batch_is_stored():
 
 def test_a_dropped_version_is_forgotten_before_it_is_proven():
     tree = TreeModel.of(model())
-    tree.prefixes = PrefixStore.for_model(tree, 1 << 20)
+    tree.keep_prefixes(1 << 20)
     with pytest.raises(NonFiniteError):
         beam_search(tree, [[1, 2, 3, 4, BROKEN, 6, 7, 8, 9]], TRIE, 4)
     tree.prefixes.drop("")

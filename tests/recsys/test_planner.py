@@ -113,7 +113,7 @@ def test_a_first_level_too_wide_is_not_exhausted():
     assert each.plans[1].kind == "draft"
 
 
-def test_a_catalogue_of_one_level_leaves_nothing_to_plan():
+def test_a_catalog_of_one_level_leaves_nothing_to_plan():
     each = Planner(GPU, DRAFT, levels=1, first_level=10)
     assert each.plans == [Plan("beam")]
     assert each.choose(Load(1, 4, 20)) == Plan("beam")

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding import beam_search, speculative_beam_search
 from recsys.decoding.beam import finish
@@ -97,7 +98,7 @@ def test_a_row_of_probability_zero_does_not_exist(num_beams):
     ],
 )
 def test_a_list_is_global_if_no_pruned_prefix_can_reach_it(scores, rest, expected):
-    trie = ItemTrie.build([[1, 2], [1, 3], [4, 5]]).to()
+    trie = DeviceTrie.of(ItemTrie.build([[1, 2], [1, 3], [4, 5]]))
     first = trie.source.depth_start[2]
     values = torch.tensor([scores])
     states = torch.tensor([[first, first + 1]]).masked_fill(values == -math.inf, NO_STATE)

@@ -17,7 +17,7 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.decoding.relaxed import settle
 from recsys.decoding.sampling import Noise
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
 # finds likely what the target finds unlikely
@@ -225,7 +225,7 @@ def test_samples_are_distinct_allowed_scored_by_the_target_and_the_same_alone(
     seed, draft, items, levels, beams, more, batch, excluded, temperature
 ):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalogue(rng, items, levels))
+    trie = ItemTrie.build(random_catalog(rng, items, levels))
     prompts = random_prompts(rng, batch, 6)
     seeds = rng.integers(-(2**63), 2**63 - 1, batch).tolist()
     exclude = [
@@ -265,7 +265,7 @@ def test_samples_are_distinct_allowed_scored_by_the_target_and_the_same_alone(
 
 @pytest.fixture
 def wide():
-    """A four-level catalogue: bushy at the top, thin below."""
+    """A four-level catalog: bushy at the top, thin below."""
     rng = np.random.default_rng(1)
     return ItemTrie.build(np.stack([rng.integers(1, n, 600) for n in (20, 20, 40, 40)], axis=1))
 
@@ -304,7 +304,7 @@ def test_a_wider_draft_saves_passes(wide):
 
 def test_requests_at_many_levels_share_a_batch():
     """Some wait above the last row's leaf, others are still at the first level."""
-    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 300, 5, 16))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 300, 5, 16))
     prompts = random_prompts(np.random.default_rng(0), 64, 6)
     found = relaxed(CLOSE, prompts, trie, 3, seeds=range(64))
     assert {s.accepted_levels for s in found.stats} == {0, 1, 2, 3, 4}
@@ -322,7 +322,7 @@ def test_one_level_is_the_targets_own_sample():
     assert torch.equal(found.rows.sort(1).values, expected.rows.sort(1).values)
 
 
-def test_a_catalogue_no_larger_than_the_list_comes_whole(wide):
+def test_a_catalog_no_larger_than_the_list_comes_whole(wide):
     found = relaxed(ADVERSARY, [PROMPT], wide, 700, seeds=[0])
     assert sorted(found.rows[0].tolist()) == [-1] * (700 - wide.num_rows) + list(
         range(wide.num_rows)

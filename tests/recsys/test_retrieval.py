@@ -77,7 +77,7 @@ def test_probabilities_of_all_items_add_up_to_one(trained, asked):
     np.testing.assert_allclose(np.exp(log_probs), wanted, rtol=1e-4)
 
 
-def test_items_beyond_the_catalogue_have_no_events_and_say_nothing():
+def test_items_beyond_the_catalog_have_no_events_and_say_nothing():
     retrieval = fitted(Histories.of([[0, 1, 2], [0, 1]]))
     asked = Histories.of([[0, ITEMS + 3]])
     new = retrieval.log_prob(retrieval.shares(asked), np.array([[ITEMS, ITEMS + 3, 8]]))[0]

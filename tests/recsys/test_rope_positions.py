@@ -8,9 +8,8 @@ import torch
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search, speculative_beam_search
-from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, reference_beam_search, tiny_model
+from recsys.testing import random_catalog, reference_beam_search, tiny_model
 
 TRAINED = 24  # positions
 LEVELS = 3
@@ -33,7 +32,7 @@ KINDS = {
     "dynamic": {"rope_type": "dynamic", "factor": 8.0},
 }
 LIMITS = {"longrope": TRAINED, "dynamic": TRAINED - 1}
-CATALOGUE = random_catalogue(np.random.default_rng(0), 60, LEVELS)
+CATALOGUE = random_catalog(np.random.default_rng(0), 60, LEVELS)
 TRIE = ItemTrie.build(CATALOGUE)
 
 
@@ -86,7 +85,7 @@ def test_one_pass_over_all_levels_scores_as_many(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_history_scores_as_a_new_one(kind):
     model = TreeModel(model_of(kind))
-    model.prefixes = PrefixStore.for_model(model, 1 << 20)
+    model.keep_prefixes(1 << 20)
     long = prompt_of(longest_prompt(kind))
     search(model, [long[:8]])
     check_alone(search(model, [long]), kind, [long])

@@ -16,7 +16,7 @@ from scipy.stats import chisquare, kstest
 from recsys.constraint import ItemTrie
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.decoding.sampling import Noise
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
 # finds likely what the target finds unlikely
@@ -51,7 +51,7 @@ def test_speculation_draws_the_sample_of_plain_search(
     seed, kind, items, levels, beams, nodes, patch, batch, excluded, temperature
 ):
     rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalogue(rng, items, levels))
+    trie = ItemTrie.build(random_catalog(rng, items, levels))
     prompts = random_prompts(rng, batch, 6)
     options = {
         "seeds": rng.integers(-(2**63), 2**63 - 1, batch).tolist(),
@@ -132,9 +132,9 @@ def perturbed_leaves(model, prompt, rows, every_row, seed, temperature):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_sample_is_the_top_of_all_perturbed_leaves(seed):
     rng = np.random.default_rng(seed)
-    catalogue = random_catalogue(rng, 30, 1 + seed % 4, 16)
-    trie = ItemTrie.build(catalogue)
-    every_row = sorted({tuple(row) for row in catalogue.tolist()})
+    catalog = random_catalog(rng, 30, 1 + seed % 4, 16)
+    trie = ItemTrie.build(catalog)
+    every_row = sorted({tuple(row) for row in catalog.tolist()})
     excluded = trie.excluded_rows(np.flatnonzero(rng.random(30) < 0.2))
     rows = [row for i, row in enumerate(every_row) if i not in excluded]
     [prompt] = random_prompts(rng, 1, 5)
@@ -251,7 +251,7 @@ def test_children_share_out_their_parents_perturbed_log_probability():
 
 def test_a_request_gets_the_same_sample_alone_and_beside_others():
     rng = np.random.default_rng(4)
-    trie = ItemTrie.build(random_catalogue(rng, 200, 3))
+    trie = ItemTrie.build(random_catalog(rng, 200, 3))
     prompts = random_prompts(rng, 5, 9)
     seeds = [7, 7, 8, -1, 0]
     together = beam_search(TARGET, prompts, trie, 10, seeds=seeds)
@@ -261,7 +261,7 @@ def test_a_request_gets_the_same_sample_alone_and_beside_others():
 
 
 def test_other_seeds_draw_other_samples():
-    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 200, 3))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 3))
     rows = beam_search(TARGET, [PROMPT] * 4, trie, 10, seeds=[0, 1, 2, 0]).rows
     assert len({tuple(r) for r in rows.tolist()}) == 3
     assert torch.equal(rows[0], rows[3])
@@ -271,7 +271,7 @@ def test_temperature_divides_the_logits():
     cool = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
     with torch.no_grad():
         cool.lm_head.weight /= 3
-    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 100, 3))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 100, 3))
     hot = beam_search(TARGET, [PROMPT] * 20, trie, 5, seeds=range(20), temperature=3.0)
     expected = beam_search(cool, [PROMPT] * 20, trie, 5, seeds=range(20))
     assert torch.equal(hot.rows, expected.rows)
@@ -279,7 +279,7 @@ def test_temperature_divides_the_logits():
 
 
 def test_almost_no_temperature_is_greedy():
-    trie = ItemTrie.build(random_catalogue(np.random.default_rng(0), 100, 3))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 100, 3))
     cold = beam_search(TARGET, [PROMPT] * 20, trie, 1, seeds=range(20), temperature=1e-4)
     greedy = beam_search(TARGET, [PROMPT], trie, 1, normalize="allowed")
     assert cold.rows.unique().tolist() == greedy.rows[0].tolist()

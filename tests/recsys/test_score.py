@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
     ExhaustiveDrafter,
     ModelDrafter,
@@ -17,9 +18,8 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.decoding.row_tree import RowTree
-from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ARCHITECTURES = ["llama-gqa", "mistral-window"]
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
@@ -44,8 +44,8 @@ def teacher_forced(model, prompt, tokens, end=None) -> float:
 def random_case(seed, levels=None):
     rng = np.random.default_rng(seed)
     levels = levels or int(rng.integers(1, 5))
-    catalogue = random_catalogue(rng, int(rng.integers(1, 40)), levels, VOCABULARY)
-    trie = ItemTrie.build(catalogue)
+    catalog = random_catalog(rng, int(rng.integers(1, 40)), levels, VOCABULARY)
+    trie = ItemTrie.build(catalog)
     prompts = random_prompts(rng, int(rng.integers(1, 5)), 12)
     rows = [rng.integers(0, trie.num_rows, int(rng.integers(0, 12))) for _ in prompts]
     return rng, trie, prompts, rows
@@ -108,7 +108,7 @@ def test_a_beams_score_as_a_candidate_is_its_score_as_a_beam(seed):
 @settings(max_examples=30, deadline=None)
 def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
     _, trie, prompts, rows = random_case(seed)
-    tree = RowTree.of(trie.to("cpu"), rows, nodes)
+    tree = RowTree.of(DeviceTrie.of(trie), rows, nodes)
     assert tree.states.shape == (len(prompts), nodes)
     for request, mine in enumerate(rows):
         prefixes: set[tuple[int, ...]] = set()
@@ -129,7 +129,7 @@ def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
 
 def test_rows_that_share_prefixes_share_nodes():
     trie = ItemTrie.build([[1, 2, 3], [1, 2, 4], [1, 5, 6], [7, 8, 9]])
-    tree = RowTree.of(trie.to("cpu"), [[0, 1, 2], [3, 3]])
+    tree = RowTree.of(DeviceTrie.of(trie), [[0, 1, 2], [3, 3]])
     assert tree.width == 3  # 1, 1-2, 1-5; the other has two and padding
     assert tree.real.sum(1).tolist() == [3, 2]
     assert tree.tokens[0].tolist() == [1, 2, 5]
@@ -140,7 +140,7 @@ def test_rows_that_share_prefixes_share_nodes():
 def test_known_histories_are_not_run_again_and_change_no_score():
     _, trie, prompts, rows = random_case(7, levels=3)
     model = TreeModel(TARGET)
-    model.prefixes, model.version = PrefixStore.for_model(model, 1 << 24), "one"
+    model.keep_prefixes(1 << 24, "one")
     cold = score_rows(model, prompts, trie, rows)
     warm = score_rows(model, prompts, trie, rows)
     assert beam_search(model, prompts, trie, 1).stats[0].cached_tokens
@@ -151,7 +151,7 @@ def test_known_histories_are_not_run_again_and_change_no_score():
 def test_scores_with_a_fixed_budget_have_the_same_bits_alone_and_in_a_batch():
     rng = np.random.default_rng(0)
     model = tiny_model(hidden=128)  # float32, as wide as the smallest preset
-    trie = ItemTrie.build(random_catalogue(rng, 200, 4, VOCABULARY))
+    trie = ItemTrie.build(random_catalog(rng, 200, 4, VOCABULARY))
     prompts = random_prompts(rng, 6, 24)
     rows = [rng.permutation(trie.num_rows)[: 10 + i] for i in range(6)]
 

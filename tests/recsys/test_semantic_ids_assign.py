@@ -71,7 +71,7 @@ def test_a_prefix_is_spread_at_the_lowest_cost_of_all_ways(seed, items):
     spread=st.sampled_from([0.0, 0.2, 3.0]),
 )
 @settings(max_examples=150, deadline=None)
-def test_rows_are_unique_whenever_the_catalogue_fits(seed, items, levels, size, spread):
+def test_rows_are_unique_whenever_the_catalog_fits(seed, items, levels, size, spread):
     codes, latents, centroids = random_case(seed, items, levels, size, spread)
     original = codes.copy()
     out = assign_unique(codes, latents, centroids)
@@ -117,7 +117,7 @@ def test_the_excess_of_a_full_prefix_moves_to_the_nearest_sibling():
     assert out[:, 0].tolist() == [0, 0, 0, 1]  # the nearest to centroid 1 went there
 
 
-def test_a_full_catalogue_shares_leaves_and_loses_nobody():
+def test_a_full_catalog_shares_leaves_and_loses_nobody():
     centroids = np.zeros((2, 2, 1), np.float32)
     centroids[:, 1] = 1
     latents = np.zeros((6, 1), np.float32)

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
 from recsys.decoding import beam_search, shared_beam_search
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 MODELS = {n: tiny_model(n, dtype=torch.float64) for n in ("llama-gqa", "mistral-window")}
 VOCABULARY = 64
 
 
 def random_case(seed):
-    """A catalogue, prompts, and requests that have them, each with wishes of its own."""
+    """A catalog, prompts, and requests that have them, each with wishes of its own."""
     rng = np.random.default_rng(seed)
     levels = int(rng.integers(1, 5))
-    trie = ItemTrie.build(random_catalogue(rng, int(rng.integers(1, 60)), levels, VOCABULARY))
+    trie = ItemTrie.build(random_catalog(rng, int(rng.integers(1, 60)), levels, VOCABULARY))
     prompts = random_prompts(rng, int(rng.integers(1, 5)), 12)
     owner = rng.integers(0, len(prompts), int(rng.integers(1, 9)))
     some = [rng.integers(0, trie.num_rows, int(rng.integers(0, 12))) for _ in owner]
@@ -53,7 +53,7 @@ def test_answers_are_those_of_beam_search(seed, architecture, nodes, num_beams):
 
 def test_prefixes_that_several_want_are_run_once():
     rng = np.random.default_rng(3)
-    trie = ItemTrie.build(random_catalogue(rng, 60, 4, VOCABULARY))
+    trie = ItemTrie.build(random_catalog(rng, 60, 4, VOCABULARY))
     (prompt,) = random_prompts(rng, 1, 12)
     model = MODELS["llama-gqa"]
     (once,) = beam_search(model, [prompt], trie, 8).stats

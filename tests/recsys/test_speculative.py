@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
     CandidateDrafter,
     ModelDrafter,
@@ -20,7 +21,7 @@ from recsys.decoding.draft import split_nodes
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalogue, random_prompts, tiny_model
+from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFTS = {
@@ -85,8 +86,8 @@ def test_strict_equals_beam_search(
     seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize
 ):
     rng = np.random.default_rng(seed)
-    catalogue = random_catalogue(rng, items, levels)
-    trie = ItemTrie.build(catalogue)
+    catalog = random_catalog(rng, items, levels)
+    trie = ItemTrie.build(catalog)
     prompts = random_prompts(rng, batch, 12)
     exclude = [
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
@@ -107,7 +108,7 @@ def test_strict_equals_beam_search(
 
 @pytest.fixture
 def wide():
-    """A four-level catalogue: bushy at the top, thin below."""
+    """A four-level catalog: bushy at the top, thin below."""
     rng = np.random.default_rng(1)
     sizes = (20, 20, 40, 40)
     rows = np.stack([rng.integers(1, size, 600) for size in sizes], axis=1)
@@ -189,13 +190,13 @@ def test_widths_can_be_given_level_by_level(wide):
 )
 def test_nodes_are_split_in_rising_shares(nodes, beams, expected):
     rng = np.random.default_rng(0)
-    trie = ItemTrie.build(rng.integers(0, 256, (20_000, 4))).to()
+    trie = DeviceTrie.of(ItemTrie.build(rng.integers(0, 256, (20_000, 4))))
     assert split_nodes(nodes, trie, beams) == expected
 
 
 def proposed(drafter, trie, prompts, exclude=None):
     """States a level that a drafter proposes for the first prompt, checked against the trie."""
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     excluded = None if exclude is None else device.pad_excluded(exclude)
     ready = Prompts.of(prompts, TreeModel.of(TARGET))
     levels = drafter.propose(ready, Step(device, excluded), 10, prompt_slots=0).levels

@@ -15,10 +15,11 @@ from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask, dead_states
+from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
-catalogues = hnp.arrays(
+catalogs = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(0, 6)
 )
 
@@ -32,7 +33,7 @@ DRAWN = np.array([[9, 1], [5, 7], [5, 3], [5, 7]])
 
 def reachable(trie: ItemTrie, excluded=None, allowed=None) -> set[tuple[int, ...]]:
     """Every sequence that walking the tensors from the root can produce."""
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     found = {(0, ())}
     for depth in range(trie.num_levels):
         step = set()
@@ -75,23 +76,23 @@ def test_statistics_by_hand():
     assert stats["levels"][1]["single_child_share"] == 0.5
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
-def test_reachable_sequences_are_exactly_the_catalogue(tokens):
+def test_reachable_sequences_are_exactly_the_catalog(tokens):
     assert reachable(ItemTrie.build(tokens)) == {tuple(row) for row in tokens.tolist()}
 
 
-@given(catalogues, st.data())
+@given(catalogs, st.data())
 @settings(deadline=None)
 def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data):
     trie = ItemTrie.build(tokens)
     gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
-    excluded = trie.to().pad_excluded([trie.excluded_rows(gone)])
+    excluded = DeviceTrie.of(trie).pad_excluded([trie.excluded_rows(gone)])
     kept = {tuple(row) for i, row in enumerate(tokens.tolist()) if i not in gone}
     assert reachable(trie, excluded) == kept
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
 def test_every_item_finds_its_row_whatever_the_input_order(tokens):
     trie = ItemTrie.build(tokens)
@@ -101,7 +102,7 @@ def test_every_item_finds_its_row_whatever_the_input_order(tokens):
     assert sorted(trie.row_items.tolist()) == list(range(len(tokens)))
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
 def test_states_are_ranges_of_rows_with_one_prefix(tokens):
     trie = ItemTrie.build(tokens)
@@ -135,7 +136,7 @@ def test_bad_input_is_named(tokens, says):
         ItemTrie.build(tokens)
 
 
-@given(catalogues)
+@given(catalogs)
 @settings(deadline=None)
 def test_a_saved_trie_opens_as_it_was(tokens):
     trie = ItemTrie.build(tokens)
@@ -179,9 +180,9 @@ def test_tokens_beyond_any_table_are_found_too():
 masks = st.sampled_from([0.0, 0.02, 0.2, 0.5, 0.9, 1.0, None])
 
 
-@given(catalogues, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
+@given(catalogs, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
 @settings(max_examples=1000, deadline=None)
-def test_reachable_sequences_are_the_catalogue_with_the_mask_less_the_exclusions(
+def test_reachable_sequences_are_the_catalog_with_the_mask_less_the_exclusions(
     tokens, requests, data
 ):
     trie = ItemTrie.build(tokens)
@@ -195,7 +196,7 @@ def test_reachable_sequences_are_the_catalogue_with_the_mask_less_the_exclusions
     }
     wanted = [made[share] for share, _ in requests]
     rows = [rng.permutation(trie.num_rows)[: round(e * trie.num_rows)] for _, e in requests]
-    device = trie.to()
+    device = DeviceTrie.of(trie)
     excluded, allowed = device.pad_excluded(rows, wanted), device.allow(wanted)
     for place, (share, _) in enumerate(requests):
         items = np.ones(len(tokens), bool) if share is None else kinds[share]
@@ -230,4 +231,4 @@ def test_a_branch_dies_with_its_last_allowed_row_by_hand():
     none = NO_STATE
     assert dead[0].tolist() == [[1], [none], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
     assert dead[1].tolist() == [[3, none], [none, none], [3, 4]]
-    assert trie.to().allow([None, None]) is None
+    assert DeviceTrie.of(trie).allow([None, None]) is None

@@ -9,11 +9,12 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
@@ -28,19 +29,15 @@ from recsys.dataset import Dataset
 from recsys.decoding.trace import Trace, TraceNode
 from recsys.errors import NonFiniteError
 from recsys.interactions import Interactions
-from recsys.live import Epochs
+from recsys.live import Epoch, Epochs, NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.retrieval import Retrieval
+from recsys.serving.app import create_app
+from recsys.serving.service import Phase, Service
+from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
-from serving.app import create_app
-from serving.service import Phase, Service
-from serving.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-
-    from recsys.live import Epoch, NewItem
-    from recsys.retrieval import Retrieval
 ITEMS = 300
 
 
@@ -49,7 +46,7 @@ class FakeRetrieval:
 
 
 class FakeRecommender:
-    """Ranks the catalogue by a checksum of the history. The catalogue is a real one, and live.
+    """Ranks the catalog by a checksum of the history. The catalog is a real one, and live.
 
     Attributes:
         batches: size of each batch, in order.
@@ -209,7 +206,7 @@ def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     told = SimpleNamespace(calls=[])
     for name in ("collect", "freeze", "unfreeze"):
         setattr(told, name, partial(told.calls.append, name))
-    monkeypatch.setattr("serving.engine.gc", told)
+    monkeypatch.setattr("recsys.serving.engine.gc", told)
     return told
 
 
@@ -226,7 +223,7 @@ def fake() -> type[FakeRecommender]:
 def write_bundle(
     path: Path, items: int, *, seed: int = 0, retrieval: Retrieval | None = None, **columns: Any
 ) -> Path:
-    """A bundle of a random model; its catalogue is the same whatever the seed."""
+    """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
 
     from recsys.models.checkpoint import build, save_model

@@ -6,26 +6,30 @@ import logging
 import re
 import threading
 import time
+from collections.abc import AsyncIterator
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
 from recsys.errors import ArtifactError
 from recsys.recommender import RecommendRequest
-from serving.auth import ROUTES
-from serving.errors import KINDS
-from serving.schemas import common, events, filters, items, models, operations, recommendations
-from serving.service import Phase
-from serving.stores import Journal, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import httpx
-
-    from serving.settings import ServingSettings
+from recsys.serving.auth import ROUTES
+from recsys.serving.errors import KINDS
+from recsys.serving.schemas import (
+    common,
+    events,
+    filters,
+    items,
+    models,
+    operations,
+    recommendations,
+)
+from recsys.serving.service import Phase
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import Journal, StoreError
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"

@@ -5,22 +5,19 @@ import os
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from starlette.routing import Mount, Route
 
 from recsys.errors import ConfigError
-from serving import auth
-from serving.app import ROUTERS, create_app
-from serving.auth import Keyring, Scope
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import httpx
+from recsys.serving import auth
+from recsys.serving.app import ROUTERS, create_app
+from recsys.serving.auth import Keyring, Scope
+from recsys.serving.settings import ServingSettings
 
 anyio = pytest.mark.anyio
 

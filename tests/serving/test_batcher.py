@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from serving.batcher import Answer, Batcher, ClosedError, DeadlineExceededError, QueueFullError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from recsys.serving.batcher import (
+    Answer,
+    Batcher,
+    ClosedError,
+    DeadlineExceededError,
+    QueueFullError,
+)
 
 pytestmark = pytest.mark.anyio
 FOREVER_MS = 600_000.0

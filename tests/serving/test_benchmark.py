@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +18,14 @@ from recsys.bundle import CATALOG
 from recsys.catalog import Catalog
 from recsys.constraint.filters import ItemFilter
 from recsys.errors import ConfigError, RecsysError
-from serving.benchmark import report
-from serving.benchmark.client import Client, ConnectionLostError, Request
-from serving.benchmark.commands import serve
-from serving.benchmark.load import Load, Run
-from serving.benchmark.measure import Bench, Options, _middle, verdicts
-from serving.benchmark.process import Server, started
-from serving.benchmark.soak import drift
-from serving.benchmark.workload import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
+from recsys.serving.benchmark import report
+from recsys.serving.benchmark.client import Client, ConnectionLostError, Request
+from recsys.serving.benchmark.commands import serve
+from recsys.serving.benchmark.load import Load, Run
+from recsys.serving.benchmark.measure import Bench, Options, _middle, verdicts
+from recsys.serving.benchmark.process import Server, started
+from recsys.serving.benchmark.soak import drift
+from recsys.serving.benchmark.workload import Workload
 
 anyio = pytest.mark.anyio
 GET = Request("GET", "/")

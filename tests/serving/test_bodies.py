@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.bodies import MAX_DEPTH, MalformedError, parse
+from recsys.serving.bodies import MAX_DEPTH, MalformedError, parse
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

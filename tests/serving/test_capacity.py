@@ -6,9 +6,11 @@ import asyncio
 import json
 import math
 import selectors
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,16 +22,16 @@ from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, ConfigError
-from serving.batcher import Batcher
-from serving.benchmark.process import Server
-from serving.capacity import report
-from serving.capacity.check import Trial, _compare, check
-from serving.capacity.commands import capacity
-from serving.capacity.costs import DRAWS, ENOUGH, Costs, Level
-from serving.capacity.measure import Seen, cold_ms, costs_of, measure_one, rate_alone
-from serving.capacity.memory import EVENT, Memory
-from serving.capacity.plan import Needs, plan, rate_each
-from serving.capacity.simulation import (
+from recsys.serving.batcher import Batcher
+from recsys.serving.benchmark.process import Server
+from recsys.serving.capacity import report
+from recsys.serving.capacity.check import Trial, _compare, check
+from recsys.serving.capacity.commands import capacity
+from recsys.serving.capacity.costs import DRAWS, ENOUGH, Costs, Level
+from recsys.serving.capacity.measure import Seen, cold_ms, costs_of, measure_one, rate_alone
+from recsys.serving.capacity.memory import EVENT, Memory
+from recsys.serving.capacity.plan import Needs, plan, rate_each
+from recsys.serving.capacity.simulation import (
     ANSWERED,
     EXPIRED,
     FAILED,
@@ -39,11 +41,7 @@ from serving.capacity.simulation import (
     Outcome,
     simulate,
 )
-from serving.capacity.traffic import NEW_USERS, Traffic, owners
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
 
 QUIET = Fleet(max_batch=1, max_wait_ms=0.0, queue_limit=10**9, deadline_ms=1e12)
 
@@ -159,7 +157,7 @@ class _Loop(asyncio.SelectorEventLoop):
 def by_the_batcher(
     times: list[float], batch_s: dict[int, float], fleet: Fleet
 ) -> list[tuple[float, int]]:
-    """(end, size of its batch) of each request, by `serving.batcher` on a clock of its own."""
+    """(end, batch size) of each request, by `recsys.serving.batcher` on a virtual clock."""
     loop = _Loop()
     found: dict[int, tuple[float, int]] = {}
 
@@ -471,7 +469,7 @@ def test_loads_of_one_rate_count_together() -> None:
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans by few requests."""
-    monkeypatch.setattr("serving.capacity.plan.PLAYED", 4000)
+    monkeypatch.setattr("recsys.serving.capacity.plan.PLAYED", 4000)
 
 
 MEMORY = Memory(
@@ -627,8 +625,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(stand_in()) for _ in range(count)]
 
-    monkeypatch.setattr("serving.capacity.check.replicas", replicas)
-    monkeypatch.setattr("serving.capacity.measure.replicas", replicas)
+    monkeypatch.setattr("recsys.serving.capacity.check.replicas", replicas)
+    monkeypatch.setattr("recsys.serving.capacity.measure.replicas", replicas)
 
 
 @pytest.mark.anyio
@@ -636,8 +634,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_two_replicas_are_asked_fitted_and_predicted(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.capacity.check.ALONE_S", 0.1)
-    monkeypatch.setattr("serving.capacity.check.SIMULATED", 2000)
+    monkeypatch.setattr("recsys.serving.capacity.check.ALONE_S", 0.1)
+    monkeypatch.setattr("recsys.serving.capacity.check.SIMULATED", 2000)
     found = await check(bundle, Trial.quick(3))
     (level,) = found["levels"]
     assert (level["requests"], level["bad"]) == (60, 0)

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
-from serving import client as client_module
-from serving.auth import ROUTES, template_of
-from serving.client import Client, ServiceError
-
-if TYPE_CHECKING:
-    from serving.settings import ServingSettings
+from recsys.serving import client as client_module
+from recsys.serving.auth import ROUTES, template_of
+from recsys.serving.client import Client, ServiceError
+from recsys.serving.settings import ServingSettings
 
 PROBLEM = {
     "type": "urn:recsys:problem:queue_full",

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from serving.settings import ServingSettings
+from recsys.serving.settings import ServingSettings
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"

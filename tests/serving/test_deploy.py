@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from recsys.config import Settings
-from serving import auth
-from serving.errors import KINDS
-from serving.metrics import Metrics
-from serving.settings import ENV_PREFIX, ServingSettings
+from recsys.serving import auth
+from recsys.serving.errors import KINDS
+from recsys.serving.metrics import Metrics
+from recsys.serving.settings import ENV_PREFIX, ServingSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

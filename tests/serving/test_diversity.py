@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.diversity import diversify, pool
+from recsys.serving.diversity import diversify, pool
 
 CODES = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
 

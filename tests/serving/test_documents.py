@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.auth import ROUTES, Scope
-from serving.errors import KINDS
-from serving.metrics import Metrics
+from recsys.serving.auth import ROUTES, Scope
+from recsys.serving.errors import KINDS
+from recsys.serving.metrics import Metrics
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")

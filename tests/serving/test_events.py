@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 
-from serving.api import events as events_api
-from serving.errors import KINDS
-from serving.schemas.events import MAX_EVENTS
-
-if TYPE_CHECKING:
-    import httpx
-
-    from serving.settings import ServingSettings
+from recsys.serving.api import events as events_api
+from recsys.serving.errors import KINDS
+from recsys.serving.schemas.events import MAX_EVENTS
+from recsys.serving.settings import ServingSettings
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/events"

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from recsys.errors import ConfigError
-from serving.limits import RateLimit, network
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    import httpx
+from recsys.serving.limits import RateLimit, network
+from recsys.serving.settings import ServingSettings
 
 anyio = pytest.mark.anyio
 

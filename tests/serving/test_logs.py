@@ -4,7 +4,7 @@ import io
 import json
 import logging
 
-from serving import logs
+from recsys.serving import logs
 
 
 def test_a_line_is_one_json_object_whatever_is_logged() -> None:

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import SLOT_S, SLOTS, Metrics
-
-if TYPE_CHECKING:
-    import httpx
+from recsys.serving.metrics import SLOT_S, SLOTS, Metrics
 
 anyio = pytest.mark.anyio
 
@@ -113,12 +111,12 @@ def test_the_rest_is_counted() -> None:
 def test_models_are_those_that_are_loaded_now() -> None:
     metrics = Metrics()
     metrics.models([("a", "1", "champion"), ("b", "2", "")])
-    metrics.catalogue("a", 3, 100)
+    metrics.catalog("a", 3, 100)
     metrics.models([("b", "2", "champion")])
     metrics.forget("a")
     named = [key for key in samples(metrics) if key[0] == "recsys_model_info"]
     assert [dict(labels)["model"] for _, labels in named] == ["b"]
-    assert not [key for key in samples(metrics) if key[0] == "recsys_catalogue_epoch"]
+    assert not [key for key in samples(metrics) if key[0] == "recsys_catalog_epoch"]
 
 
 def test_watched_things_are_read_when_somebody_looks() -> None:

@@ -7,8 +7,11 @@ import gc
 import json
 import shutil
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,16 +20,10 @@ from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, EVAL, PROMPTS, TARGET
 from recsys.catalog import Catalog
 from recsys.models.checkpoint import build, save_model
+from recsys.serving.service import Phase
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import StoreError
 from recsys.vocabulary import Vocabulary
-from serving.service import Phase
-from serving.settings import ServingSettings
-from serving.stores import StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
@@ -431,7 +428,7 @@ async def test_a_shadow_model_is_compared_and_one_that_is_missing_is_a_drop(
 async def test_a_full_backlog_drops_the_oldest_and_never_delays(
     models: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.shadow.BACKLOG", 2)
+    monkeypatch.setattr("recsys.serving.shadow.BACKLOG", 2)
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled, recommender=fake("one")) as (client, service):
         drops: list[str] = []

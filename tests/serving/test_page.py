@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,12 @@ from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.retrieval import Blend
+from recsys.serving.app import create_app
+from recsys.serving.service import Phase
+from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
-from serving.app import create_app
-from serving.service import Phase
-from serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from playwright.sync_api import Browser, Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium o
 
 ITEMS, CODES, LEVELS = 1200, 32, 3  # more than a draft tree has room for
 HISTORY = ["B0003", "B0014", "B0015", "B0092"]
-VIEWS = ("recommend", "decode", "catalogue", "evaluation", "operations")
+VIEWS = ("recommend", "decode", "catalog", "evaluation", "operations")
 PROBES = Path(__file__).with_name("page_probes.js").read_text(encoding="utf-8")
 COUNT_FETCHES = """
 window.underWay = 0;
@@ -358,11 +357,9 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
     assert re.match(r"Level 1 of 3, code \d+, \w+, (draft −|not drafted)", label)
 
 
-def test_the_catalogue_is_walked_by_code_and_by_words(
-    visit: Callable[..., Page], site: str
-) -> None:
-    page = visit("view=catalogue")
-    expect(page.locator(".view.catalogue .summary")).to_have_text("1,200 items")
+def test_the_catalog_is_walked_by_code_and_by_words(visit: Callable[..., Page], site: str) -> None:
+    page = visit("view=catalog")
+    expect(page.locator(".view.catalog .summary")).to_have_text("1,200 items")
     page.click(".code-button >> nth=2")
     expect(page.locator(".crumbs .chip")).to_have_count(2)
     page.click(".code-button >> nth=0")

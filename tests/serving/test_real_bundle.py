@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,12 +21,8 @@ from recsys import Recommender
 from recsys.bundle import TARGET
 from recsys.errors import ArtifactError
 from recsys.recommender import RecommendRequest
-from serving.server import serve
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from recsys.serving.server import serve
+from recsys.serving.settings import ServingSettings
 
 ITEMS = 500
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -15,11 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from serving.auth import ROUTES
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from recsys.serving.auth import ROUTES
+from recsys.serving.settings import ServingSettings
 
 EXAMPLES = 12
 CHECKS = (

@@ -8,27 +8,23 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from recsys.errors import ArtifactError, ConfigError
-from serving.server import serve
-from serving.stores import SqliteStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from serving.settings import ServingSettings
+from recsys.serving.server import serve
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import SqliteStore
 
 PROGRAM = """
 import runpy, sys
 from pathlib import Path
-from serving.server import serve
-from serving.settings import ServingSettings
+from recsys.serving.server import serve
+from recsys.serving.settings import ServingSettings
 tests, home = sys.argv[1:]
 fake = runpy.run_path(str(Path(tests) / "conftest.py"))["FakeRecommender"]
 settings = ServingSettings(port=0, bundle=Path(home) / "demo", store=Path(home) / "h.db")
@@ -154,7 +150,7 @@ def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None
 
 def test_the_command_refuses_a_wrong_bundle_before_anything_is_loaded(tmp_path: Path) -> None:
     code = (
-        "import sys; from serving.commands import serve\n"
+        "import sys; from recsys.serving.commands import serve\n"
         "try: serve(bundle=__import__('pathlib').Path(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "print('torch' in sys.modules, 'fastapi' in sys.modules)"

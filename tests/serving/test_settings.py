@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recsys.errors import ConfigError
-from serving.settings import ServingSettings
+from recsys.serving.settings import ServingSettings
 
 
 @pytest.fixture(autouse=True)

@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from recsys.errors import ConfigError
-from serving.metrics import Metrics
-from serving.telemetry import OpenTelemetry, Telemetry
-
-if TYPE_CHECKING:
-    from serving.settings import ServingSettings
+from recsys.serving.metrics import Metrics
+from recsys.serving.settings import ServingSettings
+from recsys.serving.telemetry import OpenTelemetry, Telemetry
 
 anyio = pytest.mark.anyio
 
@@ -30,7 +28,7 @@ def traced() -> Any:
 
 
 def test_its_sdk_is_not_imported_unless_it_is_asked_for() -> None:
-    code = "import sys, serving.app; print('opentelemetry.sdk' in sys.modules)"
+    code = "import sys, recsys.serving.app; print('opentelemetry.sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -13,13 +13,13 @@ import torch
 
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.errors import ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.vocabulary import Vocabulary
-from training import draft, target
-from training.alignment import (
+from recsys.training import draft, target
+from recsys.training.alignment import (
     ON_TREES,
     AlignmentSettings,
     TreeAlignment,
@@ -27,12 +27,13 @@ from training.alignment import (
     WordDistillation,
     sequence_weights,
 )
-from training.draft import DraftConfig
-from training.loop import LoopConfig, fit
-from training.objective import NextToken
-from training.on_policy import OnPolicyBatches
-from training.state import Checkpoints
-from training.teacher import Prompts, search_trees
+from recsys.training.draft import DraftConfig
+from recsys.training.loop import LoopConfig, fit
+from recsys.training.objective import NextToken
+from recsys.training.on_policy import OnPolicyBatches
+from recsys.training.state import Checkpoints
+from recsys.training.teacher import Prompts, search_trees
+from recsys.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.from_levels([4, 3, 2])
 CODES = np.stack(np.unravel_index(np.arange(24), (4, 3, 2)), 1).astype(np.int32)
@@ -62,7 +63,7 @@ def make_histories(count=12):
 def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
     prompts = Prompts.sample(histories, 0, 1, seed=0)
-    trees = search_trees(model, ENCODER.encode_all(prompts.histories), TRIE.to("cpu"), BEAMS)
+    trees = search_trees(model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS)
     return TreeBatches(prompts, trees, ENCODER, TRIE, 0, max_tokens, **options)
 
 
@@ -183,7 +184,7 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_step
     batch = data.batch(np.arange(len(data.prompts))[::5])
     model = make_model(seed=1, layers=1).double()
     settings = AlignmentSettings(objective, alpha=1.0, beam_steps=beam_steps, top_k=top_k)
-    module = TreeAlignment(model, TRIE.to("cpu"), settings)
+    module = TreeAlignment(model, DeviceTrie.of(TRIE), settings)
 
     def log_q(row, prefix):
         tokens = [*batch.window[row, : batch.lengths[row]].tolist(), *prefix]
@@ -199,11 +200,11 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_step
 def test_the_shares_of_a_history_add_up_to_one():
     data = make_batches(make_model())
     inputs = tensors(data.batch(np.arange(6)))
-    from training.tree import child_tokens
+    from recsys.training.tree import child_tokens
 
     states, parents, scores, log_p = inputs[3], inputs[4], inputs[5], inputs[6:]
     above = [torch.zeros_like(states[:, 0, :1]), *states[:, :-1].unbind(1)]
-    children = [child_tokens(TRIE.to("cpu"), s, d)[0] for d, s in enumerate(above)]
+    children = [child_tokens(DeviceTrie.of(TRIE), s, d)[0] for d, s in enumerate(above)]
     for steps in ("all", "last"):
         weights = sequence_weights(states, parents, scores, children, list(log_p), beam_steps=steps)
         total = sum(share.sum((1, 2)) for share in weights.share)
@@ -214,7 +215,7 @@ def test_the_shares_of_a_history_add_up_to_one():
 def test_the_target_itself_has_nothing_to_learn(objective):
     model = make_model()
     data = make_batches(model)
-    module = TreeAlignment(model, TRIE.to("cpu"), AlignmentSettings(objective, alpha=1.0))
+    module = TreeAlignment(model, DeviceTrie.of(TRIE), AlignmentSettings(objective, alpha=1.0))
     for batch in data.epoch(0):
         assert abs(module(*tensors(batch)).item()) < 2e-3, "half precision of what is stored"
 
@@ -227,7 +228,7 @@ def test_without_tree_attention_the_loss_is_the_same(objective):
     values = []
     for tree_attention in (True, False):
         settings = AlignmentSettings(objective, alpha=0.6, tree_attention=tree_attention)
-        module = TreeAlignment(model, TRIE.to("cpu"), settings)
+        module = TreeAlignment(model, DeviceTrie.of(TRIE), settings)
         model.zero_grad()
         loss = module(*batch)
         loss.backward()
@@ -241,7 +242,9 @@ def test_the_recommendation_loss_is_that_of_supervised_training():
     batch = data.batch(np.arange(8))
     model = make_model(seed=1)
     settings = AlignmentSettings("beam-kd", alpha=0.0)
-    found = TreeAlignment(model, TRIE.to("cpu"), settings, label_smoothing=0.1)(*tensors(batch))
+    found = TreeAlignment(model, DeviceTrie.of(TRIE), settings, label_smoothing=0.1)(
+        *tensors(batch)
+    )
     window, asked = torch.from_numpy(batch.window), torch.from_numpy(batch.asked)
     wanted = NextToken(model, label_smoothing=0.1)(window, asked)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -252,10 +255,10 @@ def test_over_the_whole_vocabulary_the_target_is_asked_again():
     data = make_batches(big)
     batch = data.batch(np.arange(len(data.prompts))[::5])
     settings = AlignmentSettings("atspeed-r", alpha=1.0, constrained=False, beam_steps="last")
-    same = TreeAlignment(big, TRIE.to("cpu"), settings, target=big)
+    same = TreeAlignment(big, DeviceTrie.of(TRIE), settings, target=big)
     assert abs(same(*tensors(batch)).item()) < 1e-5
     small = make_model(seed=1, layers=1)
-    found = TreeAlignment(small, TRIE.to("cpu"), settings, target=big)(*tensors(batch)).item()
+    found = TreeAlignment(small, DeviceTrie.of(TRIE), settings, target=big)(*tensors(batch)).item()
 
     def whole(model, row, prefix):
         tokens = [*batch.window[row, : batch.lengths[row]].tolist(), *prefix]
@@ -297,7 +300,7 @@ def test_each_objective_can_be_learned(objective, tmp_path):
     big, small = make_model(), make_model(seed=1, layers=1, scale=1.0)
     data = make_batches(big)
     settings = AlignmentSettings(objective, alpha=0.8)
-    module = TreeAlignment(small, TRIE.to("cpu"), settings)
+    module = TreeAlignment(small, DeviceTrie.of(TRIE), settings)
     batch = tensors(data.batch(np.arange(16)))
     before = module(*batch).item()
     config = LoopConfig(
@@ -408,7 +411,7 @@ def test_on_policy_trees_are_those_of_a_draft_of_a_few_batches_ago(tmp_path):
         if number % 2 == 0:
             old.load_state_dict(small.state_dict())
         prompts = ENCODER.encode_all(data.prompts.take(places).histories)
-        wanted = search_trees(big, prompts, TRIE.to("cpu"), BEAMS, draft=old, mixture=0.2)
+        wanted = search_trees(big, prompts, DeviceTrie.of(TRIE), BEAMS, draft=old, mixture=0.2)
         np.testing.assert_array_equal(batch.states, wanted.states)
         with torch.no_grad():
             small.get_output_embeddings().weight.mul_(0.5)
@@ -454,7 +457,7 @@ def run_fifty(folder, accumulate):
     data = make_batches(make_model(), max_tokens=60)
     settings = AlignmentSettings("atspeed-s", alpha=0.5)
     model = make_model(seed=1, layers=1, scale=1.0)
-    module = TreeAlignment(model, TRIE.to("cpu"), settings, label_smoothing=0.05)
+    module = TreeAlignment(model, DeviceTrie.of(TRIE), settings, label_smoothing=0.05)
     progress = fit(module, data, config, Checkpoints(folder, {}), name="draft", max_steps=50)
     return module, progress
 

@@ -16,11 +16,10 @@ from recsys.config import Settings
 from recsys.constraint import ItemTrie
 from recsys.decoding import Beams
 from recsys.models.checkpoint import Architecture, build
-from recsys.vocabulary import Vocabulary
-from training.atspeed import paper
-from training.atspeed.commands import atspeed
-from training.atspeed.findings import _order
-from training.atspeed.lineup import (
+from recsys.training.atspeed import paper
+from recsys.training.atspeed.commands import atspeed
+from recsys.training.atspeed.findings import _order
+from recsys.training.atspeed.lineup import (
     Budget,
     DraftSpace,
     Variant,
@@ -30,7 +29,7 @@ from training.atspeed.lineup import (
     settings_of,
     strengths,
 )
-from training.atspeed.measure import (
+from recsys.training.atspeed.measure import (
     Question,
     Sample,
     _differing,
@@ -39,10 +38,11 @@ from training.atspeed.measure import (
     difference,
     flops_per_token,
 )
-from training.atspeed.produce import _first_of_teacher, workers
-from training.atspeed.run import PARTS
-from training.draft import DraftConfig
-from training.teacher import TeacherConfig
+from recsys.training.atspeed.produce import _first_of_teacher, workers
+from recsys.training.atspeed.run import PARTS
+from recsys.training.draft import DraftConfig
+from recsys.training.teacher import TeacherConfig
+from recsys.vocabulary import Vocabulary
 
 HOME = Workspace(Path("home"), "shop")
 

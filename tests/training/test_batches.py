@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig, PromptEncoder
-from training.batches import TrainingBatches
-from training.soft_labels import SoftLabels
+from recsys.training.batches import TrainingBatches
+from recsys.training.soft_labels import SoftLabels
 
 L = 2
 TOKENS = np.arange(40).reshape(20, L) + 2  # item i is (2i + 2, 2i + 3)

@@ -42,7 +42,7 @@ def test_help_teaches_with_an_example(command):
 
 
 def test_the_commands_come_without_torch():
-    code = "import sys, training.commands; sys.exit('torch' in sys.modules)"
+    code = "import sys, recsys.training.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -22,7 +22,7 @@ from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.splits import TRAIN, leave_one_out
-from training.ids import print_report, stage
+from recsys.training.ids import print_report, stage
 
 SMALL = {
     "levels": 3,
@@ -140,7 +140,7 @@ def test_import_without_codes_names_the_way_out(tmp_path, monkeypatch):
         stage(make_context(tmp_path, make_dataset(), monkeypatch, method="imported"))
 
 
-def test_a_codebook_larger_than_the_catalogue_is_refused(tmp_path, monkeypatch):
+def test_a_codebook_larger_than_the_catalog_is_refused(tmp_path, monkeypatch):
     context = make_context(tmp_path, make_dataset(items=20), monkeypatch, codebook_size=32)
     with pytest.raises(ConfigError, match=r"ids: codebook_size 32 .* 20 items"):
         stage(context)

@@ -9,13 +9,13 @@ from numpy.testing import assert_allclose
 from scipy.spatial.distance import pdist
 
 from recsys.models.checkpoint import build
-from recsys.vocabulary import Vocabulary
-from training.draft import cut
-from training.initialise import (
+from recsys.training.draft import cut
+from recsys.training.initialise import (
     centroid_embeddings,
     initialise_from_centroids,
     initialise_from_model,
 )
+from recsys.vocabulary import Vocabulary
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "layers": 3}
 

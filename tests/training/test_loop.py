@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-import training.loop
+import recsys.training.loop
 from recsys.errors import ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig
+from recsys.training.batches import TrainingBatches
+from recsys.training.loop import LoopConfig, autocast_dtype, fit
+from recsys.training.objective import NextToken
+from recsys.training.state import Checkpoints
 from recsys.vocabulary import Vocabulary
-from training.batches import TrainingBatches
-from training.loop import LoopConfig, autocast_dtype, fit
-from training.objective import NextToken
-from training.state import Checkpoints
 
 CONFIG = LoopConfig(
     epochs=3, warmup_steps=4, evaluate_every=0, checkpoint_minutes=1e9, precision="float32",
@@ -157,7 +157,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, m
         if broken == "rename":
             patch.setattr(Path, "rename", dying(Path.rename))
         else:
-            patch.setattr("training.state.save_file", dying(training.state.save_file))
+            patch.setattr("recsys.training.state.save_file", dying(recsys.training.state.save_file))
         with pytest.raises(Dies):
             run(tmp_path / "killed", every_step)
     assert [p.name for p in (tmp_path / "killed").glob("step-*")] == ["step-11"]
@@ -246,7 +246,7 @@ class Clock:
 
 def test_a_time_budget_ends_training_and_the_schedule_follows_it(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(training.loop, "LOG_EVERY_STEPS", 1)
+    monkeypatch.setattr(recsys.training.loop, "LOG_EVERY_STEPS", 1)
     config = replace(CONFIG, epochs=1000, max_minutes=1, warmup_steps=0)
     _, progress = run(tmp_path, config, clock.ticking(5.0))
     assert progress.step == 11, "the twelfth begins at 60 s, when the minute is over"
@@ -270,7 +270,7 @@ def test_a_resumed_run_has_only_the_time_that_was_left(tmp_path, monkeypatch):
 
 
 def test_warm_up_rises_by_steps_and_the_cosine_ends_at_the_least(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.loop, "LOG_EVERY_STEPS", 1)
+    monkeypatch.setattr(recsys.training.loop, "LOG_EVERY_STEPS", 1)
     config = replace(CONFIG, min_learning_rate=0.1)
     run(tmp_path, config)
     rates = np.array([line["learning_rate"] for line in lines(tmp_path)]) / config.learning_rate
@@ -280,7 +280,7 @@ def test_warm_up_rises_by_steps_and_the_cosine_ends_at_the_least(tmp_path, monke
 
 
 def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.loop, "LOG_EVERY_STEPS", 2)
+    monkeypatch.setattr(recsys.training.loop, "LOG_EVERY_STEPS", 2)
     run(tmp_path / "straight")
     saving = replace(CONFIG, evaluate_every=1)  # checkpoints at steps 10 and 20
     with pytest.raises(Dies):
@@ -319,7 +319,7 @@ def test_accumulation_equals_the_mean_of_the_gradients(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_says_what_to_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.loop, "LOG_EVERY_STEPS", 1)
+    monkeypatch.setattr(recsys.training.loop, "LOG_EVERY_STEPS", 1)
     module = make_module()
     with torch.no_grad():
         module.model.lm_head.weight.fill_(float("nan"))
@@ -328,7 +328,7 @@ def test_a_loss_that_is_not_finite_says_what_to_change(tmp_path, monkeypatch):
 
 
 def test_norms_are_not_decayed():
-    groups = training.loop._optimizer(make_module(), CONFIG).param_groups
+    groups = recsys.training.loop._optimizer(make_module(), CONFIG).param_groups
     assert {p.ndim for p in groups[0]["params"]} == {2}
     assert {p.ndim for p in groups[1]["params"]} == {1}
     assert groups[1]["weight_decay"] == 0

@@ -19,9 +19,9 @@ from recsys.cli import app
 from recsys.constraint import ItemTrie
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.models.checkpoint import load_model
-from serving.app import create_app
-from serving.settings import ServingSettings
-from training.supervised import Material
+from recsys.serving.app import create_app
+from recsys.serving.settings import ServingSettings
+from recsys.training.supervised import Material
 
 DRAFTS = [
     ("sft", ()),

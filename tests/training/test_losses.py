@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from training import losses
+from recsys.training import losses
 
 
 def logs(*probabilities):

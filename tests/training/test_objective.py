@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from recsys.errors import ConfigError
 from recsys.testing import tiny_model
-from training.objective import (
+from recsys.training.objective import (
     NextToken,
     mixed_targets,
     smoothed_cross_entropy,

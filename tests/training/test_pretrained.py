@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
+from recsys.training.pretrained import LoraSettings, add_lora, load_base, semantic_tokens
+from recsys.training.target import stage
 from recsys.vocabulary import Vocabulary
-from training.pretrained import LoraSettings, add_lora, load_base, semantic_tokens
-from training.target import stage
 
 
 def test_semantic_tokens_are_named_by_level_and_code():

@@ -16,10 +16,10 @@ from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model
+from recsys.training import bundle, draft, ids, target
+from recsys.training.refresh import check_codes
+from recsys.training.supervised import Material
 from recsys.vocabulary import Vocabulary
-from training import bundle, draft, ids, target
-from training.refresh import check_codes
-from training.supervised import Material
 
 DEPLOYED = {"epochs": 20, "evaluate_every": 20, "learning_rate": 1e-2, "eval_users": 40}
 REFRESH = {

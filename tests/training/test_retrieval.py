@@ -15,7 +15,7 @@ from recsys.interactions import Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import Retrieval, digest
 from recsys.splits import TRAIN
-from training import bundle, draft, retrieval, target
+from recsys.training import bundle, draft, retrieval, target
 
 FAST = {"weights": [0.5, 0.9], "sharpness": [1.0], "nearness": [0.0], "nodes": 20, "beams": 10}
 

@@ -19,9 +19,9 @@ from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, SasRec, digest
-from training import bundle, draft, ids, retrieval, sasrec, target
-from training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
-from training.soft_labels import SoftLabels
+from recsys.training import bundle, draft, ids, retrieval, sasrec, target
+from recsys.training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
+from recsys.training.soft_labels import SoftLabels
 
 ITEMS = 19
 SMALL = {
@@ -80,7 +80,7 @@ def test_lists_are_those_of_a_full_sort(asked, k):
         np.testing.assert_allclose(scores[i, : len(order)], logits[i, order], rtol=1e-4, atol=1e-4)
 
 
-def test_items_beyond_the_catalogue_are_passed_over():
+def test_items_beyond_the_catalog_are_passed_over():
     frozen = model().frozen()
     asked, plain = Histories.of([[3, ITEMS, 4, ITEMS + 7]]), Histories.of([[3, 4]])
     np.testing.assert_array_equal(frozen.states(asked), frozen.states(plain))

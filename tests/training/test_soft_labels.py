@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.interactions import Histories
-from training.soft_labels import SoftLabels
+from recsys.training.soft_labels import SoftLabels
 
 ITEMS = 8
 

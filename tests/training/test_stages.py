@@ -15,9 +15,9 @@ from recsys.decoding import beam_search
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model
 from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.training import bundle, draft, target
+from recsys.training.validation import Validation
 from recsys.vocabulary import Vocabulary
-from training import bundle, draft, target
-from training.validation import Validation
 
 
 def digest_of_weights(path):
@@ -65,7 +65,7 @@ def test_a_run_that_died_just_before_its_artifact_is_not_trained_again(make_cont
         with pytest.raises(ZeroDivisionError):
             target.stage(make_context())
     with monkeypatch.context() as patch:
-        patch.setattr("training.objective.NextToken.forward", lambda *a: 1 / 0)
+        patch.setattr("recsys.training.objective.NextToken.forward", lambda *a: 1 / 0)
         first = digest_of_weights(target.stage(make_context()))
     assert digest_of_weights(target.stage(make_context(force=True))) == first
 
@@ -84,7 +84,7 @@ def test_only_training_events_are_trained_on(make_context, monkeypatch, shop):
         seen.append(histories)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("training.supervised.TrainingBatches.of", spy)
+    monkeypatch.setattr("recsys.training.supervised.TrainingBatches.of", spy)
     with pytest.raises(ConfigError, match="enough"):
         target.stage(make_context())
     assert seen[0].lengths.tolist() == [7] * len(dataset.interactions.user_ids), "nine less two"

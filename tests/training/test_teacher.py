@@ -11,14 +11,15 @@ import torch
 
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import beam_search
 from recsys.errors import ArtifactError, ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
+from recsys.training import draft, target, teacher
+from recsys.training.teacher import Prompts, Teacher, Trees, search_trees
+from recsys.training.tree import GrowingTree, descent, node_logits, tree_mask, tree_positions
 from recsys.vocabulary import Vocabulary
-from training import draft, target, teacher
-from training.teacher import Prompts, Teacher, Trees, search_trees
-from training.tree import GrowingTree, descent, node_logits, tree_mask, tree_positions
 
 CODES = np.stack(np.unravel_index(np.arange(24), (4, 3, 2)), 1).astype(np.int32)
 CODES = np.concatenate([CODES[:5], CODES[7:9], CODES[12:20]])  # bushy and thin branches
@@ -125,7 +126,7 @@ def test_a_tree_in_one_row_equals_a_row_for_each_node_and_growing_by_levels():
 @pytest.mark.parametrize("beams", [1, 3, 6, 40])
 def test_the_levels_are_those_of_a_slow_search(beams):
     model, prompts = make_model(), make_prompts()
-    trees = search_trees(model, prompts, TRIE.to("cpu"), beams)
+    trees = search_trees(model, prompts, DeviceTrie.of(TRIE), beams)
     for place, prompt in enumerate(prompts):
         expected = slow_levels(lambda tokens: plain_log_probs(model, tokens), prompt, beams)
         for found, wanted in zip(prefixes_of(trees, place), expected, strict=True):
@@ -134,7 +135,7 @@ def test_the_levels_are_those_of_a_slow_search(beams):
 
 def test_the_last_level_is_beam_search():
     model, prompts = make_model(), make_prompts()
-    trees = search_trees(model, prompts, TRIE.to("cpu"), 5)
+    trees = search_trees(model, prompts, DeviceTrie.of(TRIE), 5)
     beams = beam_search(model, prompts, TRIE, 5)
     for place in range(len(prompts)):
         found = {int(TRIE.row_start[s]) for s in trees.states[place, -1]}
@@ -143,7 +144,7 @@ def test_the_last_level_is_beam_search():
 
 def test_the_log_probs_are_the_targets_at_every_node():
     model, prompts = make_model(), make_prompts()
-    trees = search_trees(model, prompts, TRIE.to("cpu"), 4)
+    trees = search_trees(model, prompts, DeviceTrie.of(TRIE), 4)
     said = trees.children_log_probs(np.arange(3), TRIE)
     for place, prompt in enumerate(prompts):
         for level, log_p in enumerate(said):
@@ -162,8 +163,8 @@ def test_the_log_probs_are_the_targets_at_every_node():
 
 def test_a_mixture_is_searched_by_its_own_probabilities():
     p, q, prompts = make_model(), make_model(seed=1, layers=1), make_prompts()
-    trees = search_trees(p, prompts, TRIE.to("cpu"), 4, draft=q, mixture=0.3)
-    only_p = search_trees(p, prompts, TRIE.to("cpu"), 4)
+    trees = search_trees(p, prompts, DeviceTrie.of(TRIE), 4, draft=q, mixture=0.3)
+    only_p = search_trees(p, prompts, DeviceTrie.of(TRIE), 4)
 
     def step(tokens):
         a, b = plain_log_probs(p, tokens).exp(), plain_log_probs(q, tokens).exp()
@@ -175,14 +176,14 @@ def test_a_mixture_is_searched_by_its_own_probabilities():
             assert found == pytest.approx(wanted, abs=1e-5)
     root = [t.children_log_probs(np.arange(3), TRIE)[0] for t in (trees, only_p)]
     np.testing.assert_array_equal(*root, err_msg="what is kept is the target's in both")
-    whole = search_trees(p, prompts, TRIE.to("cpu"), 4, draft=q, mixture=1.0)
+    whole = search_trees(p, prompts, DeviceTrie.of(TRIE), 4, draft=q, mixture=1.0)
     np.testing.assert_array_equal(whole.states, only_p.states)
 
 
 def test_trees_end_to_end_are_read_back_one_by_one():
     model, prompts = make_model(), make_prompts()
-    whole = search_trees(model, prompts, TRIE.to("cpu"), 4)
-    parts = Trees.concatenate([search_trees(model, [p], TRIE.to("cpu"), 4) for p in prompts])
+    whole = search_trees(model, prompts, DeviceTrie.of(TRIE), 4)
+    parts = Trees.concatenate([search_trees(model, [p], DeviceTrie.of(TRIE), 4) for p in prompts])
     order = np.array([2, 0, 1, 0])
     for a, b in zip(
         whole.children_log_probs(order, TRIE), parts.children_log_probs(order, TRIE), strict=True

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recsys.benchmark.result import asked
+from recsys.config import Settings
 from recsys.options import ConfigFile, Force, Json, Name, Overrides
 
-if TYPE_CHECKING:
-    from recsys.config import Settings
-    from training.atspeed.run import Options
+if TYPE_CHECKING:  # the command loads these when it runs
+    from recsys.training.atspeed.run import Options
 
 MINUTES = 1.0
 # A toy: everything is made and asked in seconds, and nothing is learned.
@@ -84,9 +84,9 @@ def atspeed(
     from recsys.benchmark.environment import environment
     from recsys.pipeline import Context
     from recsys.progress import say
-    from training.atspeed import report
-    from training.atspeed.findings import findings
-    from training.atspeed.run import experiment
+    from recsys.training.atspeed import report
+    from recsys.training.atspeed.findings import findings
+    from recsys.training.atspeed.run import experiment
 
     settings = _settings(config, set_, name, quick)
     options = _options(settings, parts, init, seeds, minutes, workers, quick)
@@ -112,7 +112,7 @@ def _settings(
 ) -> Settings:
     from recsys.config import Settings
     from recsys.errors import ConfigError
-    from training.commands import SECTIONS
+    from recsys.pipeline import SECTIONS
 
     if quick and config is not None:
         raise ConfigError("--quick has a data set of its own; leave --config out")
@@ -136,8 +136,8 @@ def _options(
     quick: bool,
 ) -> Options:
     from recsys.errors import ConfigError
-    from training.atspeed.lineup import Budget, Init
-    from training.atspeed.run import PARTS, Options
+    from recsys.training.atspeed.lineup import Budget, Init
+    from recsys.training.atspeed.run import PARTS, Options
 
     chosen = tuple(parts.replace(",", " ").split()) if parts is not None else PARTS
     for part in chosen:

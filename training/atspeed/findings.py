@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from training.atspeed import paper
-from training.atspeed.lineup import COSTLY, INITS, PUBLISHED, RELAXED, STRICT, TITLES
+from recsys.benchmark.result import Document
+from recsys.training.atspeed import paper
+from recsys.training.atspeed.lineup import COSTLY, INITS, PUBLISHED, RELAXED, STRICT, TITLES
 
-if TYPE_CHECKING:
-    from recsys.benchmark.result import Document
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 BOUND_K, BOUND_NODES, BOUND_PASSES, BOUND_FLOPS = 20, 256, 1.25, 0.25
 

@@ -5,16 +5,14 @@ A variant is a name and settings; all share the target, the seeds and the budget
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
-from training.alignment import ON_TREES, Objective
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+from recsys.training.alignment import ON_TREES, Objective
 
 Init = Literal["scratch", "target"]
 

@@ -6,35 +6,29 @@ made of it, so that two drafts can be compared over the same users.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from recsys.artifacts import read_manifest
+from recsys.artifacts import Workspace, read_manifest
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import Beams, ModelDrafter, beam_search, speculative_beam_search
 from recsys.decoding.speculative import PATCH_NODES
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
+from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
 from recsys.models.tree_forward import TreeModel
 from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.training.atspeed.lineup import DraftSpace, Variant
+from recsys.training.target import MODEL
+from recsys.training.tree import causal_parts
 from recsys.vocabulary import Vocabulary
-from training.target import MODEL
-from training.tree import causal_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from recsys.artifacts import Workspace
-    from recsys.decoding import Beams
-    from recsys.interactions import Histories
-    from training.atspeed.lineup import DraftSpace, Variant
 
 BATCH = 25
 ROOMY_PATCH = 256  # nodes, for trees that know the trie; elsewhere the first pass counts
@@ -48,14 +42,14 @@ class Scene:
 
     Attributes:
         target: it, in float32.
-        catalogue: (items, L) tokens.
+        catalog: (items, L) tokens.
         trie: the same as a trie.
         prompts: one a user, alike in length from one to the next.
         targets: what each of them went on to choose.
     """
 
     target: TreeModel
-    catalogue: NDArray[np.int64]
+    catalog: NDArray[np.int64]
     trie: ItemTrie
     prompts: list[NDArray[np.int64]]
     targets: Histories

@@ -9,25 +9,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
-from training import draft, teacher
-from training.atspeed.lineup import DraftSpace, settings_of
+from recsys.training import draft, teacher
+from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, settings_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from training.atspeed.lineup import Budget, Variant
-
-    Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 R = TypeVar("R")
 # Set before a process loads a numeric library, so that two of them do not fight over the cores.

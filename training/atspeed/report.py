@@ -6,29 +6,24 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
-from recsys.benchmark.result import save
-from training.atspeed import paper
-from training.atspeed.findings import cell, cost_of
-from training.atspeed.lineup import INITS, OURS, PUBLISHED, RELAXED, STRICT, TITLES
+from recsys.benchmark.result import Document, save
+from recsys.training.atspeed import paper
+from recsys.training.atspeed.findings import cell, cost_of
+from recsys.training.atspeed.lineup import INITS, OURS, PUBLISHED, RELAXED, STRICT, TITLES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-    from rich.console import Console
-
-    from recsys.benchmark.result import Document
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 PAPER = "paper (7B)"
 WIDTH = 150  # columns, where nobody says
@@ -428,7 +423,9 @@ def render(document: Document) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = files("training.atspeed").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    template = (
+        files("recsys.training.atspeed").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    )
     style = files("recsys.evaluation").joinpath("page.css").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         document=document,

@@ -6,19 +6,21 @@ Test users are asked here and nowhere before: training and its choices see the o
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from recsys.artifacts import read_manifest
 from recsys.models.checkpoint import load_model
+from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 from recsys.progress import track
-from training.atspeed import paper
-from training.atspeed.lineup import (
+from recsys.training.atspeed import paper
+from recsys.training.atspeed.lineup import (
     ABLATIONS,
     ALPHAS,
     OURS,
@@ -34,7 +36,7 @@ from training.atspeed.lineup import (
     plain,
     strengths,
 )
-from training.atspeed.measure import (
+from recsys.training.atspeed.measure import (
     Asking,
     Lists,
     Question,
@@ -48,17 +50,11 @@ from training.atspeed.measure import (
     load_draft,
     scene_of,
 )
-from training.atspeed.produce import call, produce, workers
-from training.atspeed.speed import walltimes
-from training.target import MODEL
+from recsys.training.atspeed.produce import Run, call, produce, workers
+from recsys.training.atspeed.speed import walltimes
+from recsys.training.target import MODEL
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from recsys.pipeline import Context
-    from training.atspeed.produce import Run
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 SCHEMA = 1
 PARTS = ("table", "ablations", "effects", "nodes", "recall")

@@ -6,21 +6,17 @@ Face takes part in the first rounds only; it is slow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
 from recsys.decoding import beam_search
+from recsys.models.tree_forward import TreeModel
 from recsys.testing import allowed_tokens, huggingface_beam_search
-from training.atspeed.measure import Question, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from recsys.models.tree_forward import TreeModel
-    from training.atspeed.measure import Scene
+from recsys.training.atspeed.measure import Question, Scene, ask
 
 BEAM, HUGGING_FACE = "own beam search", "Hugging Face generate"
 
@@ -48,7 +44,7 @@ def walltimes(
     """
     finish = torch.cuda.synchronize if scene.target.device.type == "cuda" else _nothing
     order = np.random.default_rng(1).permutation(len(scene.prompts))
-    allowed = allowed_tokens(scene.catalogue)
+    allowed = allowed_tokens(scene.catalog)
     rows = []
     for question in questions:
         relaxed = question.verification == "relaxed"

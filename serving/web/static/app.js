@@ -1,7 +1,7 @@
 // The page: its frame, its views, and who shows when.
 
 import { apiKey, call, setApiKey } from "./api.js";
-import { mountCatalogue } from "./catalogue.js";
+import { mountCatalog } from "./catalog.js";
 import { mountDecode } from "./decode.js";
 import { h, number, problemBox, render } from "./dom.js";
 import { mountEvaluation } from "./evaluation.js";
@@ -14,11 +14,11 @@ import { format, state, update, watch } from "./state.js";
 const VIEWS = {
   recommend: ["Recommend", mountResults],
   decode: ["Inside the decode", mountDecode],
-  catalogue: ["Catalogue", mountCatalogue],
+  catalog: ["Catalog", mountCatalog],
   evaluation: ["Evaluation", mountEvaluation],
   operations: ["Operations", mountOperations],
 };
-const FOR_A_PERSON = ["recommend", "decode", "catalogue"]; // views with a session
+const FOR_A_PERSON = ["recommend", "decode", "catalog"]; // views with a session
 const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
 const THEME = "recsys-theme";
 const $ = (id) => document.getElementById(id);

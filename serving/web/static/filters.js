@@ -1,4 +1,4 @@
-// The filter builder: rows of must, should and must_not over the catalogue's attributes, the JSON
+// The filter builder: rows of must, should and must_not over the catalog's attributes, the JSON
 // they make, and how many items are left.
 
 import { at, call, latest } from "./api.js";
@@ -7,7 +7,7 @@ import { state, update, watch } from "./state.js";
 
 const GROUPS = { must: "All of", should: "At least one of", must_not: "None of" };
 const TESTS = { match: "is", any: "is one of", range: "is between", exists: "is known" };
-const [PLACES, SAMPLE] = [6, 40]; // places of the catalogue that are looked at for attributes, items at each
+const [PLACES, SAMPLE] = [6, 40]; // places of the catalog that are looked at for attributes, items at each
 const MOST_OFFERED = 60; // values of an attribute
 const WAIT_MS = 200;
 
@@ -271,7 +271,7 @@ async function count() {
   if (!answer) return;
   if (!answer.valid) {
     const detail = answer.problems.map((one) => one.detail).join(" ");
-    render(verdict, problemBox({ title: "The filter does not fit this catalogue", code: "invalid_request", detail }));
+    render(verdict, problemBox({ title: "The filter does not fit this catalog", code: "invalid_request", detail }));
     return;
   }
   meter.style.setProperty("--part", answer.eligible_items / (answer.items || 1));

@@ -46,7 +46,7 @@ export async function openItem(id) {
       h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id)) }, "Add to the session"),
       h("button", {
         type: "button",
-        onclick: () => (sheet.close(), update({ view: "catalogue", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),
+        onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),
       }, "Neighbours by code")),
     h("h3", {}, "Similar items"), similar);
   try {

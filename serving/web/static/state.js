@@ -18,7 +18,7 @@ const DEFAULTS = {
   q: "",
 };
 export const MOST_HISTORY = 200; // items of a session; the model looks at fewer
-const VIEWS = ["recommend", "decode", "catalogue", "evaluation", "operations"];
+const VIEWS = ["recommend", "decode", "catalog", "evaluation", "operations"];
 const MODES = ["auto", "strict", "relaxed", "beam"];
 
 const watchers = [];

@@ -1,15 +1,12 @@
-"""Two small bundles of one catalogue, which answer differently."""
+"""Two small bundles of one catalog, which answer differently."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ITEMS = 300
 

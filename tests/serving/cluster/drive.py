@@ -21,25 +21,23 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import numpy as np
 import yaml
 
-from serving.batch.job import Job
-from serving.batch.run import score
-from serving.cluster.deployment import APPLICATION, REPLICAS, Handle
-from serving.cluster.exchange import Call
-from serving.cluster.ray import import_ray, start_ray
-from serving.cluster.server import deployed
-from serving.cluster.settings import ClusterSettings
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.run import score
+from recsys.serving.cluster.deployment import APPLICATION, REPLICAS, Handle
+from recsys.serving.cluster.exchange import Call
+from recsys.serving.cluster.ray import import_ray, start_ray
+from recsys.serving.cluster.server import deployed
+from recsys.serving.cluster.settings import ClusterSettings
+from recsys.serving.settings import ServingSettings
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = 4

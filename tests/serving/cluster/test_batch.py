@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,17 +26,13 @@ from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
 from recsys.interactions import Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import Blend, ItemItem, Retrieval, decayed_counts
-from serving.batch import workers
-from serving.batch.job import Job
-from serving.batch.output import Output
-from serving.batch.run import score
-from serving.batch.scoring import Scorer
-from serving.batch.users import DatasetUsers, UsersFile, open_users
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from recsys.serving.batch import workers
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.output import Output
+from recsys.serving.batch.run import score
+from recsys.serving.batch.scoring import Scorer
+from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
+from recsys.serving.settings import ServingSettings
 
 RNG = np.random.default_rng(5)
 HISTORIES: list[list[str] | None] = [

@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import MagicMock
 
 import httpx
@@ -17,17 +18,14 @@ import pytest
 import yaml
 
 from recsys.errors import ConfigError
-from serving.cluster import deployment
-from serving.cluster.deployment import REPLICAS, ServedDoor
-from serving.cluster.door import Door, OverloadedError, ReplicaLostError, session_of
-from serving.cluster.exchange import Call, Reply, answer
-from serving.cluster.ray import import_ray
-from serving.cluster.replica import Replica
-from serving.cluster.settings import ClusterSettings
-from serving.settings import ServingSettings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from recsys.serving.cluster import deployment
+from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
+from recsys.serving.cluster.door import Door, OverloadedError, ReplicaLostError, session_of
+from recsys.serving.cluster.exchange import Call, Reply, answer
+from recsys.serving.cluster.ray import import_ray
+from recsys.serving.cluster.replica import Replica
+from recsys.serving.cluster.settings import ClusterSettings
+from recsys.serving.settings import ServingSettings
 
 JSON = (b"content-type", b"application/json")
 SEEDED = {"history": ["item-1"]}
@@ -179,7 +177,7 @@ async def test_an_item_is_taken_away_though_the_second_replica_heard_of_it_first
     class Two(FakeReplicas):
         async def ask_all(self, call: Call) -> list[Reply]:
             first = await one.answer(call)
-            await other._service.catalogue._catch_up()
+            await other._service.catalog_changes._catch_up()
             return [first, await other.answer(call)]
 
     settings = {"bundle": bundles / "one", "histories": None, "store": tmp_path / "h.db"}
@@ -320,7 +318,11 @@ def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'")
 def test_rays_proxies_serve_nobody_without_keys_unless_told_so(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from serving.cluster.deployment import app; app({'serve': {}})"],
+        [
+            sys.executable,
+            "-c",
+            "from recsys.serving.cluster.deployment import app; app({'serve': {}})",
+        ],
         capture_output=True,
         text=True,
         timeout=300,

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from recsys.recommender import Recommender
-from serving.batch.job import Job
-from serving.batch.run import score
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.run import score
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'"),
@@ -91,7 +91,7 @@ def test_a_users_requests_go_to_one_replica_and_users_to_both(saw: dict[str, Any
     assert len(set(first)) == 2
 
 
-def test_a_change_of_the_catalogue_reaches_every_replica(saw: dict[str, Any]) -> None:
+def test_a_change_of_the_catalog_reaches_every_replica(saw: dict[str, Any]) -> None:
     refused, put, *got = saw["items"]
     assert refused == 422, "this bundle has nothing to find codes with"
     assert put in (200, 201)

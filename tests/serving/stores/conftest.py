@@ -10,20 +10,16 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from serving.stores import Event, open_store
-from serving.stores.protocol import content_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from serving.stores.sql import SqlStore
-
+from recsys.serving.stores import Event, open_store
+from recsys.serving.stores.protocol import content_digest
+from recsys.serving.stores.sql import SqlStore
 
 PATIENCE_S = 120
 SET_UPS = 5  # another process may take a port between its being found and its being used

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.stores import Event, EventConflictError
-from serving.stores.admission import admit
+from recsys.serving.stores import Event, EventConflictError
+from recsys.serving.stores.admission import admit
 
 EVENTS = st.builds(
     lambda name, user, content, answer: Event(

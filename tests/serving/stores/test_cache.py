@@ -2,21 +2,18 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recsys.errors import ConfigError
+from recsys.serving.stores import Event
+from recsys.serving.stores.sql import SqlStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from serving.stores import Event
-    from serving.stores.sql import SqlStore
-
-    MakeEvent = Callable[..., Event]
-    Open = Callable[..., SqlStore]
+MakeEvent = Callable[..., Event]
+Open = Callable[..., SqlStore]
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis is left alone for a moment only, and given time on a busy machine."""
-    import serving.stores.cache as module
+    import recsys.serving.stores.cache as module
 
     monkeypatch.setattr(module, "AWAY_S", 0.05)
     monkeypatch.setattr(module, "TIMEOUT_S", 2.0)
@@ -102,7 +99,7 @@ async def test_a_seed_disowns_every_cached_history(
 async def test_a_dead_redis_costs_speed_alone_and_is_told_once(
     path: Path, redis: Any, opened: Open, event: MakeEvent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "serving.stores")
+    caplog.set_level(logging.INFO, "recsys.serving.stores")
     logging.getLogger("serving").propagate = True
     store = opened(path, history_cache=redis.url)
     await store.append([event("1", item="a")])

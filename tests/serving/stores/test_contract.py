@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recsys.errors import ArtifactError
-from serving.stores import Appended, EventConflictError, Journal, Served, StoreError
-from serving.stores import sql as sql_module
+from recsys.serving.stores import Appended, Event, EventConflictError, Journal, Served, StoreError
+from recsys.serving.stores import sql as sql_module
+from recsys.serving.stores.sql import SqlStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from serving.stores import Event
-    from serving.stores.sql import SqlStore
-
-    MakeEvent = Callable[..., Event]
-    Open = Callable[..., SqlStore]
+MakeEvent = Callable[..., Event]
+Open = Callable[..., SqlStore]
 
 pytestmark = pytest.mark.anyio
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
@@ -216,7 +212,7 @@ async def test_feedback_is_linked_to_a_remembered_answer_at_once(
 async def test_answers_are_written_without_events_and_the_oldest_are_forgotten(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    monkeypatch.setattr("serving.stores.sql.SERVED_KEPT", 10)
+    monkeypatch.setattr("recsys.serving.stores.sql.SERVED_KEPT", 10)
     for i in range(25):
         store.remember(Served(f"r{i}", None, "m", (), i))
 
@@ -263,7 +259,7 @@ async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
     mine, other = opened(location), opened(location)
     first = await mine.journal_append("a", [{"item_id": "x", "n": 0}])
     assert first.before == 0
-    await other.journal_append("b", [{"item_id": "x"}])  # of another catalogue
+    await other.journal_append("b", [{"item_id": "x"}])  # of another catalog
     # the only record is replaced: its place must be a new one all the same
     second = await other.journal_append("a", [{"item_id": "x", "n": 1}])
     assert (second.before, second.last > first.last) == (first.last, True)

@@ -2,21 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from recsys.errors import ConfigError
-from serving.stores import Appended, StoreError, open_store
+from recsys.serving.stores import Appended, Event, StoreError, open_store
+from recsys.serving.stores.sql import SqlStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.stores import Event
-    from serving.stores.sql import SqlStore
-
-    MakeEvent = Callable[..., Event]
-    Open = Callable[..., SqlStore]
+MakeEvent = Callable[..., Event]
+Open = Callable[..., SqlStore]
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +129,9 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
 def test_a_missing_package_is_told_by_its_extra(
     module: str, extra: str, location: str, cache: str, tmp_path: Any, monkeypatch: Any
 ) -> None:
-    ours = {"psycopg": "serving.stores.postgres", "redis": "serving.stores.cache"}[module]
+    ours = {"psycopg": "recsys.serving.stores.postgres", "redis": "recsys.serving.stores.cache"}[
+        module
+    ]
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, ours, raising=False)
     with pytest.raises(ConfigError) as caught:

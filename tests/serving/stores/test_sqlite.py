@@ -6,22 +6,17 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.stores import Appended, Served, SqliteStore, StoreError, open_store
-from serving.stores.protocol import user_hash
+from recsys.serving.stores import Appended, Event, Served, SqliteStore, StoreError, open_store
+from recsys.serving.stores.protocol import user_hash
+from recsys.serving.stores.sql import SqlStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.stores import Event
-    from serving.stores.sql import SqlStore
-
-    MakeEvent = Callable[..., Event]
-    Open = Callable[..., SqlStore]
+MakeEvent = Callable[..., Event]
+Open = Callable[..., SqlStore]
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,246 @@
+"""Grammars: regular expressions, context-free grammars, JSON schemas, and shorthands for them.
+
+A `Grammar` describes a set of texts. `recsys.text.grammar_constraint` compiles one for a tokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llguidance import regex_to_lark
+
+ASCII = "dws"
+"""Character classes of a regular expression that match ASCII only: digits, words and spaces."""
+MAX_DEPTH = 64
+"""Most levels that a JSON schema may be nested."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which texts are meant; hashable, so that equal grammars are compiled once.
+
+    Attributes:
+        field: the constructor's name, with which errors begin.
+        kind: what `text` is.
+        text: an expression, a grammar in Lark's syntax, or a JSON schema.
+    """
+
+    field: str
+    kind: Literal["regex", "lark", "json_schema"]
+    text: str
+
+
+def regex(pattern: str) -> Grammar:
+    r"""Texts that match a regular expression as a whole.
+
+    Rust's syntax, without look-around; `\d`, `\w` and `\s` are ASCII's.
+    """
+    return Grammar("regex", "regex", pattern)
+
+
+def lark(grammar: str) -> Grammar:
+    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`."""
+    return Grammar("lark", "lark", grammar)
+
+
+def json_schema(schema: dict[str, Any] | str) -> Grammar:
+    """JSON of a schema, without white space between its parts.
+
+    A text may be as long as the schema lets it: give strings a `maxLength`, arrays a `maxItems`.
+
+    Raises:
+        ValueError: no JSON, or nested deeper than `MAX_DEPTH` levels.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"json_schema: no JSON: {error}") from None
+        except RecursionError:
+            raise ValueError(f"json_schema: nested deeper than {MAX_DEPTH} levels") from None
+    if not isinstance(schema, dict):
+        raise ValueError(f"json_schema: must be an object, got {type(schema).__name__}")
+    _check_depth(schema)
+    return Grammar("json_schema", "json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def structured(kind: type) -> Grammar:
+    """JSON of a pydantic model or a dataclass; `parse` reads it back.
+
+    Objects have the fields of the type and no others.
+    """
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter
+
+    name = getattr(kind, "__name__", repr(kind))
+    try:
+        schema = TypeAdapter(kind).json_schema()
+    except PydanticSchemaGenerationError as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"structured: {name} has no JSON schema: {first}") from None
+    return dataclasses.replace(json_schema(_closed(schema)), field=f"structured: {name}")
+
+
+def free_json(depth: int = 3, items: int = 8, length: int = 64) -> Grammar:
+    """Any JSON, bounded so that it ends.
+
+    Args:
+        depth: levels of arrays and objects inside each other; 0 for none.
+        items: most members of an array or object.
+        length: most characters of a string or key.
+    """
+    if not 0 <= depth <= MAX_DEPTH // 4:
+        raise ValueError(f"free_json: depth must be in 0 .. {MAX_DEPTH // 4}, got {depth}")
+    text = {"type": "string", "maxLength": length}
+    number = {"type": "number", "minimum": -1e9, "maximum": 1e9, "multipleOf": 0.01}
+    plain = [text, number, {"type": "boolean"}, {"type": "null"}]
+    key = f"^.{{1,{length}}}$"
+    definitions: dict[str, Any] = {"value0": {"anyOf": plain}}
+    for level in range(1, depth + 1):
+        below = {"$ref": f"#/$defs/value{level - 1}"}
+        array = {"type": "array", "items": below, "maxItems": items}
+        entries = {
+            "type": "object",
+            "patternProperties": {key: below},
+            "additionalProperties": False,
+            "maxProperties": items,
+        }
+        definitions[f"value{level}"] = {"anyOf": [*plain, array, entries]}
+    schema = {"$defs": definitions, "$ref": f"#/$defs/value{depth}"}
+    return dataclasses.replace(json_schema(schema), field="free_json")
+
+
+def choice(options: Sequence[str]) -> Grammar:
+    """One of some texts."""
+    if not options:
+        raise ValueError("choice: no option")
+    # one terminal, not a rule of many: the parser then has one item to follow, the lexer the rest
+    texts = " | ".join(map(_literal, options))
+    return Grammar("choice", "lark", f"start: OPTION\nOPTION: {texts}")
+
+
+def substring_of(text: str, unit: str = "characters") -> Grammar:
+    """A part of a text, the empty one included: quotes that cannot be made up.
+
+    Args:
+        text: the text.
+        unit: a part begins and ends between any "characters", or only at "words".
+    """
+    keys = {"characters": "substring_chars", "words": "substring_words"}
+    if unit not in keys:
+        raise ValueError(f"substring_of: unit must be one of {sorted(keys)}, got {unit!r}")
+    part = json.dumps({keys[unit]: text}, ensure_ascii=False)
+    return Grammar("substring_of", "lark", f"start: %regex {part}")
+
+
+def delimited_list(
+    pattern: str, delimiter: str = ", ", *, least: int = 1, most: int = 10
+) -> Grammar:
+    """`least` to `most` texts that match a regular expression, with a delimiter between them."""
+    _check_counts("delimited_list", least, most)
+    more = f"({_literal(delimiter)} ITEM){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
+    whole = f"ITEM {more}" if least else f"(ITEM {more})?"
+    item = f"ITEM: /{regex_to_lark(pattern, ASCII)}/"
+    # one terminal again: where items may touch, a rule would leave open which of them goes on
+    return Grammar("delimited_list", "lark", f"start: LIST\nLIST: {whole}\n{item}")
+
+
+def delimited_subsequence(
+    candidates: Sequence[str], delimiter: str = ", ", *, least: int = 1, most: int | None = None
+) -> Grammar:
+    """`least` to `most` of some candidates, in their order, each at most once: a slate.
+
+    Args:
+        candidates: the shortlist.
+        delimiter: between two of them.
+        least: fewest.
+        most: most; all if None.
+    """
+    most = len(candidates) if most is None else most
+    if not candidates:
+        raise ValueError("delimited_subsequence: no candidate")
+    _check_counts("delimited_subsequence", least, most)
+    if least > len(candidates):
+        raise ValueError(f"delimited_subsequence: least is {least} of {len(candidates)} candidates")
+    most = min(most, len(candidates))
+    rules = subsequence_rules("start", candidates, delimiter, least, most)
+    return Grammar("delimited_subsequence", "lark", rules)
+
+
+def subsequence_rules(
+    name: str, candidates: Sequence[str], delimiter: str, least: int, most: int
+) -> str:
+    """Lark rules of `delimited_subsequence`, to be part of a larger grammar.
+
+    Args:
+        name: of the rule that others refer to.
+        candidates: as there, like the others; `most` and `least` may be reached.
+        delimiter: between two candidates.
+        least: fewest.
+        most: most.
+    """
+    # NAME_i_k: candidates i and later may follow, k are written. Those that cannot come to `least`
+    # any more have no rule.
+    rules = [f"{name}: {name}_0_0"]
+    for i in range(len(candidates) + 1):
+        for k in range(min(i, most) + 1):
+            if i == len(candidates) or k == most:
+                ways = ['""'] if k >= least else []
+            else:
+                between = f"{_literal(delimiter)} " if k else ""
+                ways = [f"{between}{_literal(candidates[i])} {name}_{i + 1}_{k + 1}"]
+                if len(candidates) - i - 1 + k >= least:
+                    ways.append(f"{name}_{i + 1}_{k}")
+            if ways:
+                rules.append(f"{name}_{i}_{k}: " + " | ".join(ways))
+    return "\n".join(rules)
+
+
+def parse(kind: type, text: str) -> Any:
+    """The value that a text of `structured(kind)` means.
+
+    Raises:
+        ValueError: the text was cut short, or breaks a rule that a schema cannot express.
+    """
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).validate_json(text)
+
+
+def _literal(text: str) -> str:
+    """A text as a Lark string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _check_counts(field: str, least: int, most: int) -> None:
+    if not 0 <= least <= most or most < 1:
+        raise ValueError(f"{field}: needs 0 <= least <= most and most >= 1, got {least} and {most}")
+
+
+def _check_depth(schema: dict[str, Any]) -> None:
+    """Raise `ValueError` for a schema nested too deep, naming where."""
+    stack: list[tuple[Any, tuple[str, ...]]] = [(schema, ())]
+    while stack:
+        value, path = stack.pop()
+        if len(path) > MAX_DEPTH:
+            where = "/".join(path[:6])
+            raise ValueError(f"json_schema: nested deeper than {MAX_DEPTH} levels at {where}/...")
+        if isinstance(value, dict):
+            stack += [(inner, (*path, str(key))) for key, inner in value.items()]
+        elif isinstance(value, list):
+            stack += [(inner, (*path, str(place))) for place, inner in enumerate(value)]
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with objects that have no other than the named properties."""
+    if isinstance(schema, list):
+        return [_closed(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,0 +1,231 @@
+r"""GrammarConstraint: the tokens that may follow in a text of a grammar, for one tokenizer.
+
+`GrammarCompiler` compiles a `Grammar` and keeps what it compiled. The parser (`recsys.text.parser`)
+accepts every tokenisation of every text, and reports the bytes that are forced next.
+
+The parser holds one position and can only step forwards and back. A state is therefore the number
+of a node in a tree with one token per node. To answer for a node, the parser rolls back to the
+common ancestor and then consumes tokens down to that node. This costs a microsecond per token; a
+copy of the parser would take a megabyte per few thousand tokens. A mask is computed once and kept
+with its node.
+
+        0 ── { ── " ── a        from x to a: roll back 1 token, consume 2
+                   └── b ── x
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from recsys.text.constraint import DEAD
+from recsys.text.grammar import Grammar
+from recsys.text.parser import MOST_FORCED, Parser
+from recsys.text.token_trie import TextTokenizer
+
+
+class GrammarConstraint:
+    """A `Constraint` from a compiled grammar, for one search; `GrammarCompiler` makes them.
+
+    Two states are equal if their tokens are. Not safe to share between threads.
+    """
+
+    def __init__(self, parser: Parser, tokenizer: TextTokenizer, field: str) -> None:
+        """Take over `parser`, which stands at the beginning of a text."""
+        self._parser, self._tokenizer, self._field = parser, tokenizer, field
+        self.vocabulary_size = tokenizer.vocabulary_size
+        self.end_tokens = tokenizer.end_tokens
+        self._parent, self._token, self._depth = [DEAD], [DEAD], [0]
+        self._child: dict[tuple[int, int], int] = {}
+        self._mask: dict[int, NDArray[np.uint8]] = {}  # bits
+        self._here, self._width = 0, -(-self.vocabulary_size // 8)
+
+    def initial(self) -> int:
+        """The beginning of the text."""
+        return 0
+
+    def allowed(self, states: ArrayLike) -> NDArray[np.bool_]:
+        """(n, V) tokens that go on with some text; end tokens where one is complete."""
+        states = np.asarray(states, np.int64)
+        bits = np.zeros((len(states), self._width), np.uint8)
+        for line, state in zip(bits, states.tolist(), strict=True):
+            if state != DEAD:
+                line[:] = self._bits(state)
+        mask = np.unpackbits(bits, axis=1, bitorder="little", count=self.vocabulary_size)
+        return mask.view(np.bool_)
+
+    def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
+        """(n,) states behind (n,) tokens."""
+        states, tokens = np.asarray(states, np.int64), np.asarray(tokens, np.int64)
+        return np.asarray(
+            [self._step(s, t) for s, t in zip(states.tolist(), tokens.tolist(), strict=True)],
+            np.int64,
+        )
+
+    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
+        """(n,) the states themselves."""
+        return np.asarray(states, np.int64)
+
+    def forced(self, states: ArrayLike) -> list[list[int]]:
+        """Tokens of the bytes that every text goes on with, as the tokenizer would cut them.
+
+        Other tokens for the same bytes are allowed too; taking these leaves the texts as they are.
+        The end token is among them where nothing else may follow.
+        """
+        return [self._run(state) for state in np.asarray(states, np.int64).tolist()]
+
+    def _run(self, state: int) -> list[int]:
+        """Forced tokens of a state."""
+        if state == DEAD or self._has_ended(state):
+            return []
+        self._go(state)
+        text = self._parser.forced()
+        run = self._tokenizer.parser.tokenize_bytes(text)
+        for token in run:
+            state = self._add(state, token)
+        ends = np.flatnonzero(self.allowed([state])[0]).tolist() == sorted(self.end_tokens)
+        if ends:
+            return [*run, self.end_tokens[0]]
+        # what follows may be one token with the end of the run
+        return self._tokenizer.parser.tokenize_partial(text)[0]
+
+    def _has_ended(self, state: int) -> bool:
+        return self._token[state] in self.end_tokens
+
+    def _bits(self, state: int) -> NDArray[np.uint8]:
+        """Mask of a state, a bit a token."""
+        if state not in self._mask:
+            if self._has_ended(state):
+                mask = np.zeros(self._width, np.uint8)
+            else:
+                self._go(state)
+                mask = self._parser.bits()
+                if not mask.any():
+                    raise ValueError(f"{self._field}: a text has begun that cannot end")
+            self._mask[state] = mask
+        return self._mask[state]
+
+    def _step(self, state: int, token: int) -> int:
+        """The state behind one token."""
+        if state == DEAD or not 0 <= token < self.vocabulary_size:
+            return DEAD
+        if not self._bits(state)[token >> 3] >> (token & 7) & 1:
+            return DEAD
+        return self._add(state, token)
+
+    def _add(self, state: int, token: int) -> int:
+        """The node of an allowed token."""
+        node = self._child.setdefault((state, token), len(self._parent))
+        if node == len(self._parent):
+            self._parent.append(state)
+            self._token.append(token)
+            self._depth.append(self._depth[state] + 1)
+        return node
+
+    def _go(self, state: int) -> None:
+        """Walk the parser to a state."""
+        back, there, forth = 0, state, []
+        here = self._here
+        while here != there:
+            if self._depth[here] >= self._depth[there]:
+                here, back = self._parent[here], back + 1
+            else:
+                forth.append(self._token[there])
+                there = self._parent[there]
+        self._here = state
+        if back:
+            self._parser.back(back)
+        if forth:
+            self._parser.forth(forth[::-1])
+
+
+@dataclass
+class CompilerStatistics:
+    """What a `GrammarCompiler` has done.
+
+    Attributes:
+        hits: grammars found compiled.
+        misses: grammars compiled.
+        seconds: spent compiling.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    seconds: float = 0.0
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer and keeps the last ones; safe to share between threads.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        statistics: hits, misses and time.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
+        """Start empty.
+
+        Args:
+            tokenizer: whose tokens the constraints speak of.
+            capacity: grammars to keep; the one unused for longest goes first.
+
+        Raises:
+            ValueError: a capacity below 1.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.tokenizer, self.statistics = tokenizer, CompilerStatistics()
+        self._capacity, self._lock = capacity, threading.Lock()
+        self._kept: OrderedDict[Grammar, Parser] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def constraint(self, grammar: Grammar) -> GrammarConstraint:
+        """A constraint of its own for one search.
+
+        Raises:
+            ValueError: the grammar is malformed, too large, or matches no text; the message begins
+                with the constructor's name.
+        """
+        with self._lock:
+            base = self._kept.get(grammar)
+            if base is not None:
+                self._kept.move_to_end(grammar)
+                self.statistics.hits += 1
+        if base is None:
+            start = time.perf_counter()
+            base = self._compile(grammar)  # outside the lock: others need not wait
+            with self._lock:
+                self.statistics.misses += 1
+                self.statistics.seconds += time.perf_counter() - start
+                self._kept[grammar] = base
+                while len(self._kept) > self._capacity:
+                    self._kept.popitem(last=False)
+        return GrammarConstraint(base.fork(), self.tokenizer, grammar.field)
+
+    def warm_up(self, grammars: Sequence[Grammar]) -> None:
+        """Compile grammars ahead of their first use."""
+        for grammar in grammars:
+            self.constraint(grammar)
+
+    def _compile(self, grammar: Grammar) -> Parser:
+        parser = Parser.compile(grammar, self.tokenizer)
+        trial = parser.fork()  # an error would stay with it; and it warms what they share
+        try:
+            some = bool(trial.bits().any())
+        except ValueError:
+            some = False
+        if not some:
+            raise ValueError(f"{grammar.field}: matches no text")
+        if len(trial.forced()) >= MOST_FORCED:
+            raise ValueError(
+                f"{grammar.field}: begins with a text of {MOST_FORCED} bytes or more, or never ends"
+            )
+        return parser

@@ -1,0 +1,145 @@
+"""A tokenizer as a constraint sees it: the bytes that each token writes, and which tokens end.
+
+`TokenTrie` is the vocabulary as a byte trie. `TextTokenizer` is a real tokenizer: its bytes are
+taken from llguidance, which knows the byte-level and the byte-fallback kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llguidance import LLTokenizer
+from numpy.typing import NDArray
+
+from recsys.text.byte_trie import ByteTrie
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTrie:
+    """Tokens by their bytes.
+
+    Attributes:
+        trie: of the bytes of all tokens that write some.
+        token_start: (nodes + 1,) where each node's tokens begin in `tokens`.
+        tokens: tokens by the node at which their bytes end, ascending inside a node.
+        spelling: bytes of each token; empty for one that writes nothing (special ones).
+        end_tokens: tokens that end a text; they write nothing.
+    """
+
+    trie: ByteTrie
+    token_start: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    spelling: Sequence[bytes]
+    end_tokens: tuple[int, ...]
+
+    @classmethod
+    def build(cls, spelling: Sequence[bytes], end_tokens: Sequence[int]) -> TokenTrie:
+        """Build from the bytes of each token.
+
+        Raises:
+            ValueError: no end token, or one outside the vocabulary.
+        """
+        if not end_tokens:
+            raise ValueError("end_tokens: a text needs at least one token to end with")
+        for token in end_tokens:
+            if not 0 <= token < len(spelling):
+                raise ValueError(
+                    f"end_tokens: {token} is outside the vocabulary 0 .. {len(spelling) - 1}"
+                )
+        ends = set(end_tokens)
+        plain = [b"" if token in ends else data for token, data in enumerate(spelling)]
+        writing = np.asarray([token for token, data in enumerate(plain) if data], np.int64)
+        trie = ByteTrie.build([plain[token] for token in writing.tolist()])
+        order = np.argsort(trie.end, kind="stable")
+        token_start = np.searchsorted(trie.end[order], np.arange(trie.num_nodes + 1))
+        return cls(trie, token_start, writing[order], plain, tuple(end_tokens))
+
+    def __len__(self) -> int:
+        return len(self.spelling)
+
+    @cached_property
+    def bytes_alone(self) -> NDArray[np.bool_]:
+        """(256,) whether a byte can be written by a token of its own."""
+        return self.of_byte >= 0
+
+    @cached_property
+    def of_byte(self) -> NDArray[np.int64]:
+        """(256,) a token that writes one byte and no more, or -1."""
+        found = np.full(256, -1, np.int64)
+        for token, data in enumerate(self.spelling):
+            if len(data) == 1:
+                found[data[0]] = token
+        return found
+
+    @cached_property
+    def first_byte(self) -> NDArray[np.int16]:
+        """(V,) the first byte that each token writes; -1 for one that writes nothing."""
+        return np.asarray([data[0] if data else -1 for data in self.spelling], np.int16)
+
+
+class TextTokenizer:
+    """A fast Hugging Face tokenizer, prepared for constraints.
+
+    Attributes:
+        parser: llguidance's view of it.
+        end_tokens: tokens that end a text.
+    """
+
+    def __init__(
+        self, tokenizer: Any, vocabulary_size: int | None = None, end_token: int | None = None
+    ) -> None:
+        """Read the vocabulary; seconds for a large one, so keep the result.
+
+        Args:
+            tokenizer: a `transformers.PreTrainedTokenizerFast`.
+            vocabulary_size: rows of the model's head, where there are more than tokens.
+            end_token: ends a text; the tokenizer's own end token if None.
+
+        Raises:
+            ValueError: no fast tokenizer, no end token, or a vocabulary smaller than its tokens.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError(
+                f"tokenizer: {type(tokenizer).__name__} is no fast Hugging Face tokenizer"
+            )
+        end = tokenizer.eos_token_id if end_token is None else end_token
+        if end is None:
+            raise ValueError("end_token: the tokenizer has no end token of its own; name one")
+        tokens = len(tokenizer)
+        if vocabulary_size is not None and vocabulary_size < tokens:
+            raise ValueError(
+                f"vocabulary_size: {vocabulary_size} is less than the tokenizer's {tokens} tokens"
+            )
+        copy = type(backend).from_str(backend.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        self.parser = LLTokenizer(copy.to_str(), n_vocab=vocabulary_size, eos_token=end)
+        self.end_tokens: tuple[int, ...] = tuple(self.parser.eos_tokens)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V."""
+        return self.parser.vocab_size
+
+    @cached_property
+    def tokens(self) -> TokenTrie:
+        """The vocabulary by its bytes; special tokens write none."""
+        parser = self.parser
+        spelling = [
+            b"" if parser.is_special_token(token) else parser.decode_bytes([token])
+            for token in range(self.vocabulary_size)
+        ]
+        return TokenTrie.build(spelling, self.end_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, without special ones."""
+        return self.parser.tokenize_str(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text that tokens write; end tokens write nothing."""
+        return self.parser.decode_str([t for t in tokens if t not in self.end_tokens])

@@ -1,0 +1,371 @@
+"""The catalog as a resource: items looked at, put and taken away, and changes that survive.
+
+A change is made in every loaded model and then kept in the store's journal; only then is it
+acknowledged. The journal is replayed on each model that is loaded later. It is one for all bundles,
+since they recommend from one shop's catalog: codes that a change was given by one bundle are used
+for that bundle again, and are found anew for another. Processes that share a store look into it
+once a second, and make each other's changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recsys.catalog import Catalog
+from recsys.errors import RecsysError
+from recsys.live import Epoch, NewItem
+from recsys.serving.engine import Recommends
+from recsys.serving.metrics import Metrics
+from recsys.serving.models import Model, Models
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
+from recsys.serving.stores import Store, StoreError
+
+logger = logging.getLogger("recsys.serving.catalog_changes")
+JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
+LOOK_S = 1.0  # between two looks for changes of other processes
+NEAR, NEAR_ROWS = 3, 64
+
+
+class UnknownItemError(LookupError):
+    """The catalog has no such item."""
+
+
+def item_of(catalog: Catalog, row: int) -> Item:
+    """One item of the catalog."""
+    return Item.model_construct(
+        item_id=catalog.item_id(row),
+        title=catalog.title(row),
+        semantic_id=catalog.codes[row].tolist(),
+        metadata=metadata(catalog, row),
+    )
+
+
+def metadata(catalog: Catalog, row: int) -> dict[str, Any]:
+    """Attributes of one item; a number that is not one becomes null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in catalog.attributes(row).items()
+    }
+
+
+def find(catalog: Catalog, item_id: str) -> int:
+    """The row of an item.
+
+    Raises:
+        UnknownItemError: there is none of this id.
+    """
+    row = catalog.find(item_id)
+    if row < 0:
+        raise UnknownItemError(f"The model has no item {item_id!r}.")
+    return row
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The items of one epoch in the order of their semantic IDs.
+
+    Attributes:
+        epoch: that it shows.
+        rows: (n,) dense items.
+        codes: (n, L) of each.
+    """
+
+    epoch: Epoch
+    rows: NDArray[np.intp]
+    codes: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, epoch: Epoch) -> Shelf:
+        """Sort an epoch's items."""
+        rows = np.flatnonzero(epoch.alive)
+        codes = epoch.catalog.codes[rows]
+        order = np.lexsort(codes.T[::-1])
+        return cls(epoch, rows[order], codes[order])
+
+    def page(self, prefix: Sequence[int], text: str, start: int, limit: int) -> ItemPage:
+        """Items below a prefix whose id or title contains the text."""
+        first, last = 0, len(self.rows)
+        for level, code in enumerate(prefix):
+            column = self.codes[first:last, level]
+            first, last = first + np.searchsorted(column, [code, code + 1])
+        places = np.arange(first, last)
+        if text:
+            found = self._containing(text)
+            places = places[found[self.rows[places]]]
+        children: list[Branch] = []
+        if len(prefix) < self.codes.shape[1]:
+            codes, counts = np.unique(self.codes[places, len(prefix)], return_counts=True)
+            children = [
+                Branch(code=c, items=n)
+                for c, n in zip(codes.tolist(), counts.tolist(), strict=True)
+            ]
+        shown = self.rows[places[start : start + limit]].tolist()
+        end = start + len(shown)
+        return ItemPage(
+            items=[item_of(self.epoch.catalog, row) for row in shown],
+            total=len(places),
+            next=str(end) if shown and end < len(places) else None,
+            prefix=list(prefix),
+            children=children,
+        )
+
+    def _containing(self, text: str) -> NDArray[np.bool_]:
+        """(items,) bool."""
+        table = self.epoch.catalog.items
+        hits = [
+            pc.fill_null(pc.match_substring(table[name], text, ignore_case=True), False)
+            for name in ("item_id", "title")
+        ]
+        return np.asarray(pc.or_(*hits).to_numpy())
+
+
+class CatalogChanges:
+    """What the service does to items, in all loaded models at once."""
+
+    def __init__(self, models: Models, metrics: Metrics, reads: Reads) -> None:
+        """Make it for these models; changes are kept once `store` is set."""
+        self.store: Store | None = None
+        self._models, self._metrics, self._reads = models, metrics, reads
+        self._changing = asyncio.Lock()
+        self._seen = 0  # place in the journal that the loaded models are at
+        self._following: asyncio.Task[None] | None = None
+        self._shelves: WeakKeyDictionary[Recommends, Shelf] = WeakKeyDictionary()
+
+    def start(self) -> None:
+        """Begin to follow what other processes change."""
+        self._following = asyncio.create_task(self._follow(), name="catalog")
+
+    async def close(self) -> None:
+        """Follow no longer."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    async def browse(self, query: ItemQuery) -> ItemPage:
+        """A page of the catalog.
+
+        Raises:
+            UnknownModelError: of the alias.
+            QueueFullError, DeadlineExceededError: of `Reads`.
+        """
+        prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
+        with self._models.lease(query.model) as model:
+            return await self._reads(
+                self._page, model.recommender, prefix, query.q, int(query.cursor or 0), query.limit
+            )
+
+    async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
+        """Put items into the catalog, in place of those of their ids; all or, on an error, none.
+
+        Returns:
+            The champion's epoch that has them, and the items.
+
+        Raises:
+            ItemError: one is malformed, or no place is found for it.
+            StoreError: they are recommended, but would not be after a restart; ask again.
+        """
+        news = [
+            NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
+        ]
+        async with self._changing:
+            with self._models.lease() as model:
+                epoch = await asyncio.to_thread(model.recommender.upsert, news)
+                catalog = epoch.catalog
+                found = [item_of(catalog, catalog.find(new.item_id)) for new in news]
+                records = [
+                    _record(model, epoch, new, item) for new, item in zip(news, found, strict=True)
+                ]
+                for other in self._models.loaded:
+                    if other is not model:
+                        await asyncio.to_thread(_apply, other, records)
+            await self._keep(records)
+        return epoch.number, found
+
+    async def remove(self, item_id: str) -> None:
+        """Take an item away.
+
+        Raises:
+            UnknownItemError: there is none of this id.
+            StoreError: it is gone, but would be back after a restart; ask again.
+        """
+        async with self._changing:
+            there = await self._gone([item_id])
+            if not there:  # another process may have put it there just now
+                await self._catch_up()
+                there = await self._gone([item_id])
+            if not there and not await self._is_unkept(item_id):
+                raise UnknownItemError(f"The model has no item {item_id!r}.")
+            await self._keep([{"op": "remove", "item_id": item_id}])
+
+    async def _is_unkept(self, item_id: str) -> bool:
+        """Whether the item was taken away before, and the store could not keep that."""
+        if self.store is None:
+            return False
+        journal = await self.store.journal(JOURNAL)
+        last = {record["item_id"]: record["op"] for record in journal.records}.get(item_id)
+        catalogs = [model.recommender.catalog for model in self._models.loaded]
+        return last == "upsert" or (
+            last is None and any((catalog.known([item_id]) >= 0).any() for catalog in catalogs)
+        )
+
+    async def replay(self, model: Model) -> None:
+        """Bring a model that was just loaded up to date."""
+        async with self._changing:
+            if self.store is not None:
+                journal = await self.store.journal(JOURNAL)
+                if journal.records:
+                    await asyncio.to_thread(_apply, model, journal.records)
+                if not self._models.loaded:
+                    self._seen = journal.place
+        self._count(model)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                async with self._changing:
+                    await self._catch_up()
+            except StoreError:
+                pass  # the store says so itself, and when it works again
+            except Exception:
+                logger.exception("changes of other processes could not be read")
+
+    async def _catch_up(self) -> None:
+        """Make the changes that other processes have journaled since; whoever changes, waits."""
+        if self.store is None:
+            return
+        journal = await self.store.journal(JOURNAL, self._seen)
+        if not journal.records:
+            return
+        for model in self._models.loaded:
+            try:
+                await asyncio.to_thread(_apply, model, journal.records)
+            except Exception:  # the other models must not wait for it
+                logger.exception("%s: changes of other processes could not be made", model.name)
+            self._count(model)
+        self._seen = journal.place
+
+    async def _gone(self, item_ids: list[str]) -> list[str]:
+        """Take items away in all models; those that were in one."""
+        there = []
+        for model in self._models.loaded:
+            there += await asyncio.to_thread(model.recommender.remove, item_ids)
+        return there
+
+    def _page(
+        self, recommender: Recommends, prefix: list[int], text: str, start: int, limit: int
+    ) -> ItemPage:
+        epoch = recommender.epoch
+        shelf = self._shelves.get(recommender)
+        if shelf is None or shelf.epoch is not epoch:
+            shelf = self._shelves[recommender] = Shelf.of(epoch)
+        return shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, start, limit)
+
+    async def _keep(self, records: list[dict[str, Any]]) -> None:
+        for model in self._models.loaded:
+            self._count(model)
+        if self.store is not None:
+            written = await self.store.journal_append(JOURNAL, records)
+            if written.before == self._seen:  # or else others' changes lie between
+                self._seen = written.last
+
+    def _count(self, model: Model) -> None:
+        epoch = model.recommender.epoch
+        self._metrics.catalog(model.name, epoch.number, epoch.num_items)
+
+
+def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str, Any]:
+    """What the journal keeps of an item, with the codes that it was given."""
+    return {
+        "op": "upsert",
+        "version": model.version,
+        "item_id": new.item_id,
+        "title": new.title,
+        "text": new.text,
+        "attributes": dict(new.attributes),
+        "semantic_id": placed.semantic_id,
+        "like": new.like,
+        "near": _near(model, epoch, new.item_id),
+    }
+
+
+def _near(model: Model, epoch: Epoch, item_id: str) -> list[str]:
+    """Items of the bundle with most leading codes in common; another bundle may know them."""
+    catalog, trie = epoch.catalog, epoch.trie
+    item = catalog.find(item_id)
+    row = int(trie.item_row[item])
+    first, last = max(0, row - NEAR_ROWS), min(trie.num_rows, row + NEAR_ROWS + 1)
+    around = trie.row_items[trie.row_item_start[first] : trie.row_item_start[last]]
+    around = around[(around < len(model.recommender.bundle.catalog)) & (around != item)]
+    shared = (catalog.codes[around] == catalog.codes[item]).cumprod(axis=1).sum(axis=1)
+    best = around[np.argsort(-shared, kind="stable")[:NEAR]]
+    return [catalog.item_id(i) for i in best.tolist()]
+
+
+def _apply(model: Model, records: Sequence[dict[str, Any]]) -> None:
+    """Make changes in a model; one that it refuses however it is put is logged and passed over."""
+    last = {record["item_id"]: record for record in records}
+    gone = [name for name, record in last.items() if record["op"] == "remove"]
+    waiting = [
+        (record, _places(model, record)) for record in last.values() if record["op"] == "upsert"
+    ]
+    # Removals come last: an item may be like one that goes.
+    while waiting:
+        tried = [(record, places, next(places, None)) for record, places in waiting]
+        news = [_new(record, place) for record, _, place in tried if place is not None]
+        refused = _put(model, news)
+        for record, _, place in tried:
+            if place is None:
+                logger.warning("%s does not take item %r", model.name, record["item_id"])
+        waiting = [
+            (record, places)
+            for record, places, place in tried
+            if place is not None and record["item_id"] in refused
+        ]
+    model.recommender.remove(gone)
+
+
+def _places(model: Model, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Where an item may be put, the best first, as fields of `NewItem`."""
+    if record["version"] == model.version:
+        yield {"semantic_id": record["semantic_id"]}
+        return
+    catalog = model.recommender.bundle.catalog
+    like, near = record["like"], record.get("near", [])
+    if like is not None:
+        yield {"like": like}
+        if (row := catalog.find(like)) >= 0:  # it was taken away; the bundle had it
+            yield {"semantic_id": catalog.codes[row].tolist()}
+    yield {}  # by what it says of itself
+    for row in (catalog.find(name) for name in near):
+        if row >= 0:
+            yield {"semantic_id": catalog.codes[row].tolist()}
+
+
+def _new(record: dict[str, Any], place: dict[str, Any]) -> NewItem:
+    names = ("item_id", "title", "text", "attributes")
+    return NewItem(**{name: record[name] for name in names}, **place)
+
+
+def _put(model: Model, news: list[NewItem]) -> set[str]:
+    """Put items into a model but those that it refuses, found by halving; their ids."""
+    try:
+        model.recommender.upsert(news)
+    except RecsysError as error:
+        if len(news) == 1:
+            logger.info("%s: %s", model.name, error)
+            return {news[0].item_id}
+        half = len(news) // 2
+        return _put(model, news[:half]) | _put(model, news[half:])
+    return set()

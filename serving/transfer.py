@@ -1,0 +1,199 @@
+"""Export and import of events: NDJSON or parquet, streamed, the same fields as on the wire.
+
+A row is an event as `POST /v1/events` takes it, and two columns more: `digest` (what a late
+repetition of the event is known by) and `seed` (the data set that it was imported from). Every
+exported event has an id, so an import that was interrupted is simply run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from recsys.errors import DataError
+from recsys.progress import Bar, track
+from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.schemas.events import StoredEventRow
+from recsys.serving.stores.protocol import Appended, EventConflictError, StoredEvent
+from recsys.serving.stores.sql import SqlStore, now_ms
+
+CHUNK = 5_000
+TEXTS = (".ndjson", ".jsonl")
+COLUMNS = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("user", pa.string()),
+        ("item", pa.string()),
+        ("type", pa.string()),
+        ("timestamp", pa.float64()),
+        ("value", pa.float64()),
+        ("recommendation_id", pa.string()),
+        ("digest", pa.string()),
+        ("seed", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a file's events.
+
+    Attributes:
+        accepted: written.
+        duplicates: there already.
+        ignored: of users who were erased since.
+        seeded: left out, because the store has been seeded from a data set by itself.
+    """
+
+    accepted: int = 0
+    duplicates: int = 0
+    ignored: int = 0
+    seeded: int = 0
+
+
+def export_events(store: SqlStore, path: Path) -> int:
+    """Write every event to a file, which appears whole or not at all.
+
+    Returns:
+        Events written.
+
+    Raises:
+        DataError: the file's name ends with none of the known formats.
+        StoreError: the store cannot be read.
+    """
+    is_text = _is_text(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with track("export", store.count()) as bar:
+            rows = _counted(map(_row, store.export()), bar)
+            count = _write_text(partial, rows) if is_text else _write_parquet(partial, rows)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+async def import_events(store: SqlStore, path: Path) -> Imported:
+    """Append a file's events; those that are there already are counted and passed over.
+
+    Raises:
+        DataError: the file cannot be read; the text names the row.
+        EventConflictError: an event is there with other content; what came before it is written.
+        StoreError: the store cannot be written.
+    """
+    was_seeded = bool(store.seeds())
+    totals: Counter[str] = Counter()
+    seeds: Counter[str] = Counter()
+    try:
+        size = path.stat().st_size if _is_text(path) else pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: {error}") from error
+    read = _read_text(path) if _is_text(path) else _read_parquet(path)
+    with track("import", size) as bar:
+        while chunk := list(islice(read, CHUNK)):
+            rows = [row for row, _ in chunk if row.seed is None or not was_seeded]
+            totals["seeded"] += len(chunk) - len(rows)
+            seeds.update(row.seed for row in rows if row.seed is not None)
+            now = now_ms()
+            try:
+                done: Appended = await store.append([row.to_event(now) for row in rows])
+            except EventConflictError as error:
+                raise DataError(f"{path}: {error}") from error
+            totals.update(accepted=done.accepted, duplicates=done.duplicates, ignored=done.ignored)
+            bar.advance(sum(size for _, size in chunk))
+    if seeds:
+        await store.mark_seeded(seeds)
+    return Imported(**totals)
+
+
+def _is_text(path: Path) -> bool:
+    if path.suffix in TEXTS:
+        return True
+    if path.suffix == ".parquet":
+        return False
+    raise DataError(f"{path}: the name must end with .ndjson, .jsonl or .parquet")
+
+
+def _row(event: StoredEvent) -> dict[str, Any]:
+    event_id, digest = event.event_id, event.digest
+    if event_id is None:  # of a data set: it needs a name that is the same in every export
+        event_id = f"seed-{str(event.seed)[:16]}-{event.place}"
+    return {
+        "event_id": event_id,
+        "user": event.user,
+        "item": event.item,
+        "type": event.type,
+        "timestamp": event.time_ms / 1000,
+        "value": event.value,
+        "recommendation_id": event.recommendation_id,
+        "digest": digest,
+        "seed": event.seed,
+    }
+
+
+def _counted(rows: Iterable[dict[str, Any]], bar: Bar) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        yield row
+        bar.advance()
+
+
+def _write_text(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            given = {name: value for name, value in row.items() if value is not None}
+            file.write(json.dumps(given, ensure_ascii=False) + "\n")
+            count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return count
+
+
+def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    count = 0
+    with pq.ParquetWriter(path, COLUMNS) as writer:
+        while chunk := list(islice(rows, 20 * CHUNK)):
+            writer.write_table(pa.Table.from_pylist(chunk, COLUMNS))
+            count += len(chunk)
+    return count
+
+
+def _read_text(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
+    """Rows, each with its size in bytes."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _checked(path, f"line {number}", line), len(line)
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
+    """Rows, each with size 1."""
+    with pq.ParquetFile(path) as file:
+        number = 0
+        for batch in file.iter_batches(CHUNK):
+            for row in batch.to_pylist():
+                number += 1
+                given = {name: value for name, value in row.items() if value is not None}
+                yield _checked(path, f"row {number}", given), 1
+
+
+def _checked(path: Path, where: str, row: bytes | dict[str, Any]) -> StoredEventRow:
+    try:
+        return StoredEventRow.model_validate(parse(row) if isinstance(row, bytes) else row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the row"
+        raise DataError(f"{path}, {where}, {field}: {first['msg']}") from error
+    except MalformedError as error:
+        raise DataError(f"{path}, {where}: {error}") from error

@@ -1,0 +1,316 @@
+"""Beam search under a constraint: against brute force, a slow twin, and real titles."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import beam_search
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import (
+    SequenceConstraint,
+    byte_level_tokenizer,
+    random_catalog,
+    random_prompts,
+    tiny_model,
+)
+from recsys.text import generate_text
+from recsys.text.constraint import DEAD
+from recsys.text.grammar import choice, lark
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.guide import repeated
+from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import generate_titles
+from recsys.text.token_trie import TextTokenizer, TokenTrie
+
+DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
+DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
+SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
+TOKENS = TokenTrie.build(SPELLING, [1])
+
+titles_ = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
+
+
+def log_probs(model, prompt, text):
+    """(len(text),) log-probabilities of a text's tokens."""
+    tokens = torch.tensor([[*prompt.tolist(), *text]])
+    with torch.inference_mode():
+        steps = model(tokens).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return steps.gather(1, tokens[0, len(prompt) :, None])[:, 0]
+
+
+def tokenisations(titles):
+    """All token sequences that spell a title, with the end token."""
+    ways, stack = [], [((), title.encode()) for title in titles]
+    while stack:
+        prefix, rest = stack.pop()
+        if not rest:
+            ways.append((*prefix, 1))
+        for token, data in enumerate(SPELLING):
+            if data and rest.startswith(data):
+                stack.append(((*prefix, token), rest[len(data) :]))
+    return ways
+
+
+def spelled(text):
+    """The title that tokens write."""
+    return b"".join(SPELLING[t] for t in text).decode()
+
+
+def answers(found, request=0):
+    """Texts of a request that exist, with their scores."""
+    lengths, scores = found.lengths[request].tolist(), found.scores[request].tolist()
+    texts = found.tokens[request].tolist()
+    assert all((n == 0) == (s == -np.inf) for n, s in zip(lengths, scores, strict=True))
+    return [(tuple(t[:n]), s) for t, n, s in zip(texts, lengths, scores, strict=True) if n]
+
+
+@given(titles=titles_, seed=st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_one_title_is_found_by_the_best_of_all_its_tokenisations_if_they_all_fit(titles, seed):
+    # one token writes at most three letters, so that few beams ever meet: see the slow twin
+    prompt = random_prompts(np.random.default_rng(seed), 1, 5, 16)[0]
+    single = TitleTrie.build(titles, TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
+    found = answers(
+        generate_text(
+            DOUBLE, [prompt], 8, 6, constraint=single, length_penalty=0.0, num_return_sequences=8
+        )
+    )
+    expected = {
+        title: float(log_probs(DOUBLE, prompt, way).sum())
+        for title in titles
+        for way in tokenisations([title])
+        if all(len(SPELLING[t]) <= 1 for t in way)
+    }
+    assert [spelled(t) for t, _ in found] == sorted(expected, key=expected.get, reverse=True)
+    np.testing.assert_allclose([s for _, s in found], sorted(expected.values())[::-1], rtol=1e-9)
+
+
+def slow(prompt, titles, num_beams, longest, length_penalty):
+    """Beam search over all tokenisations in plain Python; of one title the best goes on."""
+    ways = tokenisations(titles)
+    live, finished = [((), 0.0)], {}
+    for depth in range(1, longest + 1):
+        candidates = []
+        for text, score in live:
+            options = sorted(
+                {w[depth - 1] for w in ways if len(w) >= depth and w[: depth - 1] == text}
+            )
+            for token in options:
+                step = float(log_probs(DOUBLE, prompt, (*text, token))[-1])
+                candidates.append(((*text, token), score + step))
+        best = {}
+        for text, score in sorted(candidates, key=lambda c: -c[1]):
+            only = [t for t in titles if t.startswith(spelled(text))]
+            key = only[0] if len(only) == 1 else spelled(text)
+            best.setdefault((key, text[-1] == 1), (text, score))
+        ranked = list(best.values())
+        for text, score in ranked[:num_beams]:
+            if text[-1] == 1:
+                score /= depth**length_penalty
+                if score > finished.get(spelled(text), ((), -np.inf))[1]:
+                    finished[spelled(text)] = (text, score)
+        kept = sorted(finished.values(), key=lambda f: -f[1])[:num_beams]
+        finished = {spelled(text): (text, score) for text, score in kept}
+        live = [c for c in ranked if c[0][-1] != 1][:num_beams]
+        full = len(kept) == num_beams
+        if not live or (
+            full and (num_beams == 1 or live[0][1] / depth**length_penalty <= kept[-1][1])
+        ):
+            break
+    return kept
+
+
+@given(
+    titles=titles_,
+    seed=st.integers(0, 10_000),
+    num_beams=st.integers(1, 6),
+    longest=st.integers(1, 6),
+    penalty=st.sampled_from([0.0, 1.0]),
+)
+@settings(max_examples=150, deadline=None)
+def test_it_equals_a_plain_python_search_over_all_tokenisations(
+    titles, seed, num_beams, longest, penalty
+):
+    prompts = random_prompts(np.random.default_rng(seed), 2, 5, 16)
+    trie = TitleTrie.build(titles, TOKENS)
+    found = generate_text(
+        DOUBLE,
+        prompts,
+        num_beams,
+        longest,
+        constraint=trie,
+        length_penalty=penalty,
+        num_return_sequences=num_beams,
+        collect_every=2,
+    )
+    for request, prompt in enumerate(prompts):
+        expected = slow(prompt, titles, num_beams, longest, penalty)
+        mine = answers(found, request)
+        assert [text for text, _ in mine] == [text for text, _ in expected]
+        np.testing.assert_allclose([s for _, s in mine], [s for _, s in expected], rtol=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), items=st.integers(1, 25), num_beams=st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
+    rng = np.random.default_rng(seed)
+    trie = ItemTrie.build(random_catalog(rng, items, 3, 15) + 1)
+    prompts = random_prompts(rng, 2, 6, 16)
+    expected = beam_search(DOUBLE, prompts, trie, num_beams)
+    found = generate_text(
+        DOUBLE,
+        prompts,
+        num_beams,
+        4,
+        constraint=SequenceConstraint(trie.rows, 16, 0),
+        length_penalty=0.0,
+        num_return_sequences=num_beams,
+    )
+    for request in range(2):
+        rows = {}
+        for (text, score), row in itertools.product(
+            answers(found, request), expected.rows[request].tolist()
+        ):
+            if row >= 0 and tuple(trie.rows[row].tolist()) == text[:3]:
+                end = float(log_probs(DOUBLE, prompts[request], text)[-1])
+                rows[row] = score - end
+        # the end token's own probability can move an item in the list, but not into it
+        alive = expected.rows[request] >= 0
+        assert set(rows) == set(expected.rows[request][alive].tolist())
+        np.testing.assert_allclose(
+            [rows[r] for r in expected.rows[request][alive].tolist()],
+            expected.scores[request][alive],
+            rtol=1e-9,
+        )
+
+
+def test_every_request_may_have_its_own_constraint_and_unequal_lengths_leave_the_others_alone():
+    prompts = random_prompts(np.random.default_rng(1), 3, 6, 16)
+    tries = [TitleTrie.build(t, TOKENS) for t in (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])]
+    together = generate_text(DOUBLE, prompts, 3, 15, constraint=tries, num_return_sequences=3)
+    for request, (prompt, trie) in enumerate(zip(prompts, tries, strict=True)):
+        alone = generate_text(DOUBLE, [prompt], 3, 15, constraint=trie, num_return_sequences=3)
+        for a, b in zip(answers(alone), answers(together, request), strict=True):
+            assert a[0] == b[0]
+            assert a[1] == pytest.approx(b[1], abs=1e-9)
+
+
+def test_equal_keys_are_repeats_of_the_best_of_them():
+    keys = torch.tensor([[5, 7, 5, DEAD, 7, 9], [1, 1, 1, 1, 1, 1]])
+    scores = torch.tensor([[-2.0, -1, -1, -9, -1, -3], [-3.0, -2, -1, -2, -1, -4]])
+    assert repeated(keys, scores).tolist() == [
+        [True, False, False, False, True, False],
+        [True, True, False, True, True, True],
+    ]
+
+
+def test_texts_that_are_not_whole_in_time_are_no_answers():
+    trie = TitleTrie.build(["abc", "a"], TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
+    found = generate_text(DOUBLE, [np.array([3])], 4, 3, constraint=trie, num_return_sequences=4)
+    assert [spelled(text) for text, _ in answers(found)] == ["a"]
+    assert found.scores[0, 1:].tolist() == [-np.inf] * 3
+    nothing = generate_text(DOUBLE, [np.array([3])], 4, 1, constraint=trie)
+    assert answers(nothing) == []
+    assert nothing.tokens.shape == (1, 1, 0)
+
+
+def test_grammars_constrain_beams_too():
+    texts = ["Heat", "Alien", "Aliens", "Up"]
+    tokenizer = TextTokenizer(byte_level_tokenizer(texts, 270), 300)
+    model = tiny_model("llama", 300)
+    compiler = GrammarCompiler(tokenizer)
+    found = generate_text(
+        model,
+        [np.array([5, 6]), np.array([9])],
+        4,
+        20,
+        constraint=[
+            compiler.constraint(choice(texts)),
+            compiler.constraint(lark("start: /[ab]{2}/")),
+        ],
+        num_return_sequences=4,
+    )
+    assert {tokenizer.decode(text) for text, _ in answers(found, 0)} <= set(texts)
+    assert {tokenizer.decode(text) for text, _ in answers(found, 1)} <= {"aa", "ab", "ba", "bb"}
+    assert answers(found, 0)
+    assert answers(found, 1)
+
+
+def real_titles(name):
+    if name == "movielens":
+        file = DATASETS / "movielens-latest-small-2016" / "movies.csv"
+    else:
+        file = DATASETS / "letter-yelp" / "Yelp.item.json"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    with file.open(encoding="utf-8", newline="") as stream:
+        if name == "movielens":
+            return [row["title"] for row in csv.DictReader(stream)]
+        return [item["title"] for item in json.load(stream).values()]
+
+
+@pytest.mark.parametrize("name", ["movielens", "yelp"])
+def test_every_title_that_a_llama_writes_is_in_the_catalog_and_once(name):
+    catalog = real_titles(name)
+    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 2000))
+    trie = TitleTrie.build(catalog, tokenizer.tokens)
+    model = tiny_model("llama-gqa", 2000, initializer_range=0.05)
+    prompts = [np.asarray(tokenizer.encode(" ; ".join(catalog[i : i + 4]))) for i in range(12)]
+    found = generate_titles(model, prompts, trie, 10)
+    written = 0
+    for request in range(12):
+        titles = [tokenizer.decode(text) for text, _ in answers(found.texts, request)]
+        assert len(titles) == len(set(titles))
+        assert set(titles) <= set(catalog)
+        written += len(titles)
+        for title, items in zip(titles, found.items[request], strict=True):
+            assert items.tolist() == [i for i, t in enumerate(catalog) if t == title]
+    assert written > 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"constraint": [], "eos_token_id": None}, "0 constraints for 1 prompts"),
+        ({"eos_token_id": 3}, "eos_token_id: the constraint has end tokens of its own"),
+        (
+            {"constraint": TitleTrie.build(["a"], TokenTrie.build([b"a"] * 40, [1]))},
+            "the constraint has 40 tokens, the model 16",
+        ),
+    ],
+)
+def test_constraints_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        generate_text(
+            DOUBLE,
+            [np.array([3])],
+            2,
+            5,
+            **{"constraint": TitleTrie.build(["a"], TOKENS), **arguments},
+        )
+
+
+def test_constraints_of_a_batch_end_alike():
+    tries = [TitleTrie.build(["a"], TokenTrie.build(SPELLING, ends)) for ends in ([0], [1])]
+    with pytest.raises(ValueError, match="differ in their end tokens"):
+        generate_text(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=tries)
+
+
+def test_a_token_that_the_constraint_does_not_know_is_not_taken():
+    model = tiny_model("llama", 64)
+    found = generate_text(
+        model, [np.array([50])], 3, 8, constraint=TitleTrie.build(["abc", "ca"], TOKENS),
+        num_return_sequences=3,
+    )  # fmt: skip
+    assert {spelled(text) for text, _ in answers(found)} == {"abc", "ca"}

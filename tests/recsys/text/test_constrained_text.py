@@ -1,0 +1,287 @@
+"""Sampled text under a constraint: valid, reproducible, and the model's own law."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
+from recsys.text.constraint import tree_states
+from recsys.text.grammar import (
+    choice,
+    delimited_list,
+    delimited_subsequence,
+    free_json,
+    lark,
+    parse,
+    regex,
+    structured,
+    substring_of,
+)
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.sample import sample_text
+from recsys.text.title_trie import TitleTrie
+from recsys.text.token_trie import TextTokenizer, TokenTrie
+
+TEXTS = [
+    '{"item":"Toy Story","reason":"because it is fast","score":3}',
+    "the quick brown fox jumps over the lazy dog; (a + b) * 2",
+    "Heat, Alien, Toy Story",
+]
+TOKENIZER = TextTokenizer(byte_level_tokenizer(TEXTS * 3, 330), 352)
+COMPILER = GrammarCompiler(TOKENIZER)
+MODEL = tiny_model("llama-gqa", 352)
+SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
+SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
+
+
+class Explanation(BaseModel):
+    """What the schema cases write."""
+
+    model_config = ConfigDict(extra="forbid")
+    item: Literal["Heat", "Alien"]
+    reason: str = Field(max_length=24)
+    tags: list[Literal["fast", "loud", "long"]] = Field(max_length=3)
+    stars: int = Field(ge=1, le=5)
+
+
+@dataclass
+class Point:
+    """A dataclass with a nested type."""
+
+    x: Literal[1, 2, 3]
+    where: Literal["left", "right"]
+
+
+# sums inside brackets inside brackets: bounded, so that a random model comes to an end
+EXPRESSION = """
+start: t ("+" t){0,3}
+t: "a" | "b" | "(" u ("+" u){0,3} ")"
+u: "a" | "b" | "(" v ")"
+v: "a" | "b"
+"""
+
+
+def balanced(text):
+    """Whether a text is of the grammar `expr`."""
+    while (shorter := re.sub(r"\([ab](\+[ab])*\)", "a", text)) != text:
+        text = shorter
+    return re.fullmatch(r"[ab](\+[ab])*", text) is not None
+
+
+def is_schema(text):
+    value = parse(Explanation, text)
+    assert json.loads(text) == value.model_dump()
+    return True
+
+
+def is_subsequence(text):
+    places = [SHORTLIST.index(part) for part in text.split(" | ")]
+    return places == sorted(set(places)) and 1 <= len(places) <= 3
+
+
+CASES = {
+    "schema": (structured(Explanation), is_schema),
+    "grammar": (lark(EXPRESSION), balanced),
+    "substring": (substring_of(SOURCE), lambda text: text in SOURCE),
+    "regex": (
+        regex(r"[0-9]{4}-[01][0-9]-[0-3][0-9]"),
+        lambda text: re.fullmatch(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", text),
+    ),
+    "choice": (choice(SHORTLIST), lambda text: text in SHORTLIST),
+    "list": (
+        delimited_list("[a-c]{1,3}", "; ", least=0, most=3),
+        lambda text: re.fullmatch(r"([a-c]{1,3}(; [a-c]{1,3}){0,2})?", text),
+    ),
+    "subsequence": (delimited_subsequence(SHORTLIST, " | ", most=3), is_subsequence),
+    "dataclass": (structured(Point), lambda text: isinstance(parse(Point, text), Point)),
+    "json": (free_json(2, 3, 8), lambda text: json.loads(text) is not Ellipsis),
+}
+
+
+def generate(grammar, count, *, batch=32, **options):
+    """Texts of a random model, with what they took."""
+    found = []
+    rng = np.random.default_rng(0)
+    while len(found) < count:
+        prompts = random_prompts(rng, min(batch, count - len(found)), 9, 352)
+        constraints = [COMPILER.constraint(grammar) for _ in prompts]
+        found += sample_text(MODEL, prompts, constraints, 400, seed=len(found), **options)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_text_of_a_random_model_is_valid(case):
+    grammar, is_valid = CASES[case]
+    found = generate(grammar, 200 if case in ("schema", "grammar", "substring") else 40)
+    for text in found:
+        assert text.finished
+        assert is_valid(TOKENIZER.decode(text.tokens)), TOKENIZER.decode(text.tokens)
+
+
+def test_forced_tokens_need_no_forward():
+    prompts = random_prompts(np.random.default_rng(1), 8, 9, 352)
+    for skip in (True, False):
+        constraints = [COMPILER.constraint(CASES["schema"][0]) for _ in prompts]
+        for text in sample_text(MODEL, prompts, constraints, 400, skip_forced=skip):
+            assert text.forced + text.stats.target_passes == len(text.tokens)
+            # {"item":" and ","reason":" and ","tags":[ and so on
+            assert text.forced > 10 if skip else text.forced == 0
+
+
+def test_a_text_without_a_choice_needs_no_model():
+    broken = TreeModel(MODEL)
+    broken.forward = None
+    (text,) = sample_text(broken, [np.array([3])], COMPILER.constraint(choice(["Heat"])))
+    assert text.finished
+    assert TOKENIZER.decode(text.tokens) == "Heat"
+    assert (text.forced, text.stats.target_passes, text.log_prob) == (len(text.tokens), 0, 0.0)
+    with pytest.raises(TypeError):
+        sample_text(broken, [np.array([3])], COMPILER.constraint(choice(["Heat", "Alien"])))
+    assert broken.pool.lent == 0
+
+
+@pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window", "qwen3-mixed-window"])
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_best_text_equals_a_plain_loop_that_recomputes_everything(architecture, skip):
+    model = tiny_model(architecture, 352, dtype=torch.float64)
+    prompts = random_prompts(np.random.default_rng(2), 5, 12, 352)
+    grammar = CASES["schema"][0]
+    found = sample_text(
+        model,
+        prompts,
+        [COMPILER.constraint(grammar) for _ in prompts],
+        60,
+        temperature=0,
+        skip_forced=skip,
+    )
+    for prompt, text in zip(prompts, found, strict=True):
+        constraint = COMPILER.constraint(grammar)
+        state, tokens, total = constraint.initial(), [], 0.0
+        while len(tokens) < 60 and (not tokens or tokens[-1] != TOKENIZER.end_tokens[0]):
+            run = constraint.forced([state])[0] if skip else []
+            if not run:
+                with torch.inference_mode():
+                    logits = model(torch.tensor([[*prompt.tolist(), *tokens]])).logits[0, -1]
+                mask = torch.from_numpy(constraint.allowed([state])[0])
+                log_probs = logits.masked_fill(~mask, -torch.inf).log_softmax(-1)
+                run = [int(log_probs.argmax())]
+                total += float(log_probs.max())
+            for token in run:
+                tokens.append(token)
+                state = int(constraint.advance([state], [token])[0])
+        assert text.tokens == tokens[:60]
+        assert text.log_prob == pytest.approx(total, abs=1e-9)
+
+
+def best(model, tokens, masks):
+    """The best allowed token behind each of the last places of a sequence."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0, -len(masks) :]
+    return logits.masked_fill(~torch.from_numpy(masks), -torch.inf).argmax(-1).tolist()
+
+
+def test_target_and_draft_share_a_grammar_and_go_back_to_where_they_part():
+    compiler = GrammarCompiler(TOKENIZER)
+    grammar = structured(Point)
+    target, draft = (tiny_model("llama-gqa", 352, seed=n, dtype=torch.float64) for n in (0, 1))
+    prompt = random_prompts(np.random.default_rng(3), 1, 9, 352)[0].tolist()
+    constraint, tokens, parted = compiler.constraint(grammar), [], 0
+    state = constraint.initial()
+    while constraint.allowed([state]).any():
+        drafted, at = [], state
+        while len(drafted) < 4 and (mask := constraint.allowed([at])).any():
+            drafted += best(draft, prompt + tokens + drafted, mask)
+            at = int(constraint.advance([at], drafted[-1:])[0])
+        nodes = tree_states(constraint, drafted, np.arange(-1, len(drafted) - 1), start=state)
+        masks = constraint.allowed([state, *nodes.tolist()])  # of the whole draft in one call
+        masks = masks[masks.any(1)]
+        wanted = best(target, prompt + tokens + drafted[: len(masks) - 1], masks)
+        kept = 0
+        while kept < len(wanted) - 1 and wanted[kept] == drafted[kept]:
+            kept += 1
+        parted += kept < len(drafted)
+        behind = [state, *nodes.tolist()][kept]
+        state = int(constraint.advance([behind], wanted[kept : kept + 1])[0])
+        tokens += wanted[: kept + 1]
+    (alone,) = sample_text(
+        target, [prompt], compiler.constraint(grammar), temperature=0, skip_forced=False
+    )
+    assert tokens == alone.tokens
+    assert parted > 0
+
+
+def test_draws_follow_the_model_over_what_is_allowed():
+    tokens = TokenTrie.build([b"", b"", b"a", b"b", b"ab", b"c"], [1])
+    titles = TitleTrie.build(["ab", "b", "cab"], tokens)
+    model = tiny_model("llama", 6, dtype=torch.float64)
+    prompt = np.array([3, 2])
+    expected, stack = {}, [((), titles.initial(), 0.0)]
+    while stack:
+        text, state, log_prob = stack.pop()
+        mask = torch.from_numpy(titles.allowed([state])[0])
+        if not mask.any():
+            expected[text] = np.exp(log_prob)
+            continue
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt.tolist(), *text]])).logits[0, -1]
+        log_probs = logits.masked_fill(~mask, -torch.inf).log_softmax(-1).tolist()
+        for token in torch.nonzero(mask)[:, 0].tolist():
+            after = int(titles.advance([state], [token])[0])
+            stack.append(((*text, token), after, log_prob + log_probs[token]))
+    assert sum(expected.values()) == pytest.approx(1)
+    for skip in (True, False):
+        counts = dict.fromkeys(expected, 0)
+        for text in sample_text(model, [prompt] * 3000, titles, 8, seed=3, skip_forced=skip):
+            counts[tuple(text.tokens)] += 1
+            assert text.log_prob == pytest.approx(np.log(expected[tuple(text.tokens)]), abs=1e-9)
+        for text, probability in expected.items():
+            sigma = np.sqrt(probability * (1 - probability) / 3000)
+            assert abs(counts[text] / 3000 - probability) < 5 * sigma + 1e-9
+
+
+def test_the_seed_decides_and_a_low_temperature_takes_the_best():
+    prompts = random_prompts(np.random.default_rng(4), 4, 9, 352)
+
+    def texts(**options):
+        constraints = [COMPILER.constraint(CASES["schema"][0]) for _ in prompts]
+        return [text.tokens for text in sample_text(MODEL, prompts, constraints, **options)]
+
+    assert texts(seed=1) == texts(seed=1) != texts(seed=2)
+    assert texts(seed=1, temperature=1e-4) == texts(temperature=0)
+
+
+def test_a_text_is_cut_at_its_limit():
+    constraint = COMPILER.constraint(regex("[a-z]{40,50}"))
+    (text,) = sample_text(MODEL, [np.array([3])], constraint, 3)
+    assert not text.finished
+    assert len(text.tokens) == 3
+    long = COMPILER.constraint(choice(["abababababababababab"]))
+    (text,) = sample_text(MODEL, [np.array([3])], long, 7)
+    assert not text.finished
+    assert (text.forced, text.stats.target_passes) == (7, 0)
+
+
+def test_no_prompts_give_no_texts():
+    assert sample_text(MODEL, [], COMPILER.constraint(choice(["a"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"temperature": -1.0}, "temperature must be finite and at least 0"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        sample_text(MODEL, [np.array([3])], COMPILER.constraint(choice(["a"])), **wrong)

@@ -1,0 +1,168 @@
+"""The protocol of constraints: items, titles and grammars, by each library, by the same rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.testing import SequenceConstraint, byte_level_tokenizer
+from recsys.text.constraint import DEAD, ROOT, tree_states
+from recsys.text.grammar import json_schema
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.title_trie import TitleTrie
+from recsys.text.token_trie import TextTokenizer
+
+TITLES = ["Heat", "Heat 2", "Alien", "Aliens", "Häuser", "Heat"]
+TOKENIZER = TextTokenizer(byte_level_tokenizer(TITLES, 290))
+CODES = np.random.default_rng(0).integers(1, 6, (20, 3))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "item": {"enum": TITLES[:4]},
+        "why": {"type": "array", "items": {"enum": ["fast", "loud"]}, "maxItems": 2},
+    },
+    "required": ["item", "why"],
+    "additionalProperties": False,
+}
+COMPILER = GrammarCompiler(TOKENIZER)
+KINDS = ("items", "titles", "grammar")
+
+
+def make(kind):
+    """A fresh constraint."""
+    if kind == "items":
+        return SequenceConstraint(CODES, 8, 7)
+    if kind == "titles":
+        return TitleTrie.build(TITLES, TOKENIZER.tokens)
+    return COMPILER.constraint(json_schema(SCHEMA))
+
+
+def random_tree(constraint, rng, size):
+    """A tree whose nodes are mostly allowed: tokens and parents."""
+    tokens, parents, states = [], [], []
+    for _ in range(size):
+        parent = int(rng.integers(ROOT, len(tokens)))
+        state = constraint.initial() if parent == ROOT else states[parent]
+        options = np.flatnonzero(constraint.allowed([state])[0])
+        if not len(options) or rng.random() < 0.15:
+            options = np.arange(constraint.vocabulary_size)
+        token = int(rng.choice(options))
+        tokens.append(token)
+        parents.append(parent)
+        states.append(int(constraint.advance([state], [token])[0]))
+    return np.asarray(tokens), np.asarray(parents)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 10_000), size=st.integers(0, 25))
+@settings(max_examples=60, deadline=None)
+def test_at_every_node_of_a_tree_the_mask_is_that_of_a_replay_from_the_root(kind, seed, size):
+    rng = np.random.default_rng(seed)
+    tokens, parents = random_tree(make(kind), rng, size)
+    constraint = make(kind)
+    masks = constraint.allowed(tree_states(constraint, tokens, parents))
+    assert masks.shape == (size, constraint.vocabulary_size)
+    for node in range(size):
+        path, at = [], node
+        while at != ROOT:
+            path.append(tokens[at])
+            at = parents[at]
+        fresh = make(kind)
+        state = fresh.initial()
+        for token in path[::-1]:
+            state = int(fresh.advance([state], [token])[0])
+        np.testing.assert_array_equal(masks[node], fresh.allowed([state])[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_a_tree_may_be_asked_about_in_any_order_and_again(kind, seed):
+    rng = np.random.default_rng(seed)
+    constraint = make(kind)
+    tokens, parents = random_tree(constraint, rng, 20)
+    states = tree_states(constraint, tokens, parents)
+    masks = constraint.allowed(states)
+    order = rng.permutation(20)
+    np.testing.assert_array_equal(constraint.allowed(states[order]), masks[order])
+    np.testing.assert_array_equal(tree_states(constraint, tokens, parents), states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_a_token_is_allowed_if_and_only_if_it_leads_somewhere(kind, seed):
+    constraint, rng = make(kind), np.random.default_rng(seed)
+    state = constraint.initial()
+    while True:
+        mask = constraint.allowed([state])[0]
+        everything = np.arange(constraint.vocabulary_size)
+        found = constraint.advance(np.full(len(everything), state), everything)
+        np.testing.assert_array_equal(found != DEAD, mask)
+        if not mask.any():
+            break
+        token = int(rng.choice(np.flatnonzero(mask)))
+        state = int(found[token])
+    assert token in constraint.end_tokens  # nothing but an end leads to where nothing follows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_allowed_at_a_dead_state_and_no_token_leaves_it(kind):
+    constraint = make(kind)
+    assert not constraint.allowed([DEAD]).any()
+    assert constraint.advance([DEAD, DEAD], [3, constraint.end_tokens[0]]).tolist() == [DEAD, DEAD]
+    assert constraint.forced([DEAD]) == [[]]
+    assert constraint.allowed([]).shape == (0, constraint.vocabulary_size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_forced_tokens_are_allowed_one_after_the_other(kind, seed):
+    constraint, rng = make(kind), np.random.default_rng(seed)
+    state = constraint.initial()
+    while True:
+        for token in constraint.forced([state])[0]:
+            assert constraint.allowed([state])[0, token]
+            state = int(constraint.advance([state], [token])[0])
+        options = np.flatnonzero(constraint.allowed([state])[0])
+        if not len(options):
+            break
+        assert len(options) > 1 or kind == "grammar"
+        state = int(constraint.advance([state], [rng.choice(options)])[0])
+
+
+def test_items_are_their_token_sequences_and_an_end():
+    constraint = make("items")
+
+    def whole(state, prefix):
+        found = set()
+        for token in np.flatnonzero(constraint.allowed([state])[0]).tolist():
+            if token == 7:
+                assert constraint.advance([state], [token])[0] >= constraint.trie.num_states
+                found.add(prefix)
+            else:
+                found |= whole(int(constraint.advance([state], [token])[0]), (*prefix, token))
+        return found
+
+    assert whole(constraint.initial(), ()) == {tuple(row) for row in CODES.tolist()}
+
+
+def test_a_tree_grows_from_any_state_and_a_wrong_token_kills_all_below():
+    #   root ── H ──┬── e ── ?  (not allowed) ── a
+    #               └── e
+    constraint = make("titles")
+    h, e, a = (TOKENIZER.encode(letter)[0] for letter in "Hea")
+    states = tree_states(constraint, [h, e, h, a, e], [ROOT, 0, 1, 2, 0])
+    assert (states == DEAD).tolist() == [False, False, True, True, False]
+    assert states[1] == states[4]
+    below = tree_states(constraint, [a], [ROOT], start=int(states[1]))
+    assert below == constraint.advance([states[1]], [a])
+
+
+@pytest.mark.parametrize("parents", [[0], [ROOT, 2, ROOT], [-2]])
+def test_parents_come_first(parents):
+    with pytest.raises(ValueError, match="parents come first"):
+        tree_states(make("items"), np.ones(len(parents)), parents)

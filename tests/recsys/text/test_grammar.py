@@ -1,0 +1,339 @@
+"""Grammars: what they accept, how they are kept, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from recsys.testing import byte_level_tokenizer
+from recsys.text.grammar import (
+    MAX_DEPTH,
+    choice,
+    delimited_list,
+    delimited_subsequence,
+    free_json,
+    json_schema,
+    lark,
+    parse,
+    regex,
+    structured,
+    substring_of,
+)
+from recsys.text.grammar_constraint import GrammarCompiler
+from recsys.text.parser import Parser
+from recsys.text.token_trie import TextTokenizer
+
+TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
+COMPILER = GrammarCompiler(TOKENIZER)
+
+letters = st.text("ab ", max_size=8)
+
+
+def accepts(grammar, text, rng=None):
+    """Whether a constraint lets a text be written, in the tokenizer's way or a random one."""
+    constraint = COMPILER.constraint(grammar)
+    data, state = text.encode(), constraint.initial()
+    spelling = TOKENIZER.tokens.spelling
+    while data:
+        fitting = [t for t, s in enumerate(spelling) if s and data.startswith(s)]
+        token = max(fitting, key=lambda t: len(spelling[t])) if rng is None else rng.choice(fitting)
+        data = data[len(spelling[token]) :]
+        state = int(constraint.advance([state], [token])[0])
+    return bool(constraint.allowed([state])[0, TOKENIZER.end_tokens[0]])
+
+
+@given(text=letters, seed=st.integers(0, 1000))
+@settings(max_examples=150, deadline=None)
+def test_a_regex_accepts_what_python_matches_in_every_tokenisation(text, seed):
+    for pattern in (r"(a|b)+( b)?", r"a{2,3} ?b*", r"[^a]*"):
+        expected = re.fullmatch(pattern, text) is not None
+        assert accepts(regex(pattern), text, np.random.default_rng(seed)) is expected
+
+
+@given(source=st.text('ab"\\é\n', max_size=12), text=st.text('ab"\\é\n', max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_substring_of_accepts_the_parts_of_a_text(source, text):
+    assert accepts(substring_of(source), text) is (text in source)
+
+
+def test_parts_may_be_cut_between_words_only():
+    part = substring_of("the quick brown fox", unit="words")
+    assert accepts(part, "quick brown")
+    assert not accepts(part, "uick")
+
+
+@given(
+    candidates=st.lists(st.text('ab"', min_size=1, max_size=3), min_size=1, max_size=5),
+    chosen=st.lists(st.integers(0, 4), max_size=4),
+    least=st.integers(0, 3),
+    most=st.integers(1, 5),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_subsequence_keeps_the_order_and_repeats_none(candidates, chosen, least, most):
+    least = min(least, most, len(candidates))
+    slate = delimited_subsequence(candidates, "; ", least=least, most=most)
+    written = [candidates[i % len(candidates)] for i in chosen]
+    rest = iter(candidates)
+    is_subsequence = all(c in rest for c in written)
+    expected = is_subsequence and least <= len(written) <= most
+    assert accepts(slate, "; ".join(written)) is expected
+
+
+@given(
+    parts=st.lists(st.text("abc", max_size=3), max_size=5),
+    least=st.integers(0, 3),
+    more=st.integers(0, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_list_has_so_many_members(parts, least, more):
+    most = max(least + more, 1)
+    grammar = delimited_list("[ab]{1,2}", ", ", least=least, most=most)
+    parts = [] if parts == [""] else parts  # written alike
+    right = all(re.fullmatch("[ab]{1,2}", part) for part in parts) and least <= len(parts) <= most
+    assert accepts(grammar, ", ".join(parts)) is bool(right)
+
+
+OPTIONS = ["Heat", 'Say "Hi"', "Häuser \\ 🎬\n", "Heat 2"]
+
+
+@pytest.mark.parametrize("text", [*OPTIONS, "Hea", "Heat 3", ""])
+def test_choice(text):
+    assert accepts(choice(OPTIONS), text) is (text in OPTIONS)
+
+
+def test_a_context_free_grammar():
+    nested = lark('start: "(" start ")" | /[a-z]/')
+    assert accepts(nested, "((((x))))")
+    assert not accepts(nested, "((((x)))")
+
+
+class Inner(BaseModel):
+    """A part of a model."""
+
+    name: str = Field(max_length=5)
+
+
+class Model(BaseModel):
+    """A model with a default and a nested list."""
+
+    inner: list[Inner]
+    score: int | None = None
+
+
+@dataclass
+class Record:
+    """A dataclass."""
+
+    name: str
+    parts: list[int]
+
+
+def test_models_and_dataclasses_are_read_back():
+    text = '{"inner":[{"name":"abc"}],"score":null}'
+    assert accepts(structured(Model), text)
+    assert parse(Model, text) == Model(inner=[Inner(name="abc")])
+    assert not accepts(structured(Model), '{"inner":[{"name":"abcdef"}],"score":1}')
+    assert not accepts(structured(Model), '{"inner":[],"score":1,"other":2}')
+    assert accepts(structured(Record), '{"name":"é","parts":[1,-2]}')
+    assert parse(Record, '{"name":"é","parts":[1,-2]}') == Record("é", [1, -2])
+
+
+def test_a_schema_may_come_as_text_and_leave_objects_open():
+    assert accepts(json_schema('{"type": "object"}'), '{"a":[1,{"b":null}]}')
+    assert not accepts(json_schema({"type": "object"}), '{ "a": 1 }')
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_free_json_is_as_deep_as_it_may_be(depth):
+    grammar = free_json(depth)
+    assert accepts(grammar, "[" * depth + "1.5" + "]" * depth)
+    assert accepts(grammar, '{"k":' * depth + '"v"' + "}" * depth)
+    assert not accepts(grammar, "[" * (depth + 1) + "1" + "]" * (depth + 1))
+
+
+def test_forced_bytes_are_cut_as_the_tokenizer_would():
+    constraint = COMPILER.constraint(choice(["the quick brown fox", "the quick brown dog"]))
+    (run,) = constraint.forced([constraint.initial()])
+    assert run == TOKENIZER.encode("the quick brown")
+    state = constraint.initial()
+    for token in [*run, *TOKENIZER.encode(" do")]:
+        state = int(constraint.advance([state], [token])[0])
+    assert constraint.forced([state]) == [[*TOKENIZER.encode("g"), *TOKENIZER.end_tokens]]
+    end = constraint.advance([state], TOKENIZER.encode("g"))
+    assert constraint.forced(constraint.advance(end, TOKENIZER.end_tokens)) == [[]]
+
+
+def test_a_grammar_is_compiled_once(monkeypatch):
+    compiler = GrammarCompiler(TOKENIZER, capacity=2)
+    made = []
+    compile_ = Parser.compile
+    a, b, c = (choice([x]) for x in "abc")
+    monkeypatch.setattr(Parser, "compile", lambda g, t: made.append(g) or compile_(g, t))
+    compiler.warm_up([a, b])
+    compiler.constraint(a)
+    assert (compiler.statistics.hits, compiler.statistics.misses) == (1, 2)
+    compiler.constraint(c)  # b goes
+    compiler.constraint(a)
+    assert len(compiler) == 2
+    compiler.constraint(b)
+    assert made == [a, b, c, b]
+    assert compiler.statistics.hits == 2
+    assert compiler.statistics.seconds > 0
+
+
+def test_searches_share_a_compiled_grammar_and_nothing_else():
+    grammar = choice(["abc", "abx"])
+    first, second = COMPILER.constraint(grammar), COMPILER.constraint(grammar)
+    state = int(first.advance([first.initial()], TOKENIZER.encode("a"))[0])
+    before = second.allowed([second.initial()])
+    first.allowed([state])
+    np.testing.assert_array_equal(second.allowed([second.initial()]), before)
+
+
+def test_many_threads_may_compile():
+    compiler = GrammarCompiler(TOKENIZER, capacity=4)
+    wrong = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(30):
+            word = "ab" * int(rng.integers(1, 8))
+            constraint = compiler.constraint(choice([word]))
+            if constraint.forced([0]) != [[*TOKENIZER.encode(word), *TOKENIZER.end_tokens]]:
+                wrong.append(word)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert compiler.statistics.hits + compiler.statistics.misses == 120
+    assert len(compiler) <= 4
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+class NoModel:
+    """Nothing that pydantic knows."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: regex("(ab"), r"^regex: .*unclosed group"),
+        (lambda: regex(r"[^\s\S]"), "^regex: matches no text"),
+        (lambda: regex("a(?=b)"), "^regex: .*look-around"),
+        (lambda: lark("start: T\nT: /[a-z]+/ & /[0-9]+/"), "^lark: matches no text"),
+        (lambda: lark("start: foo"), '^lark: .*unknown name: "foo"'),
+        (lambda: lark('begin: "a"'), "^lark: no start rule"),
+        (lambda: lark('start: "a'), "^lark: .*lexer error"),
+        (
+            lambda: lark('start: "ab" start'),
+            "^lark: begins with a text of 4096 bytes or more, or never",
+        ),
+        (lambda: json_schema("{"), "^json_schema: no JSON"),
+        (lambda: json_schema("[1]"), "^json_schema: must be an object, got list"),
+        (lambda: json_schema({"type": "text"}), "^json_schema: Invalid type: text"),
+        (lambda: json_schema({"$ref": "#/$defs/x"}), "^json_schema: .*does not exist"),
+        (
+            lambda: json_schema({"type": "string", "minLength": 5, "maxLength": 3}),
+            r"^json_schema: .*minLength \(5\) is greater than maxLength",
+        ),
+        (
+            lambda: json_schema({"type": "array", "uniqueItems": True}),
+            "^json_schema: Unimplemented keys:.*uniqueItems",
+        ),
+        (lambda: json_schema(nested(80)), f"deeper than {MAX_DEPTH} levels at items/items"),
+        (lambda: json_schema(nested(5000)), f"^json_schema: nested deeper than {MAX_DEPTH} levels"),
+        (lambda: json_schema("[" * 200_000), f"^json_schema: nested deeper than {MAX_DEPTH}"),
+        (lambda: free_json(99), "^free_json: depth must be in 0 .. 16, got 99"),
+        (lambda: structured(NoModel), "^structured: NoModel has no JSON schema"),
+        (lambda: choice([]), "^choice: no option"),
+        (lambda: substring_of("a", unit="lines"), "^substring_of: unit must be one of"),
+        (lambda: delimited_list("("), "^delimited_list: .*unclosed group"),
+        (lambda: delimited_list("a", least=3, most=2), "^delimited_list: needs 0 <= least <= most"),
+        (lambda: delimited_subsequence([]), "^delimited_subsequence: no candidate"),
+        (lambda: delimited_subsequence(["a"], least=2, most=3), "least is 2 of 1 candidates"),
+        (lambda: delimited_subsequence(["a"], most=0, least=0), "needs .* most >= 1"),
+    ],
+)
+def test_bad_grammars_are_named(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        COMPILER.constraint(make())
+    assert "<state>" not in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def test_a_bad_grammar_is_not_kept():
+    compiler = GrammarCompiler(TOKENIZER)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="regex"):
+            compiler.constraint(regex("("))
+    assert len(compiler) == 0
+
+
+def test_a_cache_holds_something():
+    with pytest.raises(ValueError, match="capacity must be at least 1"):
+        GrammarCompiler(TOKENIZER, capacity=0)
+
+
+def test_a_text_that_was_cut_short_is_not_read():
+    with pytest.raises(ValueError, match="Model"):
+        parse(Model, json.dumps({"inner": []})[:-3])
+
+
+def test_a_choice_may_have_thousands_of_options_and_an_empty_one():
+    options = ["", *(f"item {number}" for number in range(5000))]
+    assert accepts(choice(options), "item 4321")
+    assert accepts(choice(options), "")
+    assert not accepts(choice(options), "item 43210")
+
+
+KEYWORDS = """
+    type properties items required additionalProperties enum const anyOf allOf $ref minimum maximum
+    multipleOf minLength maxLength minItems maxItems pattern format a
+"""
+keys = st.sampled_from(KEYWORDS.split())
+values = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, "", "string", "object", "array", "#", "(", "^a*$"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    schema=st.dictionaries(keys, values, max_size=4),
+    pattern=st.text("ab|*+?()[]{}^$.\\-,&d\np12", max_size=12),
+    rules=st.text('startXa:|"()*+?{}1\n%', max_size=30),  # no terminals that may touch
+)
+@settings(max_examples=200, deadline=None)
+def test_anything_is_compiled_or_refused(schema, pattern, rules):
+    for grammar, field in ((json_schema, schema), (regex, pattern), (lark, f"start: {rules}")):
+        refused = ""
+        try:
+            constraint = COMPILER.constraint(grammar(field))
+            assert constraint.allowed([constraint.initial()]).any()
+        except ValueError as error:
+            refused = str(error)
+        assert not refused or refused.startswith(f"{grammar.__name__}: ")
+
+
+def test_a_slate_has_at_least_one_item_unless_told_otherwise():
+    named = delimited_subsequence(["a", "b"], least=1)
+    assert delimited_subsequence(["a", "b"]) == named != delimited_subsequence(["a", "b"], least=0)
+    assert delimited_list("[a-z]+") == delimited_list("[a-z]+", least=1)
+    assert delimited_list("[a-z]+") != delimited_list("[a-z]+", least=0)

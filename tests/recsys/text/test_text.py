@@ -1,0 +1,279 @@
+"""Free text with beams against its slow twin, against Hugging Face, and against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.models.prefix_store import PrefixStore
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import ARCHITECTURES, random_prompts, tiny_model
+from recsys.text import beam as text
+from recsys.text.beam import generate_text
+
+MODELS = {name: tiny_model(name) for name in ARCHITECTURES}
+DOUBLE = tiny_model("llama-gqa", dtype=torch.float64)
+PROMPTS = [np.arange(1, 12), np.array([5, 9, 2]), np.array([40])]
+
+rules = st.fixed_dictionaries(
+    {
+        "num_beams": st.integers(1, 7),
+        "max_new_tokens": st.integers(1, 14),
+        "eos_token_id": st.one_of(
+            st.none(), st.integers(0, 63), st.lists(st.integers(0, 63), min_size=1, max_size=25)
+        ),
+        "min_new_tokens": st.sampled_from([0, 0, 0, 1, 4, 30]),
+        "length_penalty": st.sampled_from([1.0, 0.0, -0.5, 0.6, 2.0, 5.0]),
+        "early_stopping": st.sampled_from([False, True, "never"]),
+    }
+)
+
+
+def answers(found, prompt):
+    """One request's texts and their scores."""
+    lengths = found.lengths[prompt].tolist()
+    tokens = found.tokens[prompt].tolist()
+    assert all(not any(t[n:]) for t, n in zip(tokens, lengths, strict=True))
+    return [t[:n] for t, n in zip(tokens, lengths, strict=True)], found.scores[prompt].tolist()
+
+
+def slow(
+    model,
+    prompt,
+    num_beams,
+    max_new_tokens,
+    *,
+    eos_token_id=None,
+    min_new_tokens=0,
+    length_penalty=1.0,
+    early_stopping=False,
+):
+    """Beam search in plain Python that recomputes everything: K texts and scores, best first."""
+    ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
+    live, finished = [([], 0.0)], []
+    for depth in range(1, max_new_tokens + 1):
+        candidates = []
+        for tokens, score in live:
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*prompt.tolist(), *tokens]])).logits[0, -1]
+            log_probs = logits.double().log_softmax(-1).tolist()
+            for token, log_prob in enumerate(log_probs):
+                if not (depth <= min_new_tokens and token in ends):
+                    candidates.append(([*tokens, token], score + log_prob))
+        candidates.sort(key=lambda c: -c[1])
+        for tokens, score in candidates[:num_beams]:
+            if tokens[-1] in ends or depth == max_new_tokens:
+                finished.append((tokens, score / depth**length_penalty))
+        finished = sorted(finished, key=lambda f: -f[1])[:num_beams]
+        live = [c for c in candidates if c[0][-1] not in ends][:num_beams]
+        if len(finished) == num_beams:
+            far = early_stopping == "never" and length_penalty > 0
+            length = max_new_tokens if far else depth
+            if early_stopping is True or live[0][1] / length**length_penalty <= finished[-1][1]:
+                break
+            if num_beams == 1:  # greedy search does not look further
+                break
+    return [t for t, _ in finished], [s for _, s in finished]
+
+
+def huggingface(model, prompts, num_beams, max_new_tokens, **rules_):
+    """`generate`: (B, K, longest) tokens, with 0 behind each text, and (B, K) scores if K > 1."""
+    longest = max(len(p) for p in prompts)
+    tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for i, prompt in enumerate(prompts):
+        tokens[i, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[i, longest - len(prompt) :] = 1
+    if num_beams == 1:
+        rules_ = {k: v for k, v in rules_.items() if k in ("eos_token_id", "min_new_tokens")}
+    if "min_new_tokens" in rules_:  # it warns of one that does nothing
+        rules_["min_new_tokens"] = min(rules_["min_new_tokens"], max_new_tokens)
+    if rules_.get("eos_token_id") is None:
+        rules_.pop("min_new_tokens", None)
+    found = model.generate(
+        tokens,
+        attention_mask=mask,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **rules_,
+    )
+    shape = (len(prompts), num_beams)
+    scores = found.sequences_scores.view(shape) if num_beams > 1 else None
+    return found.sequences[:, longest:].view(*shape, -1), scores
+
+
+@given(seed=st.integers(0, 10_000), every=st.integers(1, 6), rules=rules)
+@settings(max_examples=100, deadline=None)
+def test_it_equals_a_plain_python_beam_search_in_float64(seed, every, rules):
+    prompts = random_prompts(np.random.default_rng(seed), 2, 9)
+    found = generate_text(
+        DOUBLE, prompts, num_return_sequences=rules["num_beams"], collect_every=every, **rules
+    )
+    for i, prompt in enumerate(prompts):
+        texts, scores = slow(DOUBLE, prompt, **rules)
+        assert answers(found, i)[0] == texts
+        np.testing.assert_allclose(answers(found, i)[1], scores, rtol=1e-9, atol=1e-9)
+
+
+# One fixed set of examples: another could meet scores that differ by less than float32 can tell.
+@given(
+    architecture=st.sampled_from(ARCHITECTURES),
+    seed=st.integers(0, 10_000),
+    batch=st.integers(1, 3),
+    every=st.integers(1, 6),
+    rules=rules,
+)
+@settings(max_examples=150, deadline=None)
+def test_it_equals_hugging_face_generate(architecture, seed, batch, every, rules):
+    model, K = MODELS[architecture], rules["num_beams"]
+    prompts = random_prompts(np.random.default_rng(seed), batch, 12)
+    found = generate_text(model, prompts, num_return_sequences=K, collect_every=every, **rules)
+    tokens, scores = huggingface(model, prompts, **rules)
+    assert found.tokens.shape == tokens.shape
+    # Hugging Face fills up with an end token where the padding is token 0
+    inside = torch.arange(tokens.shape[-1]) < found.lengths.unsqueeze(-1)
+    assert torch.equal(found.tokens, tokens * inside)
+    if scores is not None:
+        torch.testing.assert_close(found.scores, scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window", "qwen3-mixed-window"])
+def test_a_long_text_equals_hugging_face_and_its_slots_stay_few(architecture):
+    model = MODELS[architecture]
+    found = generate_text(model, PROMPTS, 6, 120, eos_token_id=7, num_return_sequences=2)
+    tokens, scores = huggingface(model, PROMPTS, 6, 120, eos_token_id=7)
+    inside = torch.arange(found.tokens.shape[-1]) < found.lengths.unsqueeze(-1)
+    assert torch.equal(found.tokens, (tokens[:, :2, : inside.shape[-1]] * inside))
+    torch.testing.assert_close(found.scores, scores[:, :2], atol=1e-4, rtol=1e-4)
+    assert found.collections == 14  # after 8, 16 ... 112 tokens; the text ends at 120
+    for prompt, live, stats in zip(PROMPTS, found.live, found.stats, strict=True):
+        assert len(prompt) + 111 <= live
+        # the prompt, and 120 + 6 * (6 + 8) in whole blocks; then a quarter more
+        assert stats.kv_slots == 16 + (208 if max(found.live) < 150 else 272)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    every=st.integers(1, 9),
+    rules=rules,
+    budget=st.integers(1, 40),
+)
+@settings(max_examples=30, deadline=None)
+def test_neither_collection_nor_its_interval_nor_the_budget_change_an_answer(
+    seed, every, rules, budget
+):
+    prompts = random_prompts(np.random.default_rng(seed), 3, 9)
+    model = TreeModel.of(DOUBLE)
+    kept = generate_text(model, prompts, collect=False, **rules)
+    assert kept.collections == 0
+    with pytest.MonkeyPatch.context() as patch:
+        # just enough for the steps before the first collection: the cache has to grow
+        patch.setattr(text, "node_budget", lambda K, _, g: K * g + budget)
+        found = generate_text(model, prompts, collect_every=every, **rules)
+    assert torch.equal(found.tokens, kept.tokens)
+    torch.testing.assert_close(found.scores, kept.scores, atol=1e-9, rtol=1e-9)
+    assert model.pool.lent == 0
+
+
+def test_the_cache_grows_when_the_live_nodes_do_not_fit(monkeypatch):
+    plenty = generate_text(DOUBLE, PROMPTS, 8, 40)
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
+    found = generate_text(DOUBLE, PROMPTS, 8, 40)
+    assert torch.equal(found.tokens, plenty.tokens)
+    assert found.stats[0].kv_slots > 16 + 8 * 8
+    assert found.live == plenty.live
+
+
+def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
+    rules_ = {"eos_token_id": list(range(10, 25)), "num_return_sequences": 4, "length_penalty": 0.3}
+    together = generate_text(DOUBLE, PROMPTS, 4, 30, **rules_)
+    assert len(set(together.lengths[:, 0].tolist())) > 1
+    for i, prompt in enumerate(PROMPTS):
+        alone = generate_text(DOUBLE, [prompt], 4, 30, **rules_)
+        assert answers(alone, 0)[0] == answers(together, i)[0]
+        torch.testing.assert_close(alone.scores[0], together.scores[i], atol=1e-9, rtol=1e-9)
+        assert alone.stats[0].target_passes == together.stats[i].target_passes
+
+
+def test_a_prompt_that_is_kept_from_an_earlier_call_is_not_run_again():
+    store = PrefixStore.for_model(TreeModel(DOUBLE), 1 << 20)
+    model = TreeModel(DOUBLE, prefixes=store, version="v")
+    first = generate_text(model, [np.arange(1, 40)], 3, 12)
+    again = generate_text(model, [np.arange(1, 40)], 3, 12)
+    assert first.stats[0].cached_tokens == 0 < again.stats[0].cached_tokens
+    assert first.stats[0].target_tokens == 39 + 3 * 11
+    assert torch.equal(first.tokens, again.tokens)
+
+
+def test_one_token_needs_one_pass_and_no_node():
+    found = generate_text(DOUBLE, [PROMPTS[0]], 3, 1, num_return_sequences=3)
+    logits = DOUBLE(torch.from_numpy(PROMPTS[0])[None]).logits[0, -1]
+    assert found.tokens[0, :, 0].tolist() == logits.topk(3).indices.tolist()
+    assert (found.stats[0].target_passes, found.stats[0].kv_slots) == (1, 16)
+
+
+def test_no_prompts_give_no_texts():
+    found = generate_text(DOUBLE, [], 3, 5, num_return_sequences=2)
+    assert found.tokens.shape == (0, 2, 0)
+    assert found.scores.shape == (0, 2)
+    assert found.stats == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 20])
+def test_a_search_that_is_given_up_gives_its_cache_back(monkeypatch, after):
+    model = TreeModel(DOUBLE)
+    forward, calls = model.forward, iter(range(after))
+
+    def broken(*args, **kwargs):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)  # it also moves on the way
+    monkeypatch.setattr(model, "forward", broken)
+    with pytest.raises(KeyboardInterrupt):
+        generate_text(model, PROMPTS, 4, 30)
+    assert model.pool.lent == 0
+
+
+def test_a_cache_that_cannot_grow_is_given_back(monkeypatch):
+    model = TreeModel(DOUBLE)
+    lend, calls = model.pool.lend, []
+
+    def scarce(*args):
+        calls.append(args)
+        if len(calls) > 1:
+            raise MemoryError
+        return lend(*args)
+
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
+    monkeypatch.setattr(model.pool, "lend", scarce)
+    with pytest.raises(MemoryError):
+        generate_text(model, PROMPTS, 4, 60)
+    assert model.pool.lent == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"min_new_tokens": -1}, "min_new_tokens must be at least 0"),
+        ({"num_return_sequences": 6}, r"\(6\) must be at most num_beams \(5\)"),
+        ({"collect_every": 0}, "collect_every must be at least 1"),
+        ({"early_stopping": "always"}, "early_stopping must be True, False or 'never'"),
+        ({"length_penalty": float("nan")}, "length_penalty must be finite"),
+        ({"eos_token_id": 64}, "eos_token_id 64 is outside the vocabulary 0 .. 63"),
+        ({"num_beams": 63, "eos_token_id": [1, 2]}, "at most the 62 tokens"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        generate_text(DOUBLE, PROMPTS, **wrong)

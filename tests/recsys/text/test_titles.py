@@ -1,0 +1,241 @@
+"""Titles in every tokenisation, against brute force and on real catalogs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.testing import byte_level_tokenizer
+from recsys.text.byte_trie import NOWHERE, ByteTrie
+from recsys.text.constraint import DEAD
+from recsys.text.title_trie import TitleTrie
+from recsys.text.token_trie import TextTokenizer, TokenTrie
+
+DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
+
+words = st.binary(max_size=6).map(lambda b: bytes(97 + x % 3 for x in b))
+spellings = st.lists(
+    st.binary(max_size=3).map(lambda b: bytes(97 + x % 3 for x in b)), min_size=1, max_size=12
+)
+
+
+def segmentations(title, spelling, end):
+    """Every way to write a title: token sequences with an end token."""
+    ways = {0: [()]}
+    for stop in range(1, len(title) + 1):
+        ways[stop] = [
+            (*way, token)
+            for token, data in enumerate(spelling)
+            if data and token != end and title[:stop].endswith(data)
+            for way in ways[stop - len(data)]
+        ]
+    return [(*way, end) for way in ways[len(title)]]
+
+
+def accepted(titles):
+    """All that a title trie accepts: token sequence -> items."""
+    found, stack = {}, [((), titles.initial())]
+    while stack:
+        prefix, state = stack.pop()
+        mask = titles.allowed([state])[0]
+        if not mask.any():
+            found[prefix] = titles.items_of(state).tolist()
+        for token in np.flatnonzero(mask).tolist():
+            stack.append(((*prefix, token), int(titles.advance([state], [token])[0])))
+    return found
+
+
+@given(strings=st.lists(words, max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_a_byte_trie_holds_its_strings_and_nothing_else(strings):
+    trie = ByteTrie.build(strings)
+    prefixes = {s[:n] for s in strings for n in range(len(s) + 1)} | {b""}
+    assert trie.num_nodes == len(prefixes)
+    found, stack = {}, [(b"", 0)]
+    while stack:
+        text, node = stack.pop()
+        found[text] = node
+        _, children, byte = trie.children(np.asarray([node]))
+        assert trie.child(np.full(256, node), np.arange(256)).max(initial=NOWHERE) == max(
+            children, default=NOWHERE
+        )
+        stack += [
+            (text + bytes([b]), c) for b, c in zip(byte.tolist(), children.tolist(), strict=True)
+        ]
+    assert set(found) == prefixes
+    assert [found[s] for s in strings] == trie.end.tolist()
+    depth = np.repeat(np.arange(len(trie.depth_start) - 1), np.diff(trie.depth_start))
+    assert all(depth[node] == len(text) for text, node in found.items())
+
+
+# Vocabularies may lack bytes, so that titles and prefixes of titles cannot be written.
+@given(catalog=st.lists(words, min_size=1, max_size=6), spelling=spellings)
+@settings(max_examples=400, deadline=None)
+def test_it_accepts_all_tokenisations_of_all_titles_and_nothing_else(catalog, spelling):
+    end = len(spelling)
+    expected: dict[tuple[int, ...], list[int]] = {}
+    for item, title in enumerate(catalog):
+        for way in segmentations(title, spelling, end) if title else []:
+            expected.setdefault(way, []).append(item)
+    tokens = TokenTrie.build([*spelling, b""], [end])
+    if expected:
+        assert accepted(TitleTrie.build(catalog, tokens)) == expected
+    else:
+        with pytest.raises(ValueError, match="titles: "):
+            TitleTrie.build(catalog, tokens)
+
+
+def test_a_title_by_hand():
+    #  0: H   1: He   2: at   3: a   4: t   5: " 2"   6: end
+    tokens = TokenTrie.build([b"H", b"He", b"at", b"a", b"t", b" 2", b""], [6])
+    titles = TitleTrie.build(["Heat", "Heat 2", "Hat", "Heat"], tokens)
+    state = titles.initial()
+    # "H" alone cannot go on with "eat": no token begins with e. It can with "at".
+    assert np.flatnonzero(titles.allowed([state])[0]).tolist() == [0, 1]
+    hat = titles.advance([state], [0])
+    assert np.flatnonzero(titles.allowed(hat)[0]).tolist() == [2, 3]
+    assert titles.forced(titles.advance(hat, [3])) == [[4, 6]]
+    one = titles.advance(titles.advance([state], [1]), [2])
+    two = titles.advance(titles.advance(titles.advance([state], [1]), [3]), [4])
+    assert one == two
+    assert np.flatnonzero(titles.allowed(one)[0]).tolist() == [5, 6]
+    end = int(titles.advance(one, [6])[0])
+    assert titles.items_of(end).tolist() == [0, 3]
+    assert titles.items_of(DEAD).tolist() == []
+    assert not titles.allowed([end]).any()
+
+
+def test_what_follows_a_state_is_found_once():
+    titles = TitleTrie.build(["abc"], TokenTrie.build([b"a", b"b", b"c", b"ab", b""], [4]))
+    walks = []
+    walk = titles._walk
+    object.__setattr__(titles, "_walk", lambda nodes: walks.append(nodes.tolist()) or walk(nodes))
+    titles.allowed([0, 0, 1])
+    titles.allowed([1, 0, 2])
+    assert walks == [[0, 1], [2]]
+
+
+@given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_a_text_stands_for_the_only_title_it_can_become(catalog):
+    tokens = TokenTrie.build([b"a", b"b", b"c", b""], [3])
+    titles = TitleTrie.build(catalog, tokens)
+
+    def state(text):
+        node = titles.initial()
+        for byte in text:
+            node = int(titles.advance([node], [byte - 97])[0])
+        return node
+
+    for prefix in {title[:n] for title in catalog for n in range(len(title) + 1)}:
+        titles_below = {title for title in catalog if title.startswith(prefix)}
+        stands_for = titles_below.pop() if len(titles_below) == 1 else prefix
+        assert titles.merge_keys([state(prefix)]) == state(stands_for)
+    ends = titles.advance([state(title) for title in catalog], [3] * len(catalog))
+    assert titles.merge_keys(ends).tolist() == ends.tolist()
+    assert titles.merge_keys([DEAD]) == DEAD
+
+
+@pytest.mark.parametrize(
+    ("titles", "message"),
+    [([], "no item has one"), (["", ""], "no item has one"), (["x"], "can write none")],
+)
+def test_catalogs_without_a_title_are_refused(titles, message):
+    with pytest.raises(ValueError, match=f"titles: .*{message}"):
+        TitleTrie.build(titles, TokenTrie.build([b"a", b""], [1]))
+
+
+@pytest.mark.parametrize(("ends", "message"), [([], "at least one token"), ([2], "0 .. 1")])
+def test_end_tokens_are_checked(ends, message):
+    with pytest.raises(ValueError, match=f"end_tokens: .*{message}"):
+        TokenTrie.build([b"a", b"b"], ends)
+
+
+def movielens():
+    folder = DATASETS / "movielens-latest-small-2016"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    with (folder / "movies.csv").open(encoding="utf-8", newline="") as file:
+        return [row["title"] for row in csv.DictReader(file)]
+
+
+def yelp():
+    file = DATASETS / "letter-yelp" / "Yelp.item.json"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    return [item["title"] for item in json.loads(file.read_text(encoding="utf-8")).values()]
+
+
+@pytest.mark.parametrize("read", [movielens, yelp])
+def test_on_real_titles_every_random_walk_ends_in_the_catalog(read):
+    catalog = read()
+    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 2000))
+    titles = TitleTrie.build(catalog, tokenizer.tokens)
+    rng = np.random.default_rng(0)
+    state, texts = np.zeros(300, np.int64), [[] for _ in range(300)]
+    while (masks := titles.allowed(state)).any():
+        here = np.flatnonzero(masks.any(1))
+        token = np.asarray([rng.choice(np.flatnonzero(mask)) for mask in masks[here]])
+        state[here] = titles.advance(state[here], token)
+        for i, t in zip(here, token.tolist(), strict=True):
+            texts[i].append(t)
+    for tokens, end in zip(texts, state.tolist(), strict=True):
+        title = tokenizer.decode(tokens)
+        items = titles.items_of(end)
+        assert len(items)
+        assert {catalog[item] for item in items} == {title}
+    # and the tokenizer's own way to write a title is among those accepted
+    for item in rng.integers(0, len(catalog), 200).tolist():
+        end = titles.initial()
+        for token in [*tokenizer.encode(catalog[item]), *tokenizer.end_tokens]:
+            end = int(titles.advance([end], [token])[0])
+        assert item in titles.items_of(end)
+
+
+def test_a_tokenizer_of_another_kind_is_read_too():
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<unk>": 0, "</s>": 1, "▁": 2, "H": 3, "e": 4, "▁He": 5, "He": 6}
+    vocabulary |= {f"<0x{byte:02X}>": 7 + byte for byte in range(256)}
+    bpe = Tokenizer(
+        models.BPE(vocabulary, [("H", "e"), ("▁", "He")], unk_token="<unk>", byte_fallback=True)
+    )
+    bpe.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    bpe.add_special_tokens(["<unk>", "</s>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", unk_token="<unk>")
+    tokenizer = TextTokenizer(fast, 300)
+    spelling = tokenizer.tokens.spelling
+    assert [spelling[i] for i in range(7)] == [b"", b"", b" ", b"H", b"e", b" He", b"He"]
+    assert spelling[7 + 0xC3] == b"\xc3"
+    assert set(spelling[263:]) == {b""}
+    assert len(accepted(TitleTrie.build(["He"], tokenizer.tokens))) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokenizer": object()}, "tokenizer: object is no fast"),
+        ({"vocabulary_size": 10}, "vocabulary_size: 10 is less than the tokenizer's 258 tokens"),
+    ],
+)
+def test_tokenizers_that_cannot_serve_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TextTokenizer(**{"tokenizer": byte_level_tokenizer([], 258), **arguments})
+
+
+def test_a_tokenizer_without_an_end_token_needs_one_named():
+    fast = byte_level_tokenizer([], 258)
+    fast.eos_token = None
+    with pytest.raises(ValueError, match="end_token: "):
+        TextTokenizer(fast)
+    assert TextTokenizer(fast, end_token=5).end_tokens == (5,)

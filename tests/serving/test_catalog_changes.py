@@ -1,0 +1,427 @@
+"""Items over HTTP: browsed, put, taken away, compared, ranked, and kept over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from recsys.errors import RequestError
+from recsys.serving.service import Service
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import StoreError
+
+Neighbours = tuple[httpx.AsyncClient, httpx.AsyncClient, Service]
+
+pytestmark = pytest.mark.anyio
+URL = "/v1/recommendations"
+LAMP = {"title": "Lamp", "attributes": {"price": 9.5, "categories": ["light"]}, "like": "item-7"}
+
+
+def ids(response: httpx.Response) -> list[str]:
+    assert response.status_code == 200, response.text
+    return [item["item_id"] for item in response.json()["items"]]
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["code"]
+
+
+# Looking
+
+
+async def test_the_catalog_is_browsed_by_prefix_and_page(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/v1/items?limit=2")).json()
+    assert [item["item_id"] for item in page["items"]] == ["item-0", "item-1"]
+    assert (page["total"], page["prefix"]) == (300, [])
+    assert [child["items"] for child in page["children"]] == [81, 81, 81, 57]
+    page = (await client.get(f"/v1/items?limit=2&cursor={page['next']}")).json()
+    assert [item["item_id"] for item in page["items"]] == ["item-2", "item-3"]
+    page = (await client.get("/v1/items?prefix=3.6")).json()
+    assert [item["semantic_id"] for item in page["items"]] == [[3, 6, 0], [3, 6, 1], [3, 6, 2]]
+    assert (page["next"], page["children"]) == (None, [{"code": c, "items": 1} for c in range(3)])
+    assert (await client.get("/v1/items?prefix=3,6,1")).json()["children"] == []
+    assert (await client.get("/v1/items?prefix=9")).json()["total"] == 0
+
+
+async def test_the_catalog_is_searched_by_words_in_any_case(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/v1/items", params={"q": "NO. 29"})).json()
+    assert page["total"] == 11  # 29 and 290 to 299
+    page = (await client.get("/v1/items", params={"q": "item-29", "prefix": "0"})).json()
+    assert [item["item_id"] for item in page["items"]] == ["item-29"]
+    assert (await client.get("/v1/items", params={"q": ".*"})).json()["total"] == 0
+
+
+@pytest.mark.parametrize("query", ["prefix=a", "prefix=1..2", "limit=0", "cursor=-1", "page=2"])
+async def test_a_query_that_is_not_valid_is_told(client: httpx.AsyncClient, query: str) -> None:
+    assert code(await client.get(f"/v1/items?{query}")) == (422, "invalid_request")
+
+
+async def test_similar_items_come_with_scores(client: httpx.AsyncClient, recommender: Any) -> None:
+    body = (await client.get("/v1/items/item-7/similar?k=2")).json()
+    assert [(item["item_id"], item["score"]) for item in body["items"]] == [
+        ("item-8", 1.0),
+        ("item-9", 0.5),
+    ]
+    assert code(await client.get("/v1/items/gone/similar")) == (404, "unknown_item")
+    recommender.retrieval = None
+    assert code(await client.get("/v1/items/item-7/similar")) == (409, "unsupported_by_model")
+
+
+async def test_given_items_are_ranked_and_unknown_ones_listed(client: httpx.AsyncClient) -> None:
+    request = {"history": ["item-1", "gone"], "items": ["item-9", "lost", "item-3", "item-9"]}
+    body = (await client.post("/v1/rank", json=request)).json()
+    assert [(item["item_id"], item["score"], item["rank"]) for item in body["items"]] == [
+        ("item-3", -5.0, 1),
+        ("item-9", -11.0, 2),
+    ]
+    assert (body["unknown_items"], body["history_items"]) == (["lost"], 1)
+    body = (await client.post("/v1/rank", json={"user": "ada", "items": ["lost"]})).json()
+    assert (body["items"], body["history_items"]) == ([], 2)
+    response = await client.post("/v1/rank", json={"user": "eve", "items": ["item-1"]})
+    assert code(response) == (404, "unknown_user")
+
+
+# Changing
+
+
+async def test_an_item_put_is_found_recommended_and_taken_away_again(
+    client: httpx.AsyncClient,
+) -> None:
+    light = {"must": [{"key": "categories", "match": "light"}]}
+    body = (await client.put("/v1/items/lamp", json=LAMP)).json()
+    assert body["epoch"] == 1
+    assert body["item"]["metadata"] == {"price": 9.5, "categories": ["light"]}
+    assert (await client.get("/v1/items/lamp")).json() == body["item"]
+    answer = await client.post(URL, json={"history": ["item-1"], "filter": light})
+    assert (ids(answer), answer.json()["eligible_items"]) == (["lamp"], 1)
+    assert answer.json()["model"]["epoch"] == 1
+    assert (await client.delete("/v1/items/lamp")).status_code == 204
+    assert code(await client.delete("/v1/items/lamp")) == (404, "unknown_item")
+    assert code(await client.get("/v1/items/lamp")) == (404, "unknown_item")
+    answer = await client.post(URL, json={"history": ["item-1"], "filter": light})
+    assert (ids(answer), answer.json()["eligible_items"]) == ([], 0)
+
+
+async def test_an_item_that_is_there_is_replaced(client: httpx.AsyncClient) -> None:
+    before = (await client.get("/v1/items/item-5")).json()
+    await client.put("/v1/items/item-5", json={"title": "New", "attributes": {"price": 1.0}})
+    after = (await client.get("/v1/items/item-5")).json()
+    assert after["semantic_id"] == before["semantic_id"]
+    assert (after["title"], after["metadata"]) == ("New", {"price": 1.0, "categories": None})
+
+
+@pytest.mark.parametrize("item_id", ["a/b", "a%2Fb/c", "%25", "a?b".replace("?", "%3F"), "ä ö"])
+async def test_any_item_id_can_be_reached(client: httpx.AsyncClient, item_id: str) -> None:
+    put = await client.put(f"/v1/items/{item_id}", json=LAMP)
+    assert put.status_code == 200
+    assert (await client.get(f"/v1/items/{item_id}")).json() == put.json()["item"]
+    assert (await client.get(f"/v1/items/{item_id}/similar?k=1")).status_code == 200
+    assert (await client.delete(f"/v1/items/{item_id}")).status_code == 204
+
+
+async def test_an_id_may_end_like_a_path_of_the_service(client: httpx.AsyncClient) -> None:
+    for item_id in ("a", "a/similar", "a/similar/similar"):
+        body = {"item_id": item_id, **LAMP}
+        assert (await client.post("/v1/items", json={"items": [body]})).status_code == 200
+    for item_id in ("a", "a/similar", "a/similar/similar"):
+        path = f"/v1/items/{quote(item_id, safe='')}"
+        assert (await client.get(path)).json()["item_id"] == item_id
+        assert (await client.get(f"{path}/similar?k=1")).json()["item_id"] == item_id
+    assert (await client.get("/v1/items/a/similar?k=1")).json()["item_id"] == "a"
+    for item_id in ("a/similar/similar", "a/similar"):
+        path = f"/v1/items/{quote(item_id, safe='')}"
+        assert (await client.put(path, json=LAMP)).status_code == 200
+        assert (await client.delete(path)).status_code == 204
+        assert code(await client.get(path)) == (404, "unknown_item")
+    assert (await client.get("/v1/items/a")).status_code == 200
+
+
+async def test_a_user_may_be_called_like_a_path_of_the_service(client: httpx.AsyncClient) -> None:
+    names = ("u", "u/history", "u/recommendations")
+    events = [{"user": user, "item": "item-1"} for user in names]
+    assert (await client.post("/v1/events", json={"events": events})).status_code == 200
+    for user in names:
+        path = f"/v1/users/{quote(user, safe='')}"
+        assert (await client.get(f"{path}/history")).json()["user"] == user
+        assert (await client.get(f"{path}/recommendations")).json()["history_items"] == 1
+        assert (await client.get(path)).status_code == 405  # it is not the history of `u`
+    assert (await client.delete("/v1/users/u%2Fhistory")).status_code == 204
+    assert (await client.get("/v1/users/u/history")).status_code == 200
+
+
+async def test_a_batch_is_put_whole_or_not_at_all(client: httpx.AsyncClient) -> None:
+    news = [{"item_id": "new-1", **LAMP}, {"item_id": "new-2", "like": "nothing"}]
+    response = await client.post("/v1/items", json={"items": news})
+    assert code(response) == (422, "invalid_item")
+    assert "new-2" in response.json()["detail"]
+    assert code(await client.get("/v1/items/new-1")) == (404, "unknown_item")
+    response = await client.post("/v1/items", json={"items": news[:1]})
+    assert (response.json()["epoch"], len(response.json()["items"])) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"attributes": {"colour": "red"}, "like": "item-1"},  # no such column
+        {"attributes": {"price": "cheap"}, "like": "item-1"},
+        {"semantic_id": [1, 2]},
+        {"semantic_id": [4, 0, 0]},
+        {},
+    ],
+)
+async def test_an_item_that_cannot_be_taken_is_told_why(
+    client: httpx.AsyncClient, body: dict[str, Any]
+) -> None:
+    response = await client.put("/v1/items/new", json=body)
+    assert code(response) == (422, "invalid_item")
+    assert "'new'" in response.json()["detail"]
+
+
+async def test_changes_survive_a_restart(
+    settings: ServingSettings, fake: Any, running: Any
+) -> None:
+    async with running(settings, recommender=fake()) as (client, _):
+        put = (await client.put("/v1/items/lamp", json=LAMP)).json()["item"]
+        await client.put("/v1/items/lost", json=LAMP)
+        await client.delete("/v1/items/lost")
+        await client.delete("/v1/items/item-3")
+    async with running(settings, recommender=fake()) as (client, _):
+        assert (await client.get("/v1/items/lamp")).json() == put
+        for gone in ("lost", "item-3"):
+            assert code(await client.get(f"/v1/items/{gone}")) == (404, "unknown_item")
+
+
+async def test_another_model_takes_what_it_can_of_the_journal(
+    settings: ServingSettings, fake: Any, running: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(settings, recommender=fake()) as (client, service):
+        await client.put("/v1/items/lamp", json=LAMP)
+        await client.put("/v1/items/coded", json={"semantic_id": [3, 6, 2]})
+        (record, _) = (await service.store.journal("catalog")).records
+        strange = record | {"item_id": "strange", "attributes": {"colour": "red"}}
+        later = record | {"item_id": "later"}
+        await service.store.journal_append("catalog", [strange, later])
+    async with running(settings, recommender=fake("other")) as (client, _):
+        # placed anew by what it is like; codes of the other model mean nothing here, but items
+        # that had the like do
+        found = {name: await client.get(f"/v1/items/{name}") for name in ("lamp", "coded", "later")}
+        assert [answer.status_code for answer in found.values()] == [200, 200, 200]
+        assert found["coded"].json()["semantic_id"][:2] == [3, 6]
+        assert (await client.get("/v1/items/strange")).status_code == 404
+    assert "does not take item 'strange'" in caplog.text
+
+
+async def test_another_model_has_items_that_are_like_ones_that_went_or_moved(
+    settings: ServingSettings, fake: Any, running: Any
+) -> None:
+    async def put(client: httpx.AsyncClient, name: str, **fields: Any) -> None:
+        assert (await client.put(f"/v1/items/{name}", json=fields)).status_code == 200
+
+    async with running(settings, recommender=fake()) as (client, _):
+        await put(client, "lamp", like="item-7")
+        await put(client, "lamp-2", like="lamp")
+        await client.delete("/v1/items/lamp")  # what lamp-2 is like
+        await put(client, "desk", like="item-9")
+        await client.delete("/v1/items/item-9")  # an item of the bundle
+        await put(client, "chair", like="desk")
+        await put(client, "desk", title="Moved", semantic_id=[3, 0, 0])  # has a later place now
+    async with running(settings, recommender=fake("other")) as (client, _):
+        found = {
+            name: (await client.get(f"/v1/items/{name}")).json().get("semantic_id")
+            for name in ("lamp", "item-9", "lamp-2", "desk", "chair")
+        }
+        assert found["lamp"] is None
+        assert found["item-9"] is None
+        assert found["lamp-2"][:2] == [0, 0]  # beside item-7
+        assert found["desk"][:2] == [3, 0]
+        assert found["chair"] is not None
+
+
+@pytest.fixture
+async def neighbours(
+    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Neighbours]:
+    """Two processes over one store, which look into it often; the service of the second."""
+    monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.02)
+    async with (
+        running(settings, recommender=fake()) as (one, _),
+        running(settings, recommender=fake()) as (two, service),
+    ):
+        yield one, two, service
+
+
+async def test_processes_over_one_store_make_each_others_changes(neighbours: Neighbours) -> None:
+    one, two, service = neighbours
+
+    async def title(client: httpx.AsyncClient, item: str) -> str | None:
+        answer = (await client.get(f"/v1/items/{item}")).json()
+        return None if "code" in answer else answer["title"]
+
+    async def agree(item: str, wanted: str | None) -> None:
+        async with asyncio.timeout(300):
+            while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
+                await asyncio.sleep(0.01)
+
+    await one.put("/v1/items/lamp", json=LAMP)
+    await agree("lamp", "Lamp")
+    assert (await two.delete("/v1/items/lamp")).status_code == 204
+    await agree("lamp", None)
+    await two.delete("/v1/items/item-3")
+    await agree("item-3", None)
+    # what the other one put just now can be taken away at once
+    await one.put("/v1/items/lamp", json=LAMP)
+    assert (await two.delete("/v1/items/lamp")).status_code == 204
+    await agree("lamp", None)
+    # of changes to one item at once, the one that was kept last holds everywhere
+    titles = [f"Lamp {n}" for n in range(8)]
+    puts = [
+        client.put("/v1/items/lamp", json=LAMP | {"title": name})
+        for client, name in zip([one, two] * 4, titles, strict=True)
+    ]
+    await asyncio.gather(*puts)
+    (kept,) = [
+        record
+        for record in (await service.store.journal("catalog")).records
+        if record["item_id"] == "lamp"
+    ]
+    await agree("lamp", kept["title"])
+
+
+async def test_changes_of_other_processes_come_when_the_store_is_back(
+    neighbours: Neighbours, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _, service = neighbours
+    looks = 0
+
+    async def away(model: str, after: int = 0) -> Any:
+        nonlocal looks
+        looks += 1
+        raise StoreError("away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service.store, "journal", away)
+        await one.put("/v1/items/lamp", json=LAMP)
+        await until(lambda: looks > 2)
+    await until(lambda: service.catalog.find("lamp") >= 0)
+
+
+async def test_own_changes_are_not_made_twice(
+    settings: ServingSettings,
+    fake: Any,
+    running: Any,
+    until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.01)
+    async with running(settings, recommender=fake()) as (client, service):
+        await client.put("/v1/items/lamp", json=LAMP)
+        await client.delete("/v1/items/item-3")
+        places: list[int] = []
+        journal = service.store.journal
+
+        async def watched(model: str, after: int = 0) -> Any:
+            places.append(after)
+            return await journal(model, after)
+
+        monkeypatch.setattr(service.store, "journal", watched)
+        await until(lambda: len(places) > 2)
+        assert min(places) > 0
+        assert service.catalog is service.models.get().recommender.catalog
+        assert service.models.get().recommender.epoch.number == 2
+
+
+async def test_a_change_that_is_not_kept_is_not_acknowledged(
+    settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings, recommender=recommender) as (client, service):
+
+        async def full(model: str, records: Any) -> None:
+            raise StoreError("disk full")
+
+        monkeypatch.setattr(service.store, "journal_append", full)
+        response = await client.put("/v1/items/lamp", json=LAMP)
+        assert code(response) == (503, "store_unavailable")
+
+
+async def test_a_removal_that_was_not_kept_is_kept_when_it_is_asked_again(
+    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings, recommender=fake()) as (client, service):
+        await client.put("/v1/items/lamp", json=LAMP)
+        with monkeypatch.context() as broken:
+
+            async def full(model: str, records: Any) -> None:
+                raise StoreError("disk full")
+
+            broken.setattr(service.store, "journal_append", full)
+            for item in ("lamp", "item-3"):
+                response = await client.delete(f"/v1/items/{item}")
+                assert code(response) == (503, "store_unavailable")
+        for item in ("lamp", "item-3"):
+            assert (await client.delete(f"/v1/items/{item}")).status_code == 204
+            assert code(await client.delete(f"/v1/items/{item}")) == (404, "unknown_item")
+    async with running(settings, recommender=fake()) as (client, _):
+        for item in ("lamp", "item-3"):
+            assert code(await client.get(f"/v1/items/{item}")) == (404, "unknown_item")
+
+
+async def test_an_item_that_goes_while_it_is_ranked_is_unknown(
+    settings: ServingSettings, recommender: Any, running: Any
+) -> None:
+    async with running(settings, recommender=recommender) as (client, _):
+        score = recommender.score
+
+        def late(histories: Any, items: Any) -> Any:
+            recommender.score = score
+            recommender.remove(["item-3"])
+            raise RequestError("item 'item-3' is not in the catalog")
+
+        recommender.score = late
+        body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
+        answer = (await client.post("/v1/rank", json=body)).json()
+        assert [item["item_id"] for item in answer["items"]] == ["item-2"]
+        assert answer["unknown_items"] == ["item-3"]
+
+
+# Filters
+
+
+async def test_a_filter_is_looked_at_before_it_is_used(client: httpx.AsyncClient) -> None:
+    clause = {"key": "price", "range": {"lt": 5}}
+    checked = {"filter": {"must": [clause, clause]}}
+    body = (await client.post("/v1/filters/validate", json=checked)).json()
+    assert body == {
+        "valid": True,
+        "eligible_items": 9,
+        "items": 300,
+        "canonical": {"must": [clause]},
+        "problems": [],
+    }
+    body = (await client.post("/v1/filters/validate", json={})).json()
+    assert (body["eligible_items"], body["canonical"]) == (300, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "pointer", "text"),
+    [
+        ({"filter": {"must": [{"key": "size", "match": 1}]}}, "/filter/must/0/key", "no attribute"),
+        ({"filter": {"must": [{"key": "price"}]}}, "/filter/must/0", "exactly one"),
+        ({"filter": {"any": []}}, "/filter", "unknown key"),
+        ({"boosts": [{"filter": {"must": 1}, "weight": 1}]}, "/boosts/0/filter/must", "list"),
+    ],
+)
+async def test_what_is_wrong_with_a_filter_is_told_by_place(
+    client: httpx.AsyncClient, given: dict[str, Any], pointer: str, text: str
+) -> None:
+    body = (await client.post("/v1/filters/validate", json=given)).json()
+    (problem,) = body["problems"]
+    assert (body["valid"], body["canonical"], problem["pointer"]) == (False, None, pointer)
+    assert text in problem["detail"]
+    response = await client.post(URL, json={"history": ["item-1"], **given})
+    assert code(response) == (422, "invalid_filter")
+    assert response.json()["errors"] == [problem]
