@@ -43,16 +43,16 @@ PLACES = {source: page for page, source in PAGES.items()} | {
 }
 # Section of a configuration file -> the class that holds its settings, in the order of the stages.
 SECTIONS = {
-    "data": "data.prepare:DataConfig",
-    "sasrec": "training.sasrec:SasRecConfig",
-    "ids": "training.ids:IdsConfig",
-    "target": "training.target:TargetConfig",
-    "teacher": "training.teacher:TeacherConfig",
-    "draft": "training.draft:DraftConfig",
-    "retrieval": "training.retrieval:RetrievalConfig",
+    "data": "recsys.data.prepare:DataConfig",
+    "sasrec": "recsys.training.sasrec:SasRecConfig",
+    "ids": "recsys.training.ids:IdsConfig",
+    "target": "recsys.training.target:TargetConfig",
+    "teacher": "recsys.training.teacher:TeacherConfig",
+    "draft": "recsys.training.draft:DraftConfig",
+    "retrieval": "recsys.training.retrieval:RetrievalConfig",
     "evaluate": "recsys.evaluation.protocol:EvaluationConfig",
-    "serve": "serving.settings:ServingSettings",
-    "cluster": "serving.cluster.settings:ClusterSettings",
+    "serve": "recsys.serving.settings:ServingSettings",
+    "cluster": "recsys.serving.cluster.settings:ClusterSettings",
 }
 _LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
@@ -135,7 +135,7 @@ def _command(command: Any, path: list[str]) -> list[str]:
         lines += [_prose(command.help or ""), ""]
         options = [option.get_help_record(context) for option in command.get_params(context)]
         rows = [
-            (f"`{name}`", _prose(text)) for name, text in filter(None, options) if name != "--help"
+            (f"`{name}`", _prose(text)) for name, text in filter(None, options) if not name.startswith(("--help", "--install-", "--show-completion"))
         ]
         if rows:
             lines += table("option | meaning", rows)
@@ -161,8 +161,8 @@ def _example(text: str) -> str:
 
 def rest_page() -> str:
     """Every route and every schema of the service's OpenAPI document."""
-    app = importlib.import_module("serving.app")
-    settings = importlib.import_module("serving.settings")
+    app = importlib.import_module("recsys.serving.app")
+    settings = importlib.import_module("recsys.serving.settings")
     document = app.create_app(settings.ServingSettings()).openapi()
     lines = [
         "# REST interface",
