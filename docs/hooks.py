@@ -1,9 +1,9 @@
 """MkDocs hook: writes the reference pages from the program, and resolves links that leave docs/.
 
-`reference/cli.md` is written from the commands' own help, `reference/rest.md` from the service's
-OpenAPI document and `reference/configuration.md` from the docstrings of the settings. Documents that
-lie elsewhere in the repository (`PAGES`) become pages, and any other linked file is copied into the
-site, so that the same links work in a checkout and in the site.
+A mark such as `<!-- docs/hooks.py: commands -->` is replaced by what its function in `WRITERS`
+returns: the commands' own help, the service's OpenAPI document, or the settings.
+Documents that lie elsewhere in the repository (`PAGES`) become pages, and any other linked file is
+copied into the site, so that the same links work in a checkout and in the site.
 """
 
 from __future__ import annotations
@@ -55,26 +55,19 @@ SECTIONS = {
     "cluster": "recsys.serving.cluster.settings:ClusterSettings",
 }
 _LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
+_MARK = re.compile(r"<!-- docs/hooks\.py: (\w+) -->")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that docs/ does not hold."""
-    written = {page: (ROOT / source).read_text("utf-8") for page, source in PAGES.items()}
-    # The defaults of some settings depend on the environment and on what lies in var/.
-    with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, RECSYS_HOME=home):
-        written |= {
-            "reference/cli.md": command_page(),
-            "reference/rest.md": rest_page(),
-            "reference/configuration.md": configuration_page(home),
-        }
-    for uri, text in written.items():
-        files.append(File.generated(config, uri, content=text))
+    """Add the documents that docs/ does not hold."""
+    for page, source in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links that leave docs/ lead to a page, or to a copy of the file in the site."""
+    """Fill in what is written from the program, and resolve links that leave docs/."""
     here = page.file.src_uri
     source = PAGES.get(here, f"docs/{here}")
 
@@ -98,7 +91,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for fence in _FENCE.finditer(markdown):
         parts += [_LINK.sub(resolve, markdown[end : fence.start()]), fence.group()]
         end = fence.end()
-    return "".join([*parts, _LINK.sub(resolve, markdown[end:])])
+    markdown = "".join([*parts, _LINK.sub(resolve, markdown[end:])])
+    return _MARK.sub(lambda mark: WRITERS[mark.group(1)](), markdown)
 
 
 def table(header: str, rows: list[tuple[str, ...]]) -> list[str]:
@@ -114,17 +108,10 @@ def table(header: str, rows: list[tuple[str, ...]]) -> list[str]:
 # The command line
 
 
-def command_page() -> str:
+def commands() -> str:
     """Every command with its help and its options."""
     root = typer.main.get_command(importlib.import_module("recsys.cli").app)
-    lines = [
-        "# Command line",
-        "",
-        "This page is written from the commands' own help: `recsys COMMAND --help` prints the same.",
-        "Every command exits with status 0 on success and 2 when a setting or a file is at fault.",
-        "",
-    ]
-    return "\n".join(lines + _command(root, ["recsys"]))
+    return "\n".join(_command(root, ["recsys"]))
 
 
 def _command(command: Any, path: list[str]) -> list[str]:
@@ -135,7 +122,9 @@ def _command(command: Any, path: list[str]) -> list[str]:
         lines += [_prose(command.help or ""), ""]
         options = [option.get_help_record(context) for option in command.get_params(context)]
         rows = [
-            (f"`{name}`", _prose(text)) for name, text in filter(None, options) if not name.startswith(("--help", "--install-", "--show-completion"))
+            (f"`{name}`", _prose(text))
+            for name, text in filter(None, options)
+            if not name.startswith(("--help", "--install-", "--show-completion"))
         ]
         if rows:
             lines += table("option | meaning", rows)
@@ -159,21 +148,12 @@ def _example(text: str) -> str:
 # The REST interface
 
 
-def rest_page() -> str:
+def routes() -> str:
     """Every route and every schema of the service's OpenAPI document."""
     app = importlib.import_module("recsys.serving.app")
     settings = importlib.import_module("recsys.serving.settings")
     document = app.create_app(settings.ServingSettings()).openapi()
-    lines = [
-        "# REST interface",
-        "",
-        "This page is written from the service's OpenAPI document, which a running service gives at",
-        "`/openapi.json` and shows at `/docs`. [Serving](../serving.md) explains the fields, and",
-        "[Surfaces](../surfaces.md#rest) lists the scopes of the keys and the codes of the refusals.",
-        "",
-        "## Routes",
-        "",
-    ]
+    lines = ["## Routes", ""]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             lines += _operation(f"{method.upper()} {path}", operation)
@@ -243,22 +223,15 @@ def _description(part: dict[str, Any]) -> str:
 # The configuration
 
 
-def configuration_page(home: str) -> str:
+def settings() -> str:
     """Every setting of every section, with its type, default and meaning."""
-    lines = [
-        "# Configuration",
-        "",
-        "This page is written from the settings' own descriptions. A configuration file is YAML with",
-        "one mapping for each section, beside `name` (the folders under `var/`) and `seed`. Every",
-        "setting can also be given on the command line as `--set SECTION.KEY=VALUE`, which takes",
-        "precedence over the file. An unknown key is an error that names the nearest known one. The",
-        "folder `configs/` holds commented examples.",
-        "",
-    ]
-    for section, place in SECTIONS.items():
-        module, _, name = place.partition(":")
-        lines += _section(section, getattr(importlib.import_module(module), name), 2)
-    return "\n".join(lines).replace(home, "var")
+    lines = []
+    # The defaults of some settings depend on the environment and on what lies in var/.
+    with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, RECSYS_HOME=home):
+        for section, place in SECTIONS.items():
+            module, _, name = place.partition(":")
+            lines += _section(section, getattr(importlib.import_module(module), name), 2)
+        return "\n".join(lines).replace(home, "var")
 
 
 def _section(title: str, cls: type, level: int) -> list[str]:
@@ -270,7 +243,7 @@ def _section(title: str, cls: type, level: int) -> list[str]:
             shown = f"see `{title}.{name}`"
         else:
             shown = f"`{default}`"
-        rows.append((f"`{name}`", f"`{kind}`", shown, meanings.get(name, "")))
+        rows.append((f"`{name}`", kind, shown, meanings.get(name, "")))
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
     lines = ["#" * level + f" {title}", "", summary, ""]
     lines += table("setting | type | default | meaning", rows)
@@ -297,14 +270,20 @@ def _settings(cls: type) -> list[tuple[str, str, Any]]:
 
 def _annotation(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"(typing|pathlib|[\w.]*recsys[\w.]*)\.", "", text)
+    text = re.sub(r"\b[a-z_][\w.]*\.(?=[A-Z])", "", text)  # without modules
+    return " or ".join(f"`{choice}`" for choice in text.split(" | "))
 
 
 def _meanings(cls: type) -> dict[str, str]:
     """Descriptions of the attributes in the docstrings of a class and of its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        for section in Docstring(inspect.cleandoc(base.__doc__ or "")).parse("google", warnings=False):
+        for section in Docstring(inspect.cleandoc(base.__doc__ or "")).parse(
+            "google", warnings=False
+        ):
             if section.kind.value == "attributes":
                 found |= {item.name: item.description for item in section.value}
     return found
+
+
+WRITERS = {"commands": commands, "routes": routes, "settings": settings}
