@@ -40,12 +40,13 @@ MINUTES ?= 5
 fuzz: install-dev ## fresh examples for the tests that take any: make fuzz MINUTES=20
 	$(TESTING) tests/fuzz.py $(MINUTES)
 
-check: install-dev ## format, lint, types, import contracts, spelling
+check: install-dev ## format, lint, types, import contracts, spelling, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell recsys data training serving benchmarks docs *.md
+	$(MAKE) docs
 
 docs: install-dev ## the documentation site, into var/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
