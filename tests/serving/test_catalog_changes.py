@@ -205,7 +205,7 @@ async def test_another_model_takes_what_it_can_of_the_journal(
         (record, _) = (await service.store.journal("catalogue")).records
         strange = record | {"item_id": "strange", "attributes": {"colour": "red"}}
         later = record | {"item_id": "later"}
-        await service.store.journal_append("catalog", [strange, later])
+        await service.store.journal_append("catalogue", [strange, later])
     async with running(settings, recommender=fake("other")) as (client, _):
         # placed anew by what it is like; codes of the other model mean nothing here, but items
         # that had the like do
