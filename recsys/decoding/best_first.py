@@ -136,6 +136,7 @@ class _Answers:
     def beams(self, before: Beams) -> Beams:
         """The answers that are proven now, and those of `before` for the others."""
         best = finish(self._frontier, self._step, before.rows.shape[1], [])
+        assert before.is_global is not None  # noqa: S101 - for the type checker
         mask = self._proven[:, None]
         return replace(
             before,

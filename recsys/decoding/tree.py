@@ -122,8 +122,8 @@ class Prompts:
                 f"the model knows 0 .. {model.vocabulary_size - 1}"
             )
         device = model.device
-        on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
-        return cls(padded, lengths, *on_device, slots=slots)
+        tokens, on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
+        return cls(padded, lengths, tokens, on_device, slots)
 
 
 def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
