@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.blending import Lists, Union, allowed_items, candidate_rows
-from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
@@ -18,6 +17,7 @@ from recsys.decoding.output import Beams, Trace
 from recsys.decoding.request import SearchRequest
 from recsys.interactions import Histories
 from recsys.live import Epoch
+from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
 from recsys.retrieval import Blend, Candidates, Retrieval
 
@@ -216,7 +216,11 @@ def covers_items(trie: ItemTrie, beams: Beams, i: int, boost: Boost | None, last
 
 
 def describe(
-    catalog: Catalog, found: Lists, request: int, k: int, because: NDArray[np.int64] | None = None
+    catalog: EpochCatalog,
+    found: Lists,
+    request: int,
+    k: int,
+    because: NDArray[np.int64] | None = None,
 ) -> list[Recommendation]:
     """The first k items of one request, with their ids, titles, codes and reasons.
 

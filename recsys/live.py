@@ -153,7 +153,7 @@ class Epochs:
         catalog = EpochCatalog(added, record, bundle.catalog.codes, alive)
         encoder = bundle.encoder
         trie = ItemTrie.build(encoder.item_tokens)
-        columns = EpochAttributes(trie.row_items, added.columns, record)
+        columns = EpochAttributes.of(trie.row_items, added.columns, record)
         filters = FilterCache(trie, columns, filter_bytes)
         filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters)
@@ -335,7 +335,7 @@ class Epochs:
         alive[dense] = True
         trie = _build(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
-        attributes = EpochAttributes(trie.row_items, added.columns, record)
+        attributes = EpochAttributes.of(trie.row_items, added.columns, record)
         encoder = replace(seen.encoder, item_tokens=tokens)
         with self._publish:
             now = self._epoch

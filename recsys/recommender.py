@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from recsys.artifacts import Manifest
 from recsys.blending import POPULAR, RETRIEVAL, Lists
 from recsys.bundle import Bundle
-from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
 from recsys.constraint.filters import FilterCache
 from recsys.constraint.transitions import DeviceTrie
@@ -37,6 +36,7 @@ from recsys.listing import (
     mask_of,
 )
 from recsys.live import Epoch, Epochs, NewItem
+from recsys.live_catalog import EpochCatalog
 from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import (
@@ -170,7 +170,7 @@ class Recommender:
         return self._epochs.current
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> EpochCatalog:
         """Items of the current epoch."""
         return self.epoch.catalog
 

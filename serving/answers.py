@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from recsys.catalog import Catalog
+from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.serving import diversity
 from recsys.serving.batcher import Answer
@@ -80,7 +80,7 @@ def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = Fal
 
 
 def items_of(
-    found: Iterable[Recommendation], catalog: Catalog, include: Sequence[str]
+    found: Iterable[Recommendation], catalog: EpochCatalog, include: Sequence[str]
 ) -> list[RecommendedItem]:
     """Recommendations on the wire, ranked in their order."""
     answer = []

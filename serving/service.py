@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from recsys.catalog import Catalog
 from recsys.errors import RecsysError, RequestError
+from recsys.live_catalog import EpochCatalog
 from recsys.recommender import RecommendRequest, RecommendResult, Source
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
@@ -166,7 +166,7 @@ class Service:
         return self._store
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> EpochCatalog:
         """Items of the champion."""
         return self.models.get().recommender.catalog
 
@@ -505,7 +505,9 @@ class Service:
         self.on_phase(self)
 
 
-def _scored(catalog: Catalog, item_id: str, score: float, rank: int, source: Source) -> ScoredItem:
+def _scored(
+    catalog: EpochCatalog, item_id: str, score: float, rank: int, source: Source
+) -> ScoredItem:
     row = catalog.find(item_id)
     return ScoredItem.model_construct(
         item_id=item_id,

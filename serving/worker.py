@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
-from recsys.catalog import Catalog
 from recsys.live import Epoch, NewItem
+from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.settings import ServingSettings
 
@@ -38,7 +38,7 @@ class Recommends(Protocol):
     """
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> EpochCatalog:
         """Items that can be recommended."""
 
     @property

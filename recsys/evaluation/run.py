@@ -239,7 +239,7 @@ def _write(
 
     dataset = Dataset.load(dataset_path)
     recommender = Recommender.load(bundle_path, dtype=config.dtype)
-    _check_catalog(recommender.catalog, dataset)
+    _check_catalog(recommender.bundle.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
     settings = _settings(config)
