@@ -32,7 +32,7 @@ class Proposal:
     Attributes:
         levels: nodes of levels 1, 2, ...; `parents` are places in the level above, and a node with
             score -inf is padding.
-        passes: forwards of the draft model that it took.
+        passes: forward passes of the draft model.
     """
 
     levels: list[Frontier]
@@ -58,7 +58,7 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """Constrained beam search by a smaller model; its own scores rank the nodes of every level."""
+    """Drafts by constrained beam search of a smaller model; its scores rank each level's nodes."""
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class ModelDrafter:
 
 
 class ExhaustiveDrafter:
-    """All nodes of level 1, without any model.
+    """Drafts all nodes of level 1, without a model.
 
-    The patch pass runs the children of the missing beams, so a search over four levels takes two
-    passes of the target.
+    The patch pass then runs the missing beams and their children, so a search over four levels
+    takes two passes of the target.
     """
 
     def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
@@ -132,7 +132,7 @@ class ExhaustiveDrafter:
 
 
 class CandidateDrafter:
-    """The prefixes of given rows, best first: what a retriever thinks comes next.
+    """Drafts the prefixes of given rows, such as a retriever's candidates, best first.
 
     The target scores every candidate exactly in the pass that verifies the tree.
     """
@@ -188,11 +188,11 @@ class CandidateDrafter:
 
 
 def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:
-    """Nodes of levels 1 .. L - 1 that add up to `nodes` at most, but for one a level at least.
+    """Split a budget of nodes over levels 1 .. L - 1.
 
-    Shares rise by level as 1 : 2 : 3 ..., the best measured for four levels (43 / 85 / 128 of 256),
-    but a level gets a quarter more than K where that can be: with fewer than K nodes it cannot be
-    accepted. No level gets more than it can have, nor less than one.
+    Shares grow with the level as 1 : 2 : 3 ..., which measured best for four levels (43 / 85 / 128
+    of 256). A level gets at least 1.25 K nodes if the budget allows it, because a level with fewer
+    than K nodes can never be accepted. No level gets more nodes than it has states, or none.
     """
     levels = trie.source.num_levels - 1
     widths, left = [], nodes
