@@ -117,7 +117,7 @@ class TreeModel:
 
     def keep_prefixes(self, max_bytes: int, version: str = "") -> None:
         """Keep the keys and values of prompts for later calls, in at most `max_bytes`."""
-        self.prefixes = PrefixStore.for_model(self, max_bytes)
+        self.prefixes = PrefixStore(self.config, self.dtype, self.device, max_bytes)
         self.version = version
 
     @property

@@ -203,7 +203,7 @@ def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
 
 
 def test_a_prompt_that_is_kept_from_an_earlier_call_is_not_run_again():
-    store = PrefixStore.for_model(TreeModel(DOUBLE), 1 << 20)
+    store = PrefixStore(DOUBLE.config, DOUBLE.dtype, DOUBLE.device, 1 << 20)
     model = TreeModel(DOUBLE, prefixes=store, version="v")
     first = generate_text(model, [np.arange(1, 40)], 3, 12)
     again = generate_text(model, [np.arange(1, 40)], 3, 12)
