@@ -23,7 +23,7 @@ from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
-from recsys.constraint.filters import FilterCache
+from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.mask import RowMask
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Mode

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemFilter
+from recsys.constraint.filter_cache import FilterCache
+from recsys.constraint.filters import MOST_PARTS, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.errors import FilterError
@@ -342,7 +343,10 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
         for i, s in enumerate(shares)
     ]
     listed = [np.flatnonzero(rng.random(items) < excluded) for _ in shares]
-    rows = [mask.excluded_rows(gone) for gone, mask in zip(listed, masks, strict=True)]
+    rows = [
+        trie.excluded_rows(gone) if mask is None else mask.excluded_rows(gone)
+        for gone, mask in zip(listed, masks, strict=True)
+    ]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
         found = beam_search(TARGET, prompts, trie, beams, **options)
