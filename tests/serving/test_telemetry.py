@@ -35,7 +35,7 @@ def test_its_sdk_is_not_imported_unless_it_is_asked_for() -> None:
 
 def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'recsys\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[otel\]'"):
         OpenTelemetry.exporting()
 
 
