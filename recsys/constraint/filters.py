@@ -143,8 +143,14 @@ class _Group:
 class ItemFilter:
     """A parsed expression.
 
+    >>> wanted = ItemFilter.parse({"must": [{"key": "brand", "match": "Acme"}]})
+    >>> import pyarrow as pa
+    >>> table = pa.table({"brand": ["Acme", "Bolt", None]})
+    >>> wanted.evaluate(Attributes(table, np.arange(3, dtype=np.int32))).tolist()
+    [True, False, False]
+
     Attributes:
-        key: equal for expressions that mean the same but for order and repetition.
+        key: equal for expressions that differ in order and repetition only.
     """
 
     key: str

@@ -119,6 +119,11 @@ class DeviceTrie:
 
     C is the most children of any state.
 
+    >>> trie = DeviceTrie.of(ItemTrie.build([[5, 7], [9, 1], [5, 3]]))
+    >>> children = trie.children(torch.tensor([[0]]), depth=0)
+    >>> children.states.tolist(), trie.alphabet[children.symbols].tolist()
+    ([[[1, 2]]], [[[5, 9]]])
+
     Attributes:
         source: the arrays it was made from (sizes and depths are read from there, on the host).
         alphabet: (A,) int64 tokens that occur in the trie, ascending; all that a step looks at.

@@ -30,6 +30,14 @@ from recsys.text.token_trie import TokenTrie
 class TitleTrie:
     """A `Constraint`: the titles of items, each followed by an end token.
 
+    >>> tokens = TokenTrie.build([b"H", b"He", b"at", b""], end_tokens=[3])
+    >>> titles = TitleTrie.build(["Heat", "Hat"], tokens)
+    >>> titles.allowed([titles.initial()])[0].nonzero()[0].tolist()
+    [0, 1]
+    >>> (state,) = titles.advance(titles.advance([0], [1]), [2])
+    >>> titles.items_of(state).tolist()
+    [0]
+
     States are nodes of `trie`; behind an end token at node s lies `trie.num_nodes` + s. Equal
     states are equal texts, whatever their tokens.
 
