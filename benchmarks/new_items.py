@@ -19,7 +19,8 @@ from recsys.artifacts import Workspace, read_manifest
 from recsys.benchmark.environment import environment
 from recsys.dataset import Dataset
 from recsys.retrieval import SasRec
-from recsys.semantic_ids.features import FeatureConfig, build_features, predict_from
+from recsys.semantic_ids.collaborative import predict_from
+from recsys.semantic_ids.features import FeatureConfig, build_features
 from recsys.semantic_ids.quantizer import squared_distances
 from recsys.semantic_ids.rqkmeans import RQKMeans
 

@@ -29,7 +29,7 @@ from recsys.decoding import beam_search
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import huggingface_slots, random_catalog, tiny_model
-from recsys.text import generate_text
+from recsys.text import BeamSettings, generate_text
 
 VOCABULARY, HIDDEN, LAYERS = 1000, 128, 3
 # Standard deviation of the weights: the smaller, the nearer to uniform.
@@ -140,14 +140,14 @@ def free_text(kind: str, args: argparse.Namespace) -> list[dict]:
         log_probs = model(text).logits[0, args.prompt - 1 : -1].log_softmax(-1)
     chosen = log_probs.gather(1, text[0, args.prompt :, None])
     rows[-1]["perplexity"] = round(float(chosen.mean().neg().exp()), 1)
-    ways = {"no collection": {"collect": False}}
-    ways |= {f"every {every}": {"collect_every": every} for every in EVERY}
-    for method, settings in ways.items():
+    ways = {"no collection": None} | {f"every {every}": every for every in EVERY}
+    for method, every in ways.items():
         pool = counted(tree)
         start = time.perf_counter()
-        found = generate_text(
-            tree, [prompt], args.beams, args.tokens, num_return_sequences=args.beams, **settings
+        settings = BeamSettings(
+            args.beams, args.tokens, num_return_sequences=args.beams, collect_every=every
         )
+        found = generate_text(tree, [prompt], settings)
         seconds = time.perf_counter() - start
         add(
             method,

@@ -293,7 +293,7 @@ class Metrics:
 
         Args:
             queue_depth: requests waiting.
-            filter_stats: `recsys.constraint.filters.FilterStats` of the model that answers, or
+            filter_stats: `recsys.constraint.filter_cache.FilterStats` of the model that answers, or
                 None.
         """
         self._queue_depth = queue_depth or self._queue_depth

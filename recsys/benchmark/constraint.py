@@ -32,7 +32,7 @@ from recsys.benchmark.timing import Side, interleaved, ratio, spread
 from recsys.benchmark.workload import random_model
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import FilterCache
+from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.mask import RowMask
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import beam_search
