@@ -53,6 +53,7 @@ class Settings:
         path: Path | None = None,
         overrides: Iterable[str] = (),
         *,
+        sections: Mapping[str, Mapping[str, object]] | None = None,
         known: Iterable[str] = (),
         **top: object,
     ) -> Settings:
@@ -61,8 +62,9 @@ class Settings:
         Args:
             path: YAML file, or None for an empty one; see `find_config`.
             overrides: `section.key=value` strings; the value is parsed as YAML.
+            sections: section -> values that are applied after the overrides; None is skipped.
             known: allowed top-level keys; empty allows all.
-            **top: top-level values from the command line (None is skipped), applied last.
+            **top: top-level values that are applied last; None is skipped.
 
         Raises:
             ConfigError: unreadable file, unknown section, or a malformed override.
@@ -83,6 +85,11 @@ class Settings:
             values = loaded or {}
         for override in overrides:
             _apply(values, override)
+        for section, own in (sections or {}).items():
+            for key, value in own.items():
+                if value is not None:
+                    plain = str(value) if isinstance(value, Path) else value
+                    _put(values, [section, key], plain, f"{section}.{key}={plain}")
         values.update({key: value for key, value in top.items() if value is not None})
         allowed = sorted({"name", "seed", *known})
         if known:
@@ -169,14 +176,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError
         raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
-    *parents, last = key.strip().split(".")
+    _put(values, key.strip().split("."), value, f"--set {override!r}")
+
+
+def _put(values: dict[str, Any], path: list[str], value: object, what: str) -> None:
+    """Set one value in nested mappings; `what` begins the error message."""
+    *parents, last = path
     node = values
     for parent in parents:
         child = node.get(parent)
         if child is None:
             child = node[parent] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} is a value, not a section")
+            raise ConfigError(f"{what}: {parent!r} is a value, not a section")
         node = child
     node[last] = value
 
