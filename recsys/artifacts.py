@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,29 @@ class Workspace:
         return self.home / "datasets" / self.name
 
     def run(self, stage: str) -> Path:
-        """Output of a training stage, as `ids` or `target`."""
+        """Output of a training stage such as `ids` or `target`."""
         return self.home / "runs" / self.name / stage
+
+    def path(self, kind: str) -> Path:
+        """Where the artifact of a kind lies; see `Manifest`."""
+        own = {"dataset": self.dataset, "bundle": self.bundle, "evaluation": self.report}
+        return own.get(kind) or self.run(kind)
+
+    def manifest(self, kind: str) -> Manifest:
+        """The manifest of the run's artifact of a kind.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        return read_manifest(self.path(kind), kind)
+
+    def digests(self, *kinds: str) -> dict[str, str]:
+        """Kind -> digest of the run's artifacts: the parents of what is made from them.
+
+        Raises:
+            ArtifactError: one of them is missing.
+        """
+        return {kind: self.manifest(kind).digest for kind in kinds}
 
     @property
     def bundle(self) -> Path:
@@ -91,6 +112,43 @@ class Workspace:
     def report(self) -> Path:
         """Output of `recsys evaluate`."""
         return self.home / "reports" / self.name
+
+
+@dataclass(frozen=True)
+class Output:
+    """The artifact that a stage makes.
+
+    Attributes:
+        path: where it goes.
+        kind: what it is; see `Manifest`.
+        config: the settings it is made with, as plain values.
+        parents: name -> digest of the artifacts or raw files it is made from.
+        force: make it even if an equal one is there.
+    """
+
+    path: Path
+    kind: str
+    config: Mapping[str, Any]
+    parents: Mapping[str, str]
+    force: bool = False
+
+    def is_current(self) -> bool:
+        """Whether the artifact is there, made with these settings from these parents."""
+        try:
+            found = None if self.force else read_manifest(self.path, self.kind)
+        except ArtifactError:
+            return False
+        return (
+            found is not None
+            and found.parents == dict(self.parents)
+            and _as_json(found.config) == _as_json(self.config)
+        )
+
+    def write(self, info: dict[str, Any] | None = None) -> AbstractContextManager[Path]:
+        """Write the artifact; see `write_artifact`."""
+        return write_artifact(
+            self.path, self.kind, config=self.config, parents=self.parents, info=info
+        )
 
 
 @contextmanager
@@ -205,18 +263,8 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
     return manifest
 
 
-def up_to_date(
-    path: Path, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]
-) -> Manifest | None:
-    """The manifest at `path` if it was made by this configuration from these parents."""
-    try:
-        manifest = read_manifest(path, kind)
-    except ArtifactError:
-        return None
-    same = json.dumps(manifest.config, sort_keys=True, default=str) == json.dumps(
-        dict(config), sort_keys=True, default=str
-    )
-    return manifest if same and manifest.parents == dict(parents) else None
+def _as_json(config: Mapping[str, Any]) -> str:
+    return json.dumps(dict(config), sort_keys=True, default=str)
 
 
 def sha256(file: Path) -> str:

@@ -71,6 +71,14 @@ class Examples:
             self.users[indices], self.histories.take(indices), self.targets.take(indices)
         )
 
+    def sample(self, count: int) -> Examples:
+        """At most `count` rows: the same random ones each time, shortest history first.
+
+        Neighbours have histories of similar length, so that a batch of them needs little padding.
+        """
+        chosen = np.random.default_rng(0).permutation(len(self))[:count]
+        return self.take(chosen[np.argsort(self.histories.lengths[chosen], kind="stable")])
+
 
 @dataclass(frozen=True)
 class Dataset:

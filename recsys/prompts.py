@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recsys.interactions import Histories
+from recsys.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,35 @@ class PromptConfig:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """History of dense items -> token ids.
+    """Turns a history of dense items into token ids.
 
     Attributes:
         item_tokens: (items, L) int64 token ids of each item.
         prefix: tokens in front.
         config: the window.
+        pad: token that fills the unused places of a batch.
+
+    >>> import numpy as np
+    >>> encoder = PromptEncoder(np.array([[2, 5], [3, 4]]), (1,), PromptConfig(2, 1))
+    >>> encoder.encode([0, 1, 0]).tolist()  # the window holds the last two items
+    [1, 3, 4, 2, 5]
     """
 
     item_tokens: NDArray[np.int64]
     prefix: tuple[int, ...]
     config: PromptConfig
+    pad: int = 0
+
+    @classmethod
+    def of(
+        cls, vocabulary: Vocabulary, codes: NDArray[np.integer], config: PromptConfig
+    ) -> PromptEncoder:
+        """The encoder of a catalog with (items, L) codes.
+
+        Raises:
+            ValueError: a code outside its level of the vocabulary.
+        """
+        return cls(vocabulary.encode(codes), vocabulary.prefix, config, vocabulary.pad)
 
     @property
     def max_tokens(self) -> int:

@@ -117,7 +117,6 @@ class TreeBatches:
         trees: its answers, in the same order.
         encoder: history -> prompt.
         trie: the catalog, as the teacher had it.
-        pad: fills rows.
         max_tokens: most tokens of a batch, nodes and padding included.
         min_context: items of a window that carry no loss.
         seed: of the order.
@@ -127,7 +126,6 @@ class TreeBatches:
     trees: Trees
     encoder: PromptEncoder
     trie: Any
-    pad: int
     max_tokens: int
     min_context: int = 1
     seed: int = 0
@@ -166,7 +164,7 @@ class TreeBatches:
         asked = self.prompts.take(places)
         prompts = self.encoder.encode_all(asked.histories)
         lengths = np.asarray([len(p) for p in prompts], np.int64)
-        window = np.full((len(places), lengths.max() + levels), self.pad, np.int64)
+        window = np.full((len(places), lengths.max() + levels), self.encoder.pad, np.int64)
         loss = np.zeros(window.shape, np.bool_)
         for line, (prompt, item) in enumerate(zip(prompts, asked.following.tolist(), strict=True)):
             stop = len(prompt)

@@ -25,7 +25,7 @@ from recsys.dataset import Dataset, Events
 from recsys.errors import ConfigError, DataError
 from recsys.pipeline import Context
 
-pytest.importorskip("duckdb", reason="streaming needs pip install 'recsys[large]'")
+pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
 
 row = st.tuples(
     st.sampled_from("uvwxyz"),
@@ -178,7 +178,7 @@ def test_without_the_extra_the_way_out_is_named(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"pip install 'recsys\[large\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[large\]'"):
         streamed(DataConfig(source="table", path="e.csv"), home / "t")
 
 

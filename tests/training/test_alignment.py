@@ -64,7 +64,7 @@ def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
     prompts = Prompts.sample(histories, 0, 1, seed=0)
     trees = search_trees(model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS)
-    return TreeBatches(prompts, trees, ENCODER, TRIE, 0, max_tokens, **options)
+    return TreeBatches(prompts, trees, ENCODER, TRIE, max_tokens, **options)
 
 
 def tensors(batch, dtype=torch.float32):
