@@ -24,6 +24,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 
 from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
 from recsys.config import as_dict, build
@@ -241,9 +242,7 @@ def search_trees(
     """
     device = trie.device
     lengths = torch.tensor([len(p) for p in prompts], device=device)
-    padded = torch.zeros((len(prompts), int(lengths.max())), dtype=torch.int64)
-    for line, prompt in zip(padded, prompts, strict=True):
-        line[: len(prompt)] = torch.from_numpy(prompt)
+    padded = pad_sequence([torch.from_numpy(prompt) for prompt in prompts], batch_first=True)
     models = [target] if draft is None else [target, draft]
     runs = [GrowingTree(model, padded.to(device), lengths) for model in models]
     log_probs = [run.prompt() for run in runs]
