@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from recsys.data.files import is_cut, read_integer_lines
-from recsys.data.item_texts import read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.item_texts import numbered_items, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import read_index
 from recsys.errors import ConfigError, DataError
 from recsys.splits import LABELS
@@ -79,7 +79,7 @@ def read(config: ReaderConfig) -> RawData:
             f"{paths[split]}: user {parts[part][0]} has item {items[row] + 1}, "
             f"which {paths['index'].name} lacks (it has {len(numbers)} items)"
         )
-    described = read_item_texts(paths["items"]) if "items" in paths else {}
+    described = read_item_texts(paths.get("items"))
     codes = np.asarray([index[number] for number in numbers], np.int32)
     _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
     return RawData(
@@ -88,12 +88,7 @@ def read(config: ReaderConfig) -> RawData:
             items,
             split=np.repeat(np.tile(list(LABELS.values()), len(users)), lengths),
         ),
-        items_table(
-            [str(number) for number in numbers],
-            {str(n): item.title for n, item in described.items()},
-            {str(n): item.description for n, item in described.items()},
-            {},
-        ),
+        numbered_items(numbers, described, {}),
         codes,
         {
             "last_line_without_end": sum(is_cut(paths[split]) for split in LABELS),
