@@ -132,7 +132,7 @@ def stage(context: Context) -> Path:
         DataError: a malformed file; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
-    if not context.settings.names("data", "source", "synthetic"):
+    if not context.settings.sets("data", "source", "synthetic"):
         return _prepared(context)
     seed = seed if config.source == SYNTHETIC else 0
     settings = as_dict(config) | {"seed": seed}

@@ -1,7 +1,7 @@
 """Settings: one YAML file plus `--set section.key=value`, read into frozen dataclasses.
 
-Each dataclass lives beside what it configures; this module only reads. It knows nothing of the
-sections' meaning. An unknown key is refused with its nearest neighbour.
+Each dataclass is defined beside the code that it configures; this module knows nothing about the
+meaning of the sections. An unknown key is refused, and the error suggests the most similar one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).parent / "configs"
 
 
 def find_config(path: Path) -> Path:
-    """A YAML file, or the configuration of this name that comes with the package.
+    """Find a YAML file, or the configuration of that name that comes with the package.
 
     `configs/beauty.yaml`, `beauty.yaml` and `beauty` all find the packaged file, unless a file
     exists at that path.
@@ -39,7 +39,7 @@ def find_config(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged settings of one run, before they are read into dataclasses.
+    """The merged settings of one run, as plain values.
 
     Attributes:
         values: nested mapping: sections (`data`, `ids`, `target`, ...), `name` and `seed`.
@@ -100,10 +100,10 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Name of the run; it names folders, so it is one plain word.
+        """Name of the run and of its folders.
 
         Raises:
-            ConfigError: a name that could leave its folder.
+            ConfigError: a name with characters that a folder's name should not have.
         """
         name = str(self.values.get("name", "demo"))
         if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
@@ -117,8 +117,8 @@ class Settings:
         """Seed of everything random in the run (default 0)."""
         return int(_convert(int, self.values.get("seed", 0), "seed"))
 
-    def names(self, section: str, *keys: str) -> bool:
-        """Whether a section gives a value to one of the keys."""
+    def sets(self, section: str, *keys: str) -> bool:
+        """Whether a section has a value for one of the keys."""
         values = self.values.get(section)
         return isinstance(values, dict) and any(key in values for key in keys)
 
@@ -133,10 +133,10 @@ class Settings:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make dataclass `cls` from a mapping, converting and checking each value by its annotation.
+    """Make dataclass `cls` from a mapping; each value is checked and converted by its annotation.
 
     Raises:
-        ConfigError: unknown key or wrong type; the text names `where.key`.
+        ConfigError: unknown key or wrong type; the message names `where.key`.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping, found {values!r}")
@@ -156,7 +156,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def as_dict(config: object) -> dict[str, Any]:
-    """A dataclass as plain JSON-able values, for manifests (paths become strings)."""
+    """Convert a dataclass to plain JSON values, for manifests; paths become strings."""
 
     def plain(value: object) -> Any:
         if isinstance(value, dict):
@@ -200,7 +200,11 @@ def _unknown(what: str, key: str, allowed: list[str]) -> str:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type, or a ConfigError. Only what configs use is supported."""
+    """Convert `value` to the annotated type. Only the types that configurations use are supported.
+
+    Raises:
+        ConfigError: the value has another type.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
