@@ -15,20 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.artifacts import Workspace, read_manifest
+from recsys.artifacts import Workspace
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.speculative import PATCH_NODES
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
 from recsys.interactions import Histories
-from recsys.models.checkpoint import load_model
 from recsys.models.tree_forward import TreeModel
-from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training.atspeed.lineup import DraftSpace, Variant
-from recsys.training.target import MODEL
+from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import causal_parts
-from recsys.vocabulary import Vocabulary
 
 BATCH = 25
 ROOMY_PATCH = 256  # nodes, for trees that know the trie; elsewhere the first pass counts
@@ -57,17 +54,11 @@ class Scene:
     @classmethod
     def load(cls, workspace: Workspace, users: int) -> Scene:
         """At most `users` users of the test split, the same ones each time."""
-        path = workspace.run("target")
-        prompt = PromptConfig(**read_manifest(path, "target").config["prompt"])
-        vocabulary = Vocabulary.load(path)
-        codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
-        encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, prompt)
-        examples = Dataset.load(workspace.dataset).examples("test", "all")
-        chosen = np.random.default_rng(0).permutation(len(examples))[:users]
-        chosen = chosen[np.argsort(examples.histories.lengths[chosen], kind="stable")]
-        asked = examples.take(chosen)
+        target = TrainedTarget.load(workspace)
+        encoder = target.encoder
+        asked = Dataset.load(workspace.dataset).examples("test", "all").sample(users)
         return cls(
-            TreeModel.of(_model(path)),
+            TreeModel.of(target.load_model(device())),
             encoder.item_tokens,
             ItemTrie.build(encoder.item_tokens),
             encoder.encode_all(asked.histories),
@@ -86,13 +77,9 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _model(path: Any) -> Any:
-    return load_model(path / MODEL, dtype=torch.float32, device=device()).eval()
-
-
 def load_draft(workspace: Workspace) -> TreeModel:
     """The draft of a workspace, in float32."""
-    return TreeModel.of(_model(workspace.run("draft")))
+    return TreeModel.of(load_trained(workspace.run("draft"), device()))
 
 
 @lru_cache(maxsize=2)
@@ -235,8 +222,8 @@ def flops_per_token(model: Any) -> dict[str, int]:
 
 def costs(base: Workspace, spaces: dict[str, DraftSpace]) -> dict[str, dict[str, Any]]:
     """FLOPs a token of the target and of each draft, and the draft's share of the target's."""
-    models = {"target": _model(base.run("target"))}
-    models |= {name: _model(space.run("draft")) for name, space in spaces.items()}
+    models = {"target": load_trained(base.run("target"), device())}
+    models |= {name: load_trained(space.run("draft"), device()) for name, space in spaces.items()}
     found = {}
     whole = sum(flops_per_token(models["target"]).values())
     for name, model in models.items():

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from recsys.artifacts import read_manifest
-from recsys.models.checkpoint import load_model
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 from recsys.progress import track
@@ -52,7 +51,7 @@ from recsys.training.atspeed.measure import (
 )
 from recsys.training.atspeed.produce import Run, call, produce, workers
 from recsys.training.atspeed.speed import walltimes
-from recsys.training.target import MODEL
+from recsys.training.target import load_trained
 
 Row = dict[str, Any]
 
@@ -346,8 +345,7 @@ class _Study:
 
 def _speed(context: Context, options: Options, drafts: dict[str, DraftSpace]) -> list[Row]:
     scene = scene_of(context.workspace, options.users)
-    checkpoint = context.workspace.run("target") / MODEL
-    causal = load_model(checkpoint, dtype=torch.float32, device=device()).eval()
+    causal = load_trained(context.workspace.run("target"), device())
     questions = [Question(k, v, options.drafts) for v in VERIFICATIONS for k in options.ks]
     with track("walltime", len(questions)) as bar:
         rows = walltimes(
