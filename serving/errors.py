@@ -229,7 +229,10 @@ def _from_http(request: Request, error: Exception) -> ProblemError:
         "method_not_allowed": f"{request.method} is not among the methods of {request.url.path}.",
         "malformed_body": "The body could not be read as JSON in UTF-8.",
     }.get(code, KINDS[code].title)
-    return ProblemError(code, detail, headers=error.headers)
+    headers = error.headers
+    if code == "method_not_allowed":  # the router names those of one route of the path only
+        headers = {"Allow": ", ".join(sorted(request.scope["state"]["methods"]))}
+    return ProblemError(code, detail, headers=headers)
 
 
 def _from_validation(error: Exception) -> ProblemError:

@@ -12,14 +12,16 @@ import re
 import time
 import uuid
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from recsys.serving import auth, logs
-from recsys.serving.auth import Keyring, Scope
+from recsys.serving import logs
+from recsys.serving.api.routes import find_route
+from recsys.serving.auth import Keyring, Scope, scope_of
 from recsys.serving.errors import ProblemError, problem_response
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.metrics import Metrics
@@ -95,8 +97,10 @@ class RequestContext:
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        # The template where there is one: paths hold user ids, and are without number.
-        template = state["template"] = auth.template_of(scope["path"], scope["method"])
+        route, state["methods"] = find_route(scope)
+        state["route"] = route
+        # Paths hold user ids, and there is no end of them; their templates are few.
+        template = UNMATCHED if route is None else route.path_format
         status: int | None = None
 
         async def send_marked(message: Message) -> None:
@@ -130,17 +134,17 @@ class RequestContext:
                 fields = {
                     "request_id": request_id,
                     "method": scope["method"],
-                    "route": template or UNMATCHED,
+                    "route": template,
                     "status": answered,
                     "ms": round(seconds * 1000, 2),
                 }
                 fields |= {name: state[name] for name in ("problem", "key") if name in state}
                 access.info("request", extra={"fields": fields})
                 method = scope["method"] if scope["method"] in METHODS else "OTHER"
-                self.metrics.ended(method, template or UNMATCHED, answered, seconds)
+                self.metrics.ended(method, template, answered, seconds)
                 if "problem" in state:
                     self.metrics.error(state["problem"])
-                span.end(method, template, answered)
+                span.end(method, None if route is None else template, answered)
 
 
 class Guard:
@@ -189,8 +193,8 @@ class Guard:
         headers = Headers(scope=scope)
         self._check_host(headers)
         _check_origin(scope["method"], headers)
-        template = scope["state"]["template"]
-        if template is not None and template.startswith("/health/"):
+        route: APIRoute | None = scope["state"]["route"]
+        if route is not None and route.path_format.startswith("/health/"):
             return  # an orchestrator asks often, and without a key
         shown = _bearer(headers)
         key = None if self.keys is None or shown is None else self.keys.find(shown)
@@ -199,7 +203,7 @@ class Guard:
         self._check_rate(f"key {key.name}" if key is not None else _address(scope))
         if self.keys is None:
             return
-        needed = None if template is None else auth.scope_of(scope["method"], template)
+        needed = Scope.READ if route is None else scope_of(route.endpoint)
         if needed is Scope.PUBLIC:
             return
         if key is None:
@@ -209,16 +213,10 @@ class Guard:
                 else "The key is not one of this service's; it may have been revoked."
             )
             raise ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
-        if key.may is Scope.ADMIN:
-            return
-        if template is None:
-            raise ProblemError("not_found", "No resource is there; /docs lists what there is.")
-        if needed is None:
-            allow = {"Allow": ", ".join(auth.methods_of(template))}
-            detail = f"{scope['method']} is not among the methods of {template}."
-            raise ProblemError("method_not_allowed", detail, headers=allow)
+        if route is None or scope["method"] not in scope["state"]["methods"]:
+            return  # the router answers 404 or 405
         if key.may < needed:
-            detail = f"{scope['method']} {template} needs a key of scope {needed.word}."
+            detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
             raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
 
     def _check_host(self, headers: Headers) -> None:

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from recsys.serving.api.routing import AnyPhase
+from recsys.serving.auth import Scope, requires
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
@@ -81,6 +82,7 @@ def _schema() -> dict[str, Any]:
         }
     },
 )  # fmt: skip
+@requires(Scope.WRITE)
 async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     """Keep a batch of events: all of it or nothing. Repeat it when in doubt: ids count once."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
