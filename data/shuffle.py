@@ -117,7 +117,7 @@ def _duckdb() -> Any:
         import duckdb
     except ImportError as error:
         raise ConfigError(
-            "data.engine: streaming needs DuckDB; install it with pip install 'recsys[large]', "
+            "data.engine: streaming needs DuckDB; install it with pip install 'recbeam[large]', "
             "or say --set data.engine=memory if the data fit in memory"
         ) from error
     return duckdb

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recsys import __version__
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
 
 if TYPE_CHECKING:  # the command loads these when it runs
@@ -398,7 +399,8 @@ def doctor(as_json: Json = False) -> None:
     datasets = next((folder for folder in raw_folders() if folder.is_dir()), None)
     facts: dict[str, Any] = {
         "python": platform.python_version(),
-        **{p: version(p) for p in ("recsys", "torch", "transformers", "peft", "accelerate")},
+        "recsys": __version__,
+        **{p: version(p) for p in ("torch", "transformers", "peft", "accelerate")},
         "threads": torch.get_num_threads(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
         "bf16 in hardware": bool(torch.cpu._is_avx512_bf16_supported()),

@@ -48,9 +48,11 @@ def test_a_folder_is_imported_under_recsys_only(name, tmp_path):
     assert Path(find_spec(f"recsys.{name}").origin).samefile(ROOT / name / "__init__.py")
     assert (ROOT / "recsys" / name).readlink() == Path("..") / name
     code = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert done.stdout == "None\n", "an editable install shows only recsys"
 
 

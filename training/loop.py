@@ -436,7 +436,7 @@ class _Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
                 raise ConfigError(
-                    "tensorboard: not installed; run `pip install 'recsys[tensorboard]'` or set "
+                    "tensorboard: not installed; run `pip install 'recbeam[tensorboard]'` or set "
                     "tensorboard: false"
                 ) from error
             self._events = SummaryWriter(str(folder.with_suffix(".tensorboard")))

@@ -25,7 +25,7 @@ try:
     from redis.retry import Retry
 except ImportError as error:
     raise ConfigError(
-        "a history cache needs redis; install the extra: pip install 'recsys[redis]'"
+        "a history cache needs redis; install the extra: pip install 'recbeam[redis]'"
     ) from error
 
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ try:
     import psycopg
 except ImportError as error:
     raise ConfigError(
-        "a store in PostgreSQL needs psycopg; install the extra: pip install 'recsys[postgres]'"
+        "a store in PostgreSQL needs psycopg; install the extra: pip install 'recbeam[postgres]'"
     ) from error
 
 from collections.abc import Iterable, Sequence

@@ -25,7 +25,7 @@ from recsys.dataset import Dataset, Events
 from recsys.errors import ConfigError, DataError
 from recsys.pipeline import Context
 
-pytest.importorskip("duckdb", reason="streaming needs pip install 'recsys[large]'")
+pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
 
 row = st.tuples(
     st.sampled_from("uvwxyz"),

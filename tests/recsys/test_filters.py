@@ -342,7 +342,10 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
         for i, s in enumerate(shares)
     ]
     listed = [np.flatnonzero(rng.random(items) < excluded) for _ in shares]
-    rows = [mask.excluded_rows(gone) for gone, mask in zip(listed, masks, strict=True)]
+    rows = [
+        trie.excluded_rows(gone) if mask is None else mask.excluded_rows(gone)
+        for gone, mask in zip(listed, masks, strict=True)
+    ]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
         found = beam_search(TARGET, prompts, trie, beams, **options)

@@ -141,7 +141,8 @@ def test_items_are_their_token_sequences_and_an_end():
         found = set()
         for token in np.flatnonzero(constraint.allowed([state])[0]).tolist():
             if token == 7:
-                assert constraint.advance([state], [token])[0] >= constraint.trie.num_states
+                ended = constraint.advance([state], [token])
+                assert not constraint.allowed(ended).any()
                 found.add(prefix)
             else:
                 found |= whole(int(constraint.advance([state], [token])[0]), (*prefix, token))

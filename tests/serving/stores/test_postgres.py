@@ -122,8 +122,8 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
 @pytest.mark.parametrize(
     ("module", "extra", "location", "cache"),
     [
-        ("psycopg", "recsys[postgres]", "postgresql://localhost/shop", None),
-        ("redis", "recsys[redis]", None, "redis://localhost"),
+        ("psycopg", "recbeam[postgres]", "postgresql://localhost/shop", None),
+        ("redis", "recbeam[redis]", None, "redis://localhost"),
     ],
 )
 def test_a_missing_package_is_told_by_its_extra(

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.errors import DataError
-from recsys.serving.stores import Event, transfer
+from recsys.serving import transfer
+from recsys.serving.stores import Event
 from recsys.serving.stores.sql import SqlStore
 from recsys.serving.transfer import Imported, export_events, import_events
 
