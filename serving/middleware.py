@@ -115,7 +115,7 @@ class RequestContext:
                 message["headers"] = [*theirs, *ours]
             await send(message)
 
-        self.metrics.began()
+        self.metrics.in_flight.inc()
         with logs.of_request(request_id), self.telemetry.request(scope, headers) as span:
             try:
                 await self.app(scope, receive, send_marked)
@@ -141,7 +141,9 @@ class RequestContext:
                 fields |= {name: state[name] for name in ("problem", "key") if name in state}
                 access.info("request", extra={"fields": fields})
                 method = scope["method"] if scope["method"] in METHODS else "OTHER"
-                self.metrics.ended(method, template, answered, seconds)
+                self.metrics.in_flight.dec()
+                self.metrics.http_requests.labels(method, template, str(answered)).inc()
+                self.metrics.http_seconds.labels(template).observe(seconds)
                 if "problem" in state:
                     self.metrics.error(state["problem"])
                 span.end(method, None if route is None else template, answered)
@@ -236,7 +238,7 @@ class Guard:
         if self.limit is None:
             return
         if wait := self.limit.take(client):
-            self.metrics.limited()
+            self.metrics.rate_limited.inc()
             raise ProblemError(
                 "rate_limited",
                 "Too many requests of this client; slow down.",

@@ -396,13 +396,13 @@ class Models:
                 reason = str(error) if isinstance(error, BundleRefusedError) else None
                 self._mark(alias, loading=False, refused=reason)
                 logger.error("alias %s stays with its model: %s", alias, error)
-            self._metrics.swapped(alias, "refused")
+            self._metrics.swaps.labels(alias, "refused").inc()
             raise
         old = before.model if before is not None else None
         if old is not None and old is not model and back is None:
             previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
         self._aliases[alias] = Alias(model, previous)
-        self._metrics.swapped(alias, "rolled_back" if back else "done")
+        self._metrics.swaps.labels(alias, "rolled_back" if back else "done").inc()
         if old is not None:
             logger.info("alias", extra={"fields": {"alias": alias, "bundle": bundle}})
         await self._published(None if old is model else old)

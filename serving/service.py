@@ -21,13 +21,12 @@ from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
 from recsys.serving.engine import Done, Engine, RankRequest, Recommends
 from recsys.serving.evaluations import evaluations
-from recsys.serving.metrics import Metrics
+from recsys.serving.metrics import Metrics, Seconds
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
-from recsys.serving.schemas.items import Item, RankResponse, ScoredItem, SimilarResponse
-from recsys.serving.schemas.items import RankRequest as RankBody
+from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.models import Evaluation, ModelInfo
 from recsys.serving.schemas.recommendations import (
     NoteCode,
@@ -106,7 +105,8 @@ class Service:
         self._reads = Reads(settings, self._engine)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._engine, self.metrics)
-        self.metrics.watch(queue_depth=lambda: self.models.waiting, filter_stats=self._filter_stats)
+        self.metrics.queue_depth = lambda: self.models.waiting
+        self.metrics.filter_stats = self._filter_stats
 
     # Life
 
@@ -458,10 +458,12 @@ class Service:
         model: Model,
     ) -> None:
         self.metrics.answered(
-            total_s=total_s,
-            history_s=history_s,
-            queue_s=0.0 if answer is None else answer.queue_s,
-            compute_s=0.0 if answer is None else answer.compute_s,
+            Seconds(
+                total_s,
+                history_s,
+                0.0 if answer is None else answer.queue_s,
+                0.0 if answer is None else answer.compute_s,
+            ),
             stats=None if answer is None else result.stats,
             levels=model.recommender.catalog.codes.shape[1],
             model=model.name,

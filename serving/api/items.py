@@ -24,11 +24,11 @@ from recsys.serving.schemas.items import (
     ItemPage,
     ItemQuery,
     NewItemBody,
-    RankRequest,
+    RankBody,
     RankResponse,
     SimilarQuery,
     SimilarResponse,
-    UpsertRequest,
+    UpsertBody,
     UpsertResponse,
 )
 
@@ -51,7 +51,7 @@ async def browse_items(
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
 @requires(Scope.WRITE)
-async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
+async def upsert_items(body: UpsertBody, service: Ready) -> Response:
     """Put items into the catalog, all or none; they can be recommended when this answers."""
     epoch, items = await service.catalog_changes.upsert(body.items)
     return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
@@ -112,6 +112,6 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
     responses=documented(*BODY, "unknown_user", "store_unavailable", *RECOMMEND),
 )
 @requires(Scope.READ)
-async def rank(body: RankRequest, request: Request, service: Ready) -> Response:
+async def rank(body: RankBody, request: Request, service: Ready) -> Response:
     """Given items in the order in which the model would choose them, with exact scores."""
     return json_response(await while_connected(request, service.rank(body)))

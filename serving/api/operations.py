@@ -43,7 +43,7 @@ async def stats(service: AnyPhase) -> Stats:
             "version": __version__,
             "models": service.models.info() if service.phase is Phase.READY else [],
             "aliases": {a.name: a.bundle for a in service.models.aliases() if a.bundle},
-            "queue": Queue(depth=service.metrics.queue_depth, limit=service.settings.queue_limit),
+            "queue": Queue(depth=service.metrics.queue_depth(), limit=service.settings.queue_limit),
             "process": process(),
             "last_minute": found.pop("last_minute"),
             "series": found,

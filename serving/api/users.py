@@ -63,7 +63,7 @@ async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     Events from before do not come back with a late delivery, an import or a data set.
     """
     await _in_time(service, service.store.erase(user_id))
-    service.metrics.erased()
+    service.metrics.erasures.inc()
     return Response(status_code=204)
 
 

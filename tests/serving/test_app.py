@@ -1037,9 +1037,11 @@ def wire_models() -> list[type[BaseModel]]:
 @pytest.mark.parametrize("kind", wire_models())
 def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
     for example in kind.model_json_schema().get("examples", []):
+        if kind is recommendations.Subject:
+            continue  # no body by itself
         made = kind.model_validate_json(json.dumps(example))
         # times are given as text and kept as numbers
-        if kind is not events.EventsRequest:
+        if kind not in (events.EventIn, events.StoredEventRow, events.EventsBody):
             assert made.model_dump(exclude_unset=True) == example
 
 

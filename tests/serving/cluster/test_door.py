@@ -340,7 +340,7 @@ def test_rays_proxies_serve_nobody_without_keys_unless_told_so(tmp_path: Path) -
 def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
-    with pytest.raises(ConfigError, match=r"pip install 'recsys\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[ray\]'"):
         import_ray("serve")
 
 
