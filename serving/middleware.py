@@ -52,8 +52,8 @@ SECURITY_HEADERS = {
 _REQUEST_ID = REQUEST_ID.encode()
 _SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
-access = logging.getLogger("serving.access")
-failures = logging.getLogger("serving.failures")
+access = logging.getLogger("recsys.serving.access")
+failures = logging.getLogger("recsys.serving.failures")
 
 
 def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:

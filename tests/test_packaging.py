@@ -61,6 +61,17 @@ def test_an_editable_install_shows_one_name():
     assert PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"] == [".editable"]
 
 
+def test_optional_packages_are_imported_on_use_only():
+    blocked = ("redis", "psycopg", "ray", "duckdb", "opentelemetry.sdk", "tensorboard", "locust")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import recsys.serving.app, recsys.serving.service, recsys.data.prepare\n"
+        "import recsys.training.loop, recsys.commands, recsys.serving.commands\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_imports_name_the_folders_under_recsys():
     files = [
         file for name in (*PACKAGES, "tests", "benchmarks", "docs") for file in own_files(name)

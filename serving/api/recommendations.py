@@ -30,7 +30,7 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-failures = logging.getLogger("serving.failures")
+failures = logging.getLogger("recsys.serving.failures")
 
 
 @router.post(

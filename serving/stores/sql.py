@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.cache import HistoryCache
 from recsys.serving.stores.database import Cursor, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.protocol import (
@@ -36,6 +35,9 @@ from recsys.serving.stores.protocol import (
     StoreError,
     user_hash,
 )
+
+if TYPE_CHECKING:  # redis is an optional dependency
+    from recsys.serving.stores.cache import HistoryCache
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")

@@ -178,7 +178,7 @@ def test_without_the_extra_the_way_out_is_named(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"pip install 'recsys\[large\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[large\]'"):
         streamed(DataConfig(source="table", path="e.csv"), home / "t")
 
 

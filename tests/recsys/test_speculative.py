@@ -168,7 +168,7 @@ def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
 def test_widths_can_be_given_level_by_level(wide):
     prompts = random_prompts(np.random.default_rng(0), 4, 12)
     proposal = ModelDrafter(TARGET, widths=[40, 40, 40]).propose(
-        Prompts.of(prompts, TreeModel.of(TARGET)), Step(wide.to()), 10, prompt_slots=0
+        Prompts.of(prompts, TreeModel.of(TARGET)), Step(DeviceTrie.of(wide)), 10, prompt_slots=0
     )
     assert [level.states.shape[1] for level in proposal.levels] == [19, 40, 40]  # 19 exist
     found = speculative_beam_search(TARGET, ModelDrafter(TARGET, widths=[5]), prompts, wide, 10)

@@ -779,12 +779,12 @@ async def post_and_leave(
 async def test_a_client_that_leaves_before_its_body_is_complete_is_not_answered(
     client: httpx.AsyncClient, recommender: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "serving.access")
+    caplog.set_level(logging.INFO, "recsys.serving.access")
     left = asyncio.Event()
     left.set()
     await post_and_leave(client, b'{"history": [', left)
     assert recommender.batches == []
-    (record,) = [r for r in caplog.records if r.name == "serving.access"]
+    (record,) = [r for r in caplog.records if r.name == "recsys.serving.access"]
     assert record.fields["status"] == 499  # type: ignore[attr-defined]
 
 
@@ -795,7 +795,7 @@ async def test_a_client_that_goes_away_gives_its_place_back(
     until: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "serving.access")
+    caplog.set_level(logging.INFO, "recsys.serving.access")
     async with running(settings, recommender=recommender) as (client, service):
         recommender.gate.clear()
         first = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
@@ -809,7 +809,10 @@ async def test_a_client_that_goes_away_gives_its_place_back(
         recommender.gate.set()
         assert ids(await first) == recommender.expected(["item-1"])
         assert recommender.batches == [1]
-    assert [r.fields["status"] for r in caplog.records if r.name == "serving.access"] == [499, 200]
+    assert [r.fields["status"] for r in caplog.records if r.name == "recsys.serving.access"] == [
+        499,
+        200,
+    ]
 
 
 async def test_a_storm_of_clients_that_leave_costs_those_who_stay_nothing(
@@ -886,7 +889,7 @@ async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
             assert "Traceback" not in response.text
         else:
             assert ids(response) == recommender.expected(history)
-    (record,) = [r for r in caplog.records if r.name == "serving.failures"]
+    (record,) = [r for r in caplog.records if r.name == "recsys.serving.failures"]
     assert record.fields == {"request_id": body["request_id"]}  # type: ignore[attr-defined]
     assert "secret" in caplog.text
 
@@ -950,11 +953,11 @@ async def test_a_request_id_is_taken_over_or_made(client: httpx.AsyncClient) -> 
 async def test_every_request_is_one_line_in_the_log_without_user_ids(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "serving.access")
+    caplog.set_level(logging.INFO, "recsys.serving.access")
     await client.get("/v1/users/ada/recommendations", headers={"X-Request-ID": "one"})
     url = "/v1/users/eve/recommendations?fallback=false"
     await client.get(url, headers={"X-Request-ID": "two"})
-    lines = [r.fields for r in caplog.records if r.name == "serving.access"]  # type: ignore[attr-defined]
+    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.access"]  # type: ignore[attr-defined]
     assert all(line.pop("ms") > 0 for line in lines)
     route = "/v1/users/{user_id}/recommendations"
     assert lines == [

@@ -299,7 +299,7 @@ async def test_the_access_line_names_the_key_and_never_shows_it(
 ) -> None:
     caplog.set_level("INFO")
     await guarded.get("/v1/models", headers=bearer(keys["write"]))
-    (record,) = [r for r in caplog.records if r.name == "serving.access"]
+    (record,) = [r for r in caplog.records if r.name == "recsys.serving.access"]
     assert record.fields["key"] == "write"  # type: ignore[attr-defined]
     assert keys["write"] not in caplog.text
 

@@ -337,7 +337,7 @@ def test_norms_are_not_decayed():
 def test_tensorboard_writes_events_or_says_what_is_missing(tmp_path, monkeypatch):
     config = replace(CONFIG, tensorboard=True)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"recsys\[tensorboard\]"):
+    with pytest.raises(ConfigError, match=r"recbeam\[tensorboard\]"):
         run(tmp_path, config)
 
 
