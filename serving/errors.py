@@ -21,11 +21,11 @@ from starlette.responses import Response
 
 from recsys.errors import FilterError, ItemError, NonFiniteError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
+from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.catalog_changes import UnknownItemError
 from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
-    UnknownBundleError,
     UnknownModelError,
 )
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField

@@ -476,7 +476,7 @@ class Service:
         own = self.settings.bundle.absolute()
         state = await self.store.state_get(ALIASES) or {}
         kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        aliases = {name: KeptAlias.of(value) for name, value in kept.items()}
+        aliases = {name: KeptAlias.model_validate(value) for name, value in kept.items()}
         champion = aliases.pop(CHAMPION, None)
         if self._given is not None:
             await self.models.put(CHAMPION, own.name, loaded=self._given)
@@ -497,7 +497,7 @@ class Service:
     async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
         if self.phase is not Phase.READY:
             return  # what is kept is being restored
-        kept = {name: alias.to_json() for name, alias in aliases.items()}
+        kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
         try:
             await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from recsys.serving.schemas.common import MAX_ID, Answer, Body, Id, Query
-from recsys.serving.stores.protocol import Event, StoredEvent, content_digest
+from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
