@@ -24,7 +24,7 @@ from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
-from recsys.serving.schemas.items import Item, RankResponse, ScoredItem, SimilarResponse
+from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.models import Evaluation, ModelInfo
 from recsys.serving.schemas.recommendations import (
     NoteCode,
