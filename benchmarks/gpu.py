@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from environment import environment
 from rich.console import Console
 from rich.table import Table
 
+from recsys.benchmark.environment import environment
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
