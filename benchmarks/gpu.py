@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from environment import environment
 from rich.console import Console
 from rich.table import Table
 
+from recsys.benchmark.environment import environment
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
@@ -154,7 +154,7 @@ class Bench:
         slots = sizes.prompt + MOST_NODES + PATCHES + 32
         models = (self.fast, draft)
         self.graphs = [PassGraphs.attach(m, batch=batch, slots=slots) for m in models]
-        self.stores = [PrefixStore.for_model(m, bytes_of(sizes, m)) for m in models]
+        self.stores = [PrefixStore(m.config, m.dtype, m.device, bytes_of(sizes, m)) for m in models]
         self.drafter = PerfectDraft(draft, sizes.nodes)
 
     def remember(self, histories: bool) -> None:

@@ -73,7 +73,7 @@ class PublicSet:
 
 def public_sets() -> dict[str, PublicSet]:
     """The registry `data/public_sets.json` by name."""
-    entries = json.loads(resources("data").joinpath("public_sets.json").read_text("utf-8"))
+    entries = json.loads(resources("recsys.data").joinpath("public_sets.json").read_text("utf-8"))
     return {
         name: PublicSet(name, tuple(Remote(**file) for file in entry.pop("files")), **entry)
         for name, entry in entries.items()

@@ -213,6 +213,20 @@ def number(key: str, path: Path) -> int:
     return int(key)
 
 
+def find_one(path: Path, pattern: str) -> Path:
+    """The file at `path`, or the only file in the folder `path` that matches `pattern`.
+
+    Raises:
+        DataError: a folder with no or with several such files.
+    """
+    if not path.is_dir():
+        return path
+    inside = sorted(path.glob(pattern))
+    if len(inside) != 1:
+        raise DataError(f"{path}: holds {len(inside)} files {pattern}; name one as data.path")
+    return inside[0]
+
+
 def is_cut(path: Path) -> bool:
     """Whether the last line has no end: written by hand, or cut off."""
     with path.open("rb") as stream:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import html
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from recsys.data.files import number, read_json
+from recsys.data.raw import items_table
 from recsys.errors import DataError
 
 _MARKUP = re.compile(r"<!--.*?-->|<[A-Za-z/][^>]*>", re.DOTALL)
@@ -33,12 +37,14 @@ class ItemText:
     categories: list[str]
 
 
-def read_item_texts(path: Path) -> dict[int, ItemText]:
-    """Texts by the number that the file calls the item.
+def read_item_texts(path: Path | None) -> dict[int, ItemText]:
+    """Texts by the item's number in the file; empty without a file.
 
     Raises:
-        DataError: a key that is no number, or an entry that is no mapping of texts.
+        DataError: a key that is not a number, or an entry that is not a mapping of texts.
     """
+    if path is None:
+        return {}
     found = {}
     for key, entry in read_json(path).items():
         if not isinstance(entry, dict):
@@ -52,6 +58,18 @@ def read_item_texts(path: Path) -> dict[int, ItemText]:
             names(plain(entry.get("categories"), where)),
         )
     return found
+
+
+def numbered_items(
+    numbers: Sequence[int], described: Mapping[int, ItemText], attributes: Mapping[str, pa.Array]
+) -> pa.Table:
+    """The items table of a source whose item ids are numbers, in the order of `numbers`."""
+    return items_table(
+        [str(n) for n in numbers],
+        {str(n): item.title for n, item in described.items()},
+        {str(n): item.description for n, item in described.items()},
+        attributes,
+    )
 
 
 def names(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.artifacts import MANIFEST, sha256, up_to_date, write_artifact
+from recsys.artifacts import MANIFEST, sha256
 from recsys.config import as_dict
 from recsys.data import filtering, stream, synthetic, times
 from recsys.data.raw import Columns, ReaderConfig
@@ -132,7 +132,7 @@ def stage(context: Context) -> Path:
         DataError: a malformed file; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
-    if not context.settings.names("data", "source", "synthetic"):
+    if not context.settings.sets("data", "source", "synthetic"):
         return _prepared(context)
     seed = seed if config.source == SYNTHETIC else 0
     settings = as_dict(config) | {"seed": seed}
@@ -148,19 +148,19 @@ def stage(context: Context) -> Path:
             parents[role] = sha256(file)
         size = sum(f.stat().st_size for role, f in inputs.items() if role.startswith(EVENTS_ROLE))
         large = config.source in STREAMING and size >= STREAM_BYTES
-    path = context.workspace.dataset
-    if not context.force and up_to_date(path, "dataset", settings, parents):
-        return path
-    info: dict[str, Any] = {}
+    output = context.output("dataset", settings, parents)
+    if output.is_current():
+        return output.path
     if config.engine == "stream" or (config.engine == "auto" and large):
-        with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
+        info: dict[str, Any] = {}
+        with output.write(info) as folder:
             info |= write_streamed(config, folder)
-        return path
+        return output.path
     dataset, split, decisions = build(config, seed)
-    info |= {"stats": describe(dataset), "split": split, "decisions": decisions}
-    with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
+    info = {"stats": describe(dataset), "split": split, "decisions": decisions}
+    with output.write(info) as folder:
         dataset.save(folder)
-    return path
+    return output.path
 
 
 def _prepared(context: Context) -> Path:

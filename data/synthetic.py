@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recsys.data.raw import RawData, events_table
-from recsys.data.shop import DEPARTMENTS, PLACES, Department, Genre
+from recsys.data.shop import WORDS, Department, Genre
 
-SHELVES = [(department, genre) for department in DEPARTMENTS for genre in department.genres]
+SHELVES = [(department, genre) for department in WORDS.departments for genre in department.genres]
 _NAMES = [genre.name for _, genre in SHELVES]
 COMPANION = np.asarray([_NAMES.index(genre.companion) for _, genre in SHELVES])
 SCHEMA = {
@@ -207,7 +207,7 @@ def _name(department: Department, genre: Genre, order: list[int], used: int) -> 
     again, place = divmod(used, len(order))
     first, second = divmod(order[place], len(genre.seconds))
     name = department.title.format(f"{genre.firsts[first]} {genre.seconds[second]}")
-    return f"{name} of {PLACES[again - 1]}" if again else name
+    return f"{name} of {WORDS.places[again - 1]}" if again else name
 
 
 def _invite(people: int, rng: np.random.Generator) -> _People:

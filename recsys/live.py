@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from recsys import arguments
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
-from recsys.constraint.filters import FilterCache, ItemFilter
+from recsys.constraint.filter_cache import FilterCache
+from recsys.constraint.filters import ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.errors import ItemError
 from recsys.live_catalog import FIXED, AddedItems, EpochAttributes, EpochCatalog, NewItem

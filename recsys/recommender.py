@@ -21,7 +21,7 @@ from recsys.artifacts import Manifest
 from recsys.blending import POPULAR, RETRIEVAL, Lists
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
-from recsys.constraint.filters import FilterCache
+from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.output import Beams
 from recsys.decoding.request import SearchRequest

@@ -19,18 +19,12 @@ from recsys.serving import answers
 from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
 from recsys.serving.evaluations import evaluations
-from recsys.serving.metrics import Metrics
+from recsys.serving.metrics import Metrics, Seconds
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
-from recsys.serving.schemas.items import (
-    Item,
-    RankRequest,
-    RankResponse,
-    ScoredItem,
-    SimilarResponse,
-)
+from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.models import Evaluation, ModelInfo
 from recsys.serving.schemas.recommendations import (
     NoteCode,
@@ -110,7 +104,8 @@ class Service:
         self._reads = Reads(settings, self._worker)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
-        self.metrics.watch(queue_depth=lambda: self.models.waiting, filter_stats=self._filter_stats)
+        self.metrics.queue_depth = lambda: self.models.waiting
+        self.metrics.filter_stats = self._filter_stats
 
     # Life
 
@@ -247,7 +242,7 @@ class Service:
         )
         return response
 
-    async def rank(self, body: RankRequest) -> RankResponse:
+    async def rank(self, body: RankBody) -> RankResponse:
         """Put given items in order.
 
         Raises:
@@ -432,10 +427,12 @@ class Service:
         model: Model,
     ) -> None:
         self.metrics.answered(
-            total_s=total_s,
-            history_s=history_s,
-            queue_s=0.0 if answer is None else answer.queue_s,
-            compute_s=0.0 if answer is None else answer.compute_s,
+            Seconds(
+                total_s,
+                history_s,
+                0.0 if answer is None else answer.queue_s,
+                0.0 if answer is None else answer.compute_s,
+            ),
             stats=None if answer is None else result.stats,
             levels=model.recommender.catalog.codes.shape[1],
             model=model.name,
@@ -448,7 +445,7 @@ class Service:
         own = self.settings.bundle.absolute()
         state = await self.store.state_get(ALIASES) or {}
         kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        aliases = {name: KeptAlias.of(value) for name, value in kept.items()}
+        aliases = {name: KeptAlias.model_validate(value) for name, value in kept.items()}
         champion = aliases.pop(CHAMPION, None)
         if self._given is not None:
             await self.models.put(CHAMPION, own.name, loaded=self._given)
@@ -469,7 +466,7 @@ class Service:
     async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
         if self.phase is not Phase.READY:
             return  # what is kept is being restored
-        kept = {name: alias.to_json() for name, alias in aliases.items()}
+        kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
         try:
             await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})

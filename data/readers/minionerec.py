@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.files import MAX_DIGITS, read_lines
-from recsys.data.item_texts import read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.item_texts import numbered_items, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 from recsys.splits import LABELS
@@ -74,7 +74,7 @@ def read(config: ReaderConfig) -> RawData:
             # What only a history tells happened before this row: no later than the row before it.
             items += [*fresh, target]
             labels += [labels[-1] if labels else LABELS["train"]] * len(fresh) + [label]
-    described = read_item_texts(paths["items"]) if "items" in paths else {}
+    described = read_item_texts(paths.get("items"))
     index = read_index(paths["index"]) if "index" in paths else {}
     seen = {item for items, _ in users.values() for item in items}
     numbers = np.asarray(sorted(seen | set(described or index)), np.int64)
@@ -86,10 +86,9 @@ def read(config: ReaderConfig) -> RawData:
             np.asarray([item for items, _ in users.values() for item in items], np.int64),
             split=np.asarray([label for _, labels in users.values() for label in labels]),
         ),
-        items_table(
-            [str(n) for n in numbers.tolist()],
-            {str(n): item.title for n, item in described.items()},
-            {str(n): item.description for n, item in described.items()},
+        numbered_items(
+            numbers.tolist(),
+            described,
             {"brand": pa.array(brands, pa.string())} if any(brands) else {},
         ),
         aligned(index, numbers, paths["index"]) if index else None,

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.delimited import delimited_batches, first_line, read_delimited
+from recsys.data.files import find_one
 from recsys.data.raw import (
     EventStream,
     ItemCatalog,
@@ -44,12 +45,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     Raises:
         DataError: a folder with no or with several `.inter` files.
     """
-    path = config.path
-    if path.is_dir():
-        inside = sorted(path.glob("*.inter"))
-        if len(inside) != 1:
-            raise DataError(f"{path}: holds {len(inside)} files *.inter; name one as data.path")
-        path = inside[0]
+    path = find_one(config.path, "*.inter")
     found = {"interactions": path}
     for role, given, suffix in (("items", config.items, ".item"), ("users", None, ".user")):
         beside = path.with_suffix(suffix)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.files import is_cut, number, read_integer_lines, read_json
-from recsys.data.item_texts import ItemText, names, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.item_texts import ItemText, names, numbered_items, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
@@ -52,11 +52,7 @@ def read(config: ReaderConfig) -> RawData:
     lengths = np.asarray([len(line) - 1 for line in lines])
     events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
     numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}
-    described = (
-        {number + 1: item for number, item in read_item_texts(paths["items"]).items()}
-        if "items" in paths
-        else {}
-    )
+    described = {n + 1: item for n, item in read_item_texts(paths.get("items")).items()}
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
     metadata = described or numbered
     counts = {
@@ -69,11 +65,8 @@ def read(config: ReaderConfig) -> RawData:
         codes = aligned(read_index(paths["index"]), numbers - 1, paths["index"])
     return RawData(
         events_table(np.repeat(users, lengths), events),
-        items_table(
-            [str(n) for n in numbers.tolist()],
-            {str(n): item.title for n, item in described.items()},
-            {str(n): item.description for n, item in described.items()},
-            _attribute_columns(numbers.tolist(), numbered, described),
+        numbered_items(
+            numbers.tolist(), described, _attribute_columns(numbers.tolist(), numbered, described)
         ),
         codes,
         counts,

@@ -23,7 +23,12 @@ MOST = 100_000.0
 
 @dataclass(frozen=True, eq=False)
 class Boost:
-    """What items gain, as a trie sees it.
+    """Scores added to items, and their maxima below each state of a trie.
+
+    >>> trie = ItemTrie.build([[5, 7], [9, 1], [5, 3]])
+    >>> boost = Boost.of(trie, np.array([0.5, 0, -1], np.float32)[trie.row_items])
+    >>> boost.most.tolist()  # the root, the states behind 5 and 9, and the three rows
+    [0.5, 0.5, 0.0, -1.0, 0.5, 0.0]
 
     Attributes:
         trie: the boost is made for; no other trie takes it.

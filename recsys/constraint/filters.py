@@ -1,4 +1,4 @@
-"""Filters: JSON expressions over item attributes, parsed, evaluated to row masks, and kept.
+"""Filters and boosts: JSON expressions over item attributes, parsed and evaluated.
 
     {"must": [{"key": "brand", "any": ["Acme", "Bolt"]}, {"key": "price", "range": {"lt": 20}}],
      "must_not": [{"key": "categories", "match": "Nails"}],
@@ -17,21 +17,15 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsys.constraint.attributes import Attributes, Column, Kind, Scalar, Test
-from recsys.constraint.boost import Boost
-from recsys.constraint.mask import MaskRoom, RowMask
-from recsys.constraint.trie import ItemTrie
 from recsys.errors import FilterError
 
 MOST_DEPTH = 16
@@ -40,11 +34,7 @@ MOST_CHARACTERS = 1000
 MOST_BOOSTS = 100
 MOST_WEIGHT = 1000.0
 
-K = TypeVar("K", RowMask, Boost)
-_PART = 1 << 16  # items that are looked at together
-_USED = 32  # masks that may be in use and not kept, and still lie beside the others
-_PLACES = 4096  # masks that lie beside each other, at most; others lie on their own
-_READY = 1 << 26  # bytes of masks' memory to get before the first of them, at most
+_PART = 1 << 16  # items that are evaluated together
 _GROUPS = ("must", "should", "must_not")
 _TESTS = ("match", "any", "range", "exists")
 _BOUNDS = ("gt", "gte", "lt", "lte")
@@ -153,8 +143,14 @@ class _Group:
 class ItemFilter:
     """A parsed expression.
 
+    >>> wanted = ItemFilter.parse({"must": [{"key": "brand", "match": "Acme"}]})
+    >>> import pyarrow as pa
+    >>> table = pa.table({"brand": ["Acme", "Bolt", None]})
+    >>> wanted.evaluate(Attributes(table, np.arange(3, dtype=np.int32))).tolist()
+    [True, False, False]
+
     Attributes:
-        key: equal for expressions that mean the same but for order and repetition.
+        key: equal for expressions that differ in order and repetition only.
     """
 
     key: str
@@ -308,157 +304,6 @@ class _Parser:
                 f"{at}: the filter has more than {MOST_PARTS} clauses and values; make an "
                 "attribute of what they have in common"
             )
-
-
-@dataclass(frozen=True)
-class FilterStats:
-    """Counters of a `FilterCache`; boosts count as masks.
-
-    Attributes:
-        hits: masks that were there.
-        misses: masks that had to be made.
-        evictions: masks dropped for room.
-        entries: masks kept now.
-        bytes: that they take.
-        seconds: spent making masks.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    entries: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-
-class FilterCache:
-    """Row masks of the filters used last, and boosts; may be shared between threads.
-
-    Attributes:
-        trie: the catalog.
-        attributes: of its items, in the order of `trie.row_items`.
-    """
-
-    def __init__(
-        self,
-        trie: ItemTrie,
-        attributes: Attributes,
-        max_bytes: int = 1 << 28,
-        *,
-        left: NDArray[np.bool_] | None = None,
-        after: FilterCache | None = None,
-    ) -> None:
-        """Keep masks of up to `max_bytes` in all.
-
-        Args:
-            trie: the catalog.
-            attributes: of its items.
-            max_bytes: memory for masks.
-            left: (items,) bool in the attributes' order, the items that are still there; None for
-                all. No mask has another one, and no boost counts for one.
-            after: the cache that this one stands in for from now on, whose counters go on, and
-                whose memory is used where the trie is the same.
-
-        Raises:
-            ValueError: `max_bytes` is negative.
-        """
-        if max_bytes < 0:
-            raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
-        self.trie, self.attributes = trie, attributes
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[type, str], RowMask | Boost] = OrderedDict()
-        self._lock = threading.Lock()
-        self._hits = self._misses = self._evictions = self._bytes = 0
-        self._seconds = 0.0
-        self._left = left
-        self._memory: MaskRoom | None = None
-        if after is not None:
-            with after._lock:
-                self._hits, self._misses = after._hits, after._misses
-                self._evictions, self._seconds = after._evictions, after._seconds
-            if after.trie is trie:
-                self._memory = after._memory
-
-    @property
-    def stats(self) -> FilterStats:
-        """What has happened so far."""
-        with self._lock:
-            counters = self._hits, self._misses, self._evictions
-            return FilterStats(*counters, len(self._kept), self._bytes, self._seconds)
-
-    def mask(self, wanted: ItemFilter | Mapping[str, Any]) -> RowMask:
-        """The items that a filter allows; made on first use, outside of any lock.
-
-        Raises:
-            FilterError: a malformed filter, or one that does not fit the attributes.
-        """
-        if not isinstance(wanted, ItemFilter):
-            wanted = ItemFilter.parse(wanted)
-        return self._get(RowMask, wanted, self._mask)
-
-    def boost(self, wanted: ItemBoosts) -> Boost:
-        """What items gain; made on first use, outside of any lock.
-
-        Raises:
-            FilterError: one of the filters does not fit the attributes.
-        """
-        return self._get(Boost, wanted, self._boost)
-
-    def _mask(self, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
-        return RowMask.of(trie, items if self._left is None else items & self._left, self._room)
-
-    def prepare(self) -> None:
-        """Get memory for some masks now, so that the first filters do not wait for it."""
-        if self._memory is None:
-            self._memory = self._new_room(_READY)
-
-    @property
-    def _room(self) -> MaskRoom:
-        """Room for the masks that are kept, and for some that are still used."""
-        if self._memory is None:
-            self._memory = self._new_room(0)  # one of several that threads make stays
-        return self._memory
-
-    def _new_room(self, ready: int) -> MaskRoom:
-        place = self.trie.padded_states + len(self.trie.dense_flags)
-        mask = self.trie.num_items + 4 * self.trie.num_rows + place
-        ready = min(_USED * place, ready)
-        return MaskRoom(self.trie, min(_PLACES, self._max_bytes // mask) + _USED, ready)
-
-    def _boost(self, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
-        if self._left is not None:  # an item that is not there must not raise the bound of a prefix
-            items = np.where(self._left, items, items.min())
-        return Boost.of(trie, items)
-
-    def _get(
-        self,
-        kind: type[K],
-        wanted: ItemFilter | ItemBoosts,
-        make: Callable[[ItemTrie, NDArray[Any]], K],
-    ) -> K:
-        key = kind, wanted.key
-        with self._lock:
-            found = self._kept.get(key)
-            if isinstance(found, kind):
-                self._kept.move_to_end(key)
-                self._hits += 1
-                return found
-        start = time.perf_counter()
-        made = make(self.trie, wanted.evaluate(self.attributes))
-        seconds = time.perf_counter() - start
-        with self._lock:
-            self._misses += 1
-            self._seconds += seconds
-            # another thread may have been faster; then all share what it made
-            kept = self._kept.setdefault(key, made)
-            self._kept.move_to_end(key)
-            if kept is made:
-                self._bytes += made.nbytes
-            while self._bytes > self._max_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                self._bytes -= dropped.nbytes
-                self._evictions += 1
-            return kept if isinstance(kept, kind) else made
 
 
 def _text(value: Any) -> str:

@@ -55,7 +55,12 @@ class MaskRoom:
 
 @dataclass(frozen=True, eq=False)
 class RowMask:
-    """The items that a filter allows, as a trie sees them.
+    """The items that a filter allows, by the rows and states of a trie.
+
+    >>> trie = ItemTrie.build([[5, 7], [9, 1], [5, 3]])
+    >>> mask = RowMask.of(trie, np.array([False, True, True])[trie.row_items])
+    >>> mask.rows.tolist(), mask.eligible
+    ([True, False, True], 2)
 
     Attributes:
         trie: the mask is made for; no other trie takes it.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from recsys.constraint.boost import Boost
 from recsys.constraint.dense import BLOCK, NO_ROW, DenseDepth
-from recsys.constraint.mask import MaskRoom, RowMask, all_flags, dead_states
+from recsys.constraint.mask import RowMask
+from recsys.constraint.restrictions import Allowed, Excluded, Gains, look_up, read_runs
 from recsys.constraint.trie import NO_STATE, ItemTrie
 
-T = TypeVar("T")
 _INFINITY = -1024  # as the bits of a float16, the negative one
 
 
@@ -50,72 +50,6 @@ class Children(NamedTuple):
     def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """States and symbols of (B, K) places among the W * C candidates."""
         return self.states.flatten(1).gather(1, places), self.symbols.flatten(1).gather(1, places)
-
-
-@dataclass(frozen=True, eq=False)
-class Excluded:
-    """What each request must not get, as the states that hold nothing else.
-
-    Attributes:
-        dead: one (B, D) int64 a depth 1 .. L, ascending, padded with `NO_STATE`; D may be 0.
-        parent: (B, D) int64 a depth, their parents; -1, which is no state, for padding.
-        place: where each lies among the candidates of its parent (`DeviceTrie.candidates`).
-    """
-
-    dead: tuple[torch.Tensor, ...]
-    parent: tuple[torch.Tensor, ...]
-    place: tuple[torch.Tensor, ...]
-
-    def take(self, requests: torch.Tensor) -> Excluded:
-        """The same for some requests of the batch."""
-        parts = (self.dead, self.parent, self.place)
-        return Excluded(*(tuple(states[requests] for states in part) for part in parts))
-
-    def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
-        """Take what is dead out of (B, W, C) candidates of (B, W) ascending states, in place.
-
-        Live states are distinct, so each dead child has one parent among them, or none.
-        """
-        parent = self.parent[depth]
-        if not parent.shape[1]:
-            return
-        beam = torch.searchsorted(states, parent).clamp_(max=states.shape[1] - 1)
-        spared = states.gather(1, beam) != parent  # the parent is no beam: leave the place alone
-        place = beam.mul_(alive.shape[-1]).add_(self.place[depth])
-        flat = alive.view(torch.uint8).flatten(1)
-        flat.scatter_reduce_(1, place, spared.view(torch.uint8), "amin")
-
-
-@dataclass(frozen=True, eq=False)
-class Allowed:
-    """What each request may get, as the states that hold some of it.
-
-    Attributes:
-        alive: (n (S + C + F),) bool each, one or several masks (`RowMask`) in a row.
-        line: (B,) int64 which of them holds each request's mask.
-        start: (B, 1) int64 where its states' flags begin there.
-        dense_start: (B, 1) int64 where those of its dense depths do.
-        masks: whose memory that is; kept, so that it stays theirs.
-    """
-
-    alive: tuple[torch.Tensor, ...]
-    line: torch.Tensor
-    start: torch.Tensor
-    dense_start: torch.Tensor
-    masks: tuple[RowMask | None, ...]
-
-    def take(self, requests: torch.Tensor) -> Allowed:
-        """The same for some requests of the batch."""
-        line, start, dense = (part[requests] for part in (self.line, self.start, self.dense_start))
-        return Allowed(self.alive, line, start, dense, self.masks)
-
-    def runs(self, first: torch.Tensor, width: int, *, dense: bool = False) -> torch.Tensor:
-        """(B, W, `width`) flags from each of the (B, W) states, or places of dense depths, on."""
-        first = first + (self.dense_start if dense else self.start)
-        if len(self.alive) == 1:
-            return _runs(self.alive[0], first, width)
-        lines = zip(first, self.line.tolist(), strict=True)
-        return torch.stack([_runs(self.alive[line], f, width) for f, line in lines])
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +90,18 @@ class Candidates:
         width = self.alive.shape[-1]
         beam = places // width
         state, place = self.parents.gather(1, beam), places - beam * width
-        first = _look_up(self.trie.first_child, state)
+        first = look_up(self.trie.first_child, state)
         if self.symbols is not None:
             return first + place, self.symbols.flatten(1).gather(1, places)
         dense = self._dense
         row = state - self.trie.source.depth_start[self.depth]
         block = place // BLOCK
         before = self.trie.before[self.depth]
-        counted = _look_up(before.flatten(), row * before.shape[1] + block)
-        flags = _runs(self.trie.dense_flags, row * dense.width + dense.start + block * BLOCK, BLOCK)
-        upto = _runs(self.trie.block, BLOCK - 1 - place + block * BLOCK, BLOCK)
+        counted = look_up(before.flatten(), row * before.shape[1] + block)
+        flags = read_runs(
+            self.trie.dense_flags, row * dense.width + dense.start + block * BLOCK, BLOCK
+        )
+        upto = read_runs(self.trie.block, BLOCK - 1 - place + block * BLOCK, BLOCK)
         counted += (flags & upto).sum(-1)
         return first + counted - 1, place + dense.low
 
@@ -178,43 +114,15 @@ class Candidates:
 
 
 @dataclass(frozen=True, eq=False)
-class Gains:
-    """What each request's items gain, as the most below each state.
-
-    Attributes:
-        most: (S,) float32 each, one a distinct boost (`Boost`).
-        line: (B,) int64 which of them is each request's.
-    """
-
-    most: tuple[torch.Tensor, ...]
-    line: torch.Tensor
-
-    def take(self, requests: torch.Tensor) -> Gains:
-        """The same for some requests of the batch."""
-        return Gains(self.most, self.line[requests])
-
-    def at(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W, C) of each of the states; 0 for `NO_STATE`."""
-        nothing = states == NO_STATE
-        return self._of_real(states.masked_fill(nothing, 0)).masked_fill_(nothing, 0)
-
-    def _of_real(self, states: torch.Tensor) -> torch.Tensor:
-        if len(self.most) == 1:
-            return self.most[0].index_select(0, states.flatten()).view_as(states)
-        if states.device.type == "cpu":
-            lines = zip(states, self.line.tolist(), strict=True)
-            return torch.stack(
-                [self.most[line].index_select(0, s.flatten()).view_as(s) for s, line in lines]
-            )
-        places = states + (self.line * len(self.most[0]))[:, None, None]
-        return torch.cat(self.most).index_select(0, places.flatten()).view_as(places)
-
-
-@dataclass(frozen=True, eq=False)
 class DeviceTrie:
     """`ItemTrie` on a device; on a CPU most tensors share its memory.
 
     C is the most children of any state.
+
+    >>> trie = DeviceTrie.of(ItemTrie.build([[5, 7], [9, 1], [5, 3]]))
+    >>> children = trie.children(torch.tensor([[0]]), depth=0)
+    >>> children.states.tolist(), trie.alphabet[children.symbols].tolist()
+    ([[[1, 2]]], [[[5, 9]]])
 
     Attributes:
         source: the arrays it was made from (sizes and depths are read from there, on the host).
@@ -303,7 +211,7 @@ class DeviceTrie:
             dead, flat = excluded.dead[depth], child.flatten(1)
             nearest = torch.searchsorted(dead, flat).clamp_(max=dead.shape[1] - 1)
             alive = alive & (dead.gather(1, nearest) != flat).view_as(child)
-        return Children(child, _runs(self.symbol, first, width).long(), alive)
+        return Children(child, read_runs(self.symbol, first, width).long(), alive)
 
     def candidates(
         self,
@@ -329,13 +237,13 @@ class DeviceTrie:
             if allowed is not None:
                 alive = allowed.runs(first, width, dense=True)
             else:
-                alive = _runs(self.dense_flags, first, width)
+                alive = read_runs(self.dense_flags, first, width)
         else:
             width = self.source.branching[depth]
             first, alive = self._children(here, inside, width)
             if allowed is not None:
                 alive &= allowed.runs(first, width)
-            symbols = _runs(self.symbol, first, width).long()
+            symbols = read_runs(self.symbol, first, width).long()
         if excluded is not None:
             excluded.hide(alive, states, depth)
         return Candidates(alive, inside, symbols, depth, self)
@@ -356,13 +264,13 @@ class DeviceTrie:
 
         Children lie side by side, so all that is known of them is read in runs.
         """
-        first = _look_up(self.first_child, inside)
-        count = (_look_up(self.first_child, inside + 1) - first) * here
-        return first, _runs(self.ramp, len(self.ramp) // 2 - count, width)
+        first = look_up(self.first_child, inside)
+        count = (look_up(self.first_child, inside + 1) - first) * here
+        return first, read_runs(self.ramp, len(self.ramp) // 2 - count, width)
 
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:
         """Token that leads into each state, none of which is `NO_STATE`; any for the root."""
-        return self.alphabet[_look_up(self.symbol, states)]
+        return self.alphabet[look_up(self.symbol, states)]
 
     def parents_of(self, states: torch.Tensor) -> torch.Tensor:
         """Parent of each state, which is neither the root nor `NO_STATE`.
@@ -397,117 +305,28 @@ class DeviceTrie:
         start, stop = source.depth_start[depth : depth + 2]
         starts, place = self.row_start[start:stop], inside - start
         last = place == stop - start - 1
-        following = _look_up(starts, (place + 1).masked_fill(last, 0))
+        following = look_up(starts, (place + 1).masked_fill(last, 0))
         ends = torch.where(last, source.num_rows, following)
-        return (ends - _look_up(starts, place)) * here
+        return (ends - look_up(starts, place)) * here
 
     def pad_excluded(
         self,
         excluded: Sequence[NDArray[np.integer]],
         masks: Sequence[RowMask | None] | None = None,
     ) -> Excluded:
-        """What each request must not get, ready for `children`.
-
-        Args:
-            excluded: rows of each request (`ItemTrie.excluded_rows`).
-            masks: what each request may get; None for everything.
-        """
-        source = self.source
-        dead = dead_states(source, excluded, masks)
-        parents, places = [], []
-        for depth, (states, dense) in enumerate(zip(dead, source.dense, strict=True)):
-            first, last = source.depth_start[depth : depth + 2]
-            real = states != NO_STATE
-            child = states[real]
-            starts = source.first_child[first:last]
-            above = np.searchsorted(starts, child.astype(starts.dtype), side="right") - 1
-            parent, place = np.full(states.shape, -1, np.int64), np.zeros(states.shape, np.int64)
-            parent[real] = above + first
-            place[real] = (
-                child - starts[above] if dense is None else source.symbol[child] - dense.low
-            )
-            parents.append(parent)
-            places.append(place)
-        tensors = (
-            tuple(torch.from_numpy(a).to(self.device) for a in arrays)
-            for arrays in (dead, parents, places)
-        )
-        return Excluded(*tensors)
+        """Rows that each request must not get, with its masks; see `Excluded.of`."""
+        return Excluded.of(self.source, self.device, excluded, masks)
 
     def allow(self, masks: Sequence[RowMask | None]) -> Allowed | None:
-        """What each request may get, ready for `children`; None where all may get everything.
-
-        Args:
-            masks: of each request; None for everything.
-        """
-        if not any(masks):
-            return None
-        room = next((m.room[0] for m in masks if m is not None and m.room is not None), None)
-        distinct, line = self._distinct(masks)
-        if self.device.type == "cpu":
-            parts = [self._memory(mask, room) for mask in distinct]
-        else:  # copying is cheap there, and one look-up for all is worth it
-            flags = [
-                torch.from_numpy(all_flags(self.source)) if m is None else m.to(self.device)
-                for m in distinct
-            ]
-            joined = torch.cat([f.to(self.device) for f in flags])
-            parts = [(joined, i * len(flags[0])) for i in range(len(flags))]
-        memory = {id(flags): flags for flags, _ in parts}
-        places = {key: i for i, key in enumerate(memory)}
-        lines, starts = torch.tensor(
-            [[places[id(flags)], start] for flags, start in parts], device=self.device
-        ).T
-        return Allowed(
-            tuple(torch.as_tensor(flags) for flags in memory.values()),
-            lines[line],
-            starts[line, None],
-            starts[line, None] + self.source.padded_states,
-            tuple(distinct),
-        )
-
-    def _memory(self, mask: RowMask | None, room: MaskRoom | None) -> tuple[Any, int]:
-        """The array that a mask's flags lie in, and where they begin."""
-        if mask is None:
-            return (all_flags(self.source) if room is None else room.flags), 0
-        return (mask.alive, 0) if mask.room is None else (mask.room[0].flags, mask.room[1])
+        """Masks of the requests; see `Allowed.of`."""
+        return Allowed.of(self.source, self.device, masks)
 
     def gain(self, boosts: Sequence[Boost | None]) -> Gains | None:
-        """What each request's items gain, ready for a step; None where none gains anything.
-
-        Args:
-            boosts: of each request; None for nothing.
-        """
-        if not any(boosts):
-            return None
-        distinct, line = self._distinct(boosts)
-        nothing = torch.zeros(self.source.num_states, device=self.device)
-        return Gains(tuple(nothing if b is None else b.to(self.device) for b in distinct), line)
-
-    def _distinct(self, given: Sequence[T]) -> tuple[list[T], torch.Tensor]:
-        """The different objects among those given, and (B,) the place of each one's."""
-        distinct = {id(one): one for one in given}
-        place = {key: i for i, key in enumerate(distinct)}
-        return list(distinct.values()), torch.tensor(
-            [place[id(one)] for one in given], device=self.device
-        )
+        """Boosts of the requests; see `Gains.of`."""
+        return Gains.of(self.source, self.device, boosts)
 
 
 def read(values: torch.Tensor, places: torch.Tensor, missing: float) -> torch.Tensor:
     """(B, n) values at (B, n) places of (B, m) values; `missing` at place m, behind the last."""
     nothing = places == values.shape[1]
     return values.gather(1, places.masked_fill(nothing, 0)).masked_fill_(nothing, missing)
-
-
-def _runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
-    """(..., width) runs of `table` from each of the places `first` on.
-
-    A run is copied as a whole, which takes a quarter of the time of reading entry by entry.
-    """
-    rows: torch.Tensor = table.unfold(0, width, 1).index_select(0, first.flatten())
-    return rows.view(*first.shape, width)
-
-
-def _look_up(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """`table[places]` as int64; on a CPU many times as fast as that."""
-    return table.index_select(0, places.flatten()).view_as(places).long()

@@ -47,6 +47,14 @@ _TABLE = 1 << 24  # tokens below it are looked up in a table, larger ones are so
 class ItemTrie:
     """A frozen trie over item token sequences; R rows, S states, I of them inner, L levels.
 
+    >>> trie = ItemTrie.build([[5, 7], [9, 1], [5, 3]])
+    >>> trie.rows.tolist()
+    [[5, 3], [5, 7], [9, 1]]
+    >>> trie.item_row.tolist()
+    [1, 2, 0]
+    >>> trie.num_states, trie.branching
+    (6, (2, 2))
+
     Attributes:
         rows: (R, L) int16, or int32 for larger tokens: distinct sequences, sorted.
         row_items: (items,) int32 items grouped by row, ascending inside a row.

@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from recsys.constraint.transitions import Allowed, Candidates, Children, DeviceTrie, Excluded, Gains
+from recsys.constraint.restrictions import Allowed, Excluded, Gains
+from recsys.constraint.transitions import Candidates, Children, DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import NO_TOKEN, TokenTree

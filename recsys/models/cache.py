@@ -69,6 +69,15 @@ class Storage:
 class SlotCache:
     """Key and value buffers of every layer, (B, slots, H_kv, D) each.
 
+    >>> storage = Storage(torch.zeros(1, 2, 32, 1, 4))
+    >>> cache = SlotCache(storage, batch=1, prompt=5, nodes=3)
+    >>> cache.prompt, cache.slots
+    (16, 32)
+    >>> cache.select(write=torch.tensor([[0, 16]]), view=17)  # a prompt token and a node
+    >>> keys, values = cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), layer_idx=0)
+    >>> keys.shape, keys.sum().item()
+    (torch.Size([1, 1, 17, 4]), 8.0)
+
     Attributes:
         buffer: (layers, 2, B, slots, H_kv, D). Stale slots are finite (`Storage.clean`).
         prompt: prompt slots, in whole blocks; the first node's slot.

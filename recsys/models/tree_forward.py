@@ -47,7 +47,24 @@ class CapturedPasses(Protocol):
 
 
 class TreeModel:
-    """A decoder-only causal LM that can be asked about any tree of tokens.
+    """A decoder-only causal LM that runs any tree of tokens in one pass.
+
+    >>> from recsys.models.mask import prompt_mask
+    >>> from recsys.testing import tiny_model
+    >>> model, prompt = TreeModel(tiny_model("llama", 64)), torch.tensor([[3, 1, 4, 1]])
+    >>> places = torch.arange(4)[None]
+    >>> with model.pool.lend(batch=1, prompt=4, nodes=8) as cache:
+    ...     logits = model.forward(
+    ...         prompt,
+    ...         places,
+    ...         lambda window: prompt_mask(places, 4, window=window, dtype=model.dtype),
+    ...         cache,
+    ...         write=places,
+    ...         view=4,
+    ...         rows=torch.tensor([[3]]),
+    ...     )
+    >>> logits.shape
+    torch.Size([1, 1, 64])
 
     Attributes:
         config: the model's configuration.
@@ -117,7 +134,7 @@ class TreeModel:
 
     def keep_prefixes(self, max_bytes: int, version: str = "") -> None:
         """Keep the keys and values of prompts for later calls, in at most `max_bytes`."""
-        self.prefixes = PrefixStore.for_model(self, max_bytes)
+        self.prefixes = PrefixStore(self.config, self.dtype, self.device, max_bytes)
         self.version = version
 
     @property

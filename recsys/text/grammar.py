@@ -21,7 +21,15 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True)
 class Grammar:
-    """Which texts are meant; hashable, so that equal grammars are compiled once.
+    """A set of texts; hashable, so that equal grammars are compiled once.
+
+    >>> from recsys.testing import byte_level_tokenizer
+    >>> from recsys.text import GrammarCompiler, TextTokenizer
+    >>> tokenizer = TextTokenizer(byte_level_tokenizer(["yes", "no"], 260))
+    >>> constraint = GrammarCompiler(tokenizer).constraint(choice(["yes", "no"]))
+    >>> first = constraint.allowed([constraint.initial()])[0].nonzero()[0].tolist()
+    >>> sorted(tokenizer.decode([token]) for token in first)
+    ['n', 'no', 'y']
 
     Attributes:
         field: the constructor's name, with which errors begin.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +142,25 @@ def test_atspeed_comes_with_its_split_and_its_codes(atspeed: Path) -> None:
     assert data.counts["items_sharing_codes"] == 2
 
 
-def test_atspeed_never_needs_the_pickles(atspeed: Path) -> None:
+def test_atspeed_never_opens_the_pickled_histories(atspeed: Path) -> None:
     (atspeed / "training_dict.npy").write_bytes(b"not numpy at all")
     assert read("atspeed", "a").events.num_rows == 6
-    assert "training_dict.npy" not in files("atspeed", "a").values()
+
+
+def test_atspeed_says_how_to_convert_pickled_histories(atspeed: Path) -> None:
+    expected = read("atspeed", "a").events
+    for split, name in (("train", "training"), ("valid", "validation"), ("test", "testing")):
+        text = atspeed / f"sequential_{split}.txt"
+        histories = [[int(n) - 1 for n in line.split()] for line in text.read_text().splitlines()]
+        np.save(atspeed / f"{name}_dict.npy", {user: items for user, *items in histories})
+        text.unlink()
+    with pytest.raises(DataError, match=r'convert each one, for example: python -c "') as error:
+        read("atspeed", "a")
+    program = str(error.value).split('"')[1]
+    for split, name in (("train", "training"), ("valid", "validation"), ("test", "testing")):
+        said = program.replace("training", name).replace("_train", f"_{split}")
+        subprocess.run([sys.executable, "-c", said], cwd=atspeed, check=True)
+    assert read("atspeed", "a").events == expected
 
 
 def test_atspeed_refuses_an_item_that_the_index_lacks(atspeed: Path) -> None:

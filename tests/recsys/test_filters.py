@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemFilter
+from recsys.constraint.filter_cache import FilterCache
+from recsys.constraint.filters import MOST_PARTS, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.errors import FilterError

@@ -22,8 +22,7 @@ from recsys.decoding import (
 from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import SequenceConstraint, random_catalog, tiny_model
-from recsys.text import generate_text
-from recsys.text.sample import sample_text
+from recsys.text import BeamSettings, generate_text, sample_text
 
 BROKEN = 63  # a token that only histories hold
 CATALOGUE = random_catalog(np.random.default_rng(0), 60, 4, 60)
@@ -50,7 +49,7 @@ SEARCHES = {
     "sample": lambda m, p: beam_search(m, SearchRequest(p, seeds=range(len(p))), TRIE, 8),
     "shared": lambda m, p: shared_beam_search(m, p, TRIE, 8),
     "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
-    "text": lambda m, p: generate_text(m, p, 3, 6),
+    "text": lambda m, p: generate_text(m, p, BeamSettings(3, 6)),
     "constrained text": lambda m, p: sample_text(m, p, SequenceConstraint(TRIE.rows, 64, 62), 8),
 }
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from recsys.errors import ArtifactError
 from recsys.recommender import RecommendRequest, RecommendResult
-from recsys.serving.auth import ROUTES
+from recsys.serving.api.routes import ROUTES
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas import (
     common,
@@ -995,7 +995,7 @@ async def test_openapi_lists_the_routes_and_every_reference_in_it_resolves(
 ) -> None:
     document = await openapi(client)
     assert sorted(document["paths"]) == sorted(
-        {path for _, path in ROUTES if path.startswith(("/v1", "/health", "/metrics"))}
+        {route.path_format for route in ROUTES if route.include_in_schema}
     )
     for reference in re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(document)):
         assert reference in document["components"]["schemas"]
@@ -1050,9 +1050,11 @@ def wire_models() -> list[type[BaseModel]]:
 @pytest.mark.parametrize("kind", wire_models())
 def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
     for example in kind.model_json_schema().get("examples", []):
+        if kind is recommendations.Subject:
+            continue  # no body by itself
         made = kind.model_validate_json(json.dumps(example))
         # times are given as text and kept as numbers
-        if kind is not events.EventsRequest:
+        if kind not in (events.EventIn, events.StoredEventRow, events.EventsBody):
             assert made.model_dump(exclude_unset=True) == example
 
 

@@ -64,7 +64,7 @@ def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
     prompts = Prompts.sample(histories, 0, 1, seed=0)
     trees = search_trees(model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS)
-    return TreeBatches(prompts, trees, ENCODER, TRIE, 0, max_tokens, **options)
+    return TreeBatches(prompts, trees, ENCODER, TRIE, max_tokens, **options)
 
 
 def tensors(batch, dtype=torch.float32):
@@ -198,15 +198,13 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_step
 
 
 def test_the_shares_of_a_history_add_up_to_one():
-    data = make_batches(make_model())
-    inputs = tensors(data.batch(np.arange(6)))
-    from recsys.training.tree import child_tokens
-
-    states, parents, scores, log_p = inputs[3], inputs[4], inputs[5], inputs[6:]
-    above = [torch.zeros_like(states[:, 0, :1]), *states[:, :-1].unbind(1)]
-    children = [child_tokens(DeviceTrie.of(TRIE), s, d)[0] for d, s in enumerate(above)]
+    batch = make_batches(make_model()).batch(np.arange(6))
+    module = TreeAlignment(make_model(), DeviceTrie.of(TRIE), AlignmentSettings("atspeed-s"))
+    _, _, _, states, parents, scores, *log_p = tensors(batch)
+    nodes = 1 + (states.shape[1] - 1) * BEAMS
+    levels = module._levels(states, parents, scores, log_p, torch.zeros(6, nodes, VOCABULARY.size))
     for steps in ("all", "last"):
-        weights = sequence_weights(states, parents, scores, children, list(log_p), beam_steps=steps)
+        weights = sequence_weights(levels, levels.log_p, beam_steps=steps)
         total = sum(share.sum((1, 2)) for share in weights.share)
         torch.testing.assert_close(total, torch.ones(6))
 

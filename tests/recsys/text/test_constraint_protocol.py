@@ -11,7 +11,7 @@ from recsys.testing import SequenceConstraint, byte_level_tokenizer
 from recsys.text.constraint import DEAD, ROOT, tree_states
 from recsys.text.grammar import json_schema
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer
 
 TITLES = ["Heat", "Heat 2", "Alien", "Aliens", "Häuser", "Heat"]

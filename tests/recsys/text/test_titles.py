@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recsys.testing import byte_level_tokenizer
 from recsys.text.byte_trie import NOWHERE, ByteTrie
 from recsys.text.constraint import DEAD
-from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))

@@ -1,6 +1,6 @@
-"""Guide: the constraints of a batch, between tensors on a device and states on the host.
+"""BatchConstraint: the constraints of a batch, between tensors on a device and states on the host.
 
-Every request may have a constraint of its own; those that share one are asked about in one call.
+Every request may have its own constraint. Requests that share one are answered in one call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from recsys.text.constraint import Constraint
 
 
-class Guide:
+class BatchConstraint:
     """Constraints of B requests.
 
     Attributes:
