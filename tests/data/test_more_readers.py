@@ -91,13 +91,16 @@ def test_metadata_of_2014_are_literals_that_nobody_runs(raw: Path) -> None:
         ({"unixReviewTime": True}, "'unixReviewTime' is 'True', not a time"),
         ({"overall": 10**400}, r"X\.json:2: 'overall' is '1000.*', not a number"),
         ({"overall": "5"}, "'overall' is '5', not a number"),
-        ({"asin": "\ud800"}, r"X\.json:2: a text holds \\ud800, which is half a character"),
-        ({"reviewText": "\udfff"}, r"X\.json:2: a text holds \\udfff, which is half a character"),
-        ({"more": [{"\ud800": 1}]}, r"X\.json:2: a text holds \\ud800"),
+        ({"asin": "\ud800"}, r"X\.json:2: a string contains \\ud800, half of a surrogate pair"),
+        (
+            {"reviewText": "\udfff"},
+            r"X\.json:2: a string contains \\udfff, half of a surrogate pair",
+        ),
+        ({"more": [{"\ud800": 1}]}, r"X\.json:2: a string contains \\ud800"),
         ({"reviewerID": "u\0"}, r"events: user 'u\\x00' ends with the character NUL"),
     ],
 )
-def test_reviews_with_values_of_no_use_are_refused(
+def test_reviews_with_unusable_values_are_refused(
     raw: Path, change: dict[str, Any], message: str
 ) -> None:
     (raw / "X.json").write_bytes(lines([review("u", "a", 9), review("v", "b", 9) | change]))
@@ -117,14 +120,16 @@ def test_odd_values_that_readers_take_are_kept(raw: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{'asin': 'a', 'title': '\\ud800'}", "{'asin': '\\uDFFF'}"])
-def test_half_characters_in_literals_are_refused(raw: Path, text: str) -> None:
+def test_lone_surrogates_in_literals_are_refused(raw: Path, text: str) -> None:
     (raw / "X.json").write_bytes(lines([review("u", "a", 9)]))
     (raw / "meta_X.json").write_text(f"{text}\n")
-    with pytest.raises(DataError, match=r"meta_X\.json:1: a text holds .* half a character"):
+    with pytest.raises(
+        DataError, match=r"meta_X\.json:1: a string contains .* half of a surrogate"
+    ):
         read("amazon", "X.json")
 
 
-def test_reviews_of_2023_count_milliseconds_and_belong_to_the_parent(raw: Path) -> None:
+def test_reviews_of_2023_have_milliseconds_and_parent_items(raw: Path) -> None:
     record = {
         "user_id": "u",
         "parent_asin": "p",
@@ -217,7 +222,7 @@ def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> Non
 # --- recbole
 
 
-def test_an_item_file_that_describes_nothing_leaves_items_without_words(raw: Path) -> None:
+def test_an_item_file_without_rows_leaves_items_without_texts(raw: Path) -> None:
     (raw / "X.inter").write_text("user_id:token\titem_id:token\nu\ta\n")
     (raw / "X.item").write_text("item_id:token\ttitle:token_seq\tyear:float\n\tA\t1\n")
     made = read("recbole", ".")

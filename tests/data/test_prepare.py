@@ -187,7 +187,7 @@ def test_a_file_that_appears_beside_the_data_is_noticed(prepare: Prepare, raw: P
     assert prepare(source="s3rec", path="X.txt").attributes == ["attributes"]
 
 
-def test_bad_input_leaves_nothing_behind_and_the_old_data_set_in_place(
+def test_bad_input_keeps_the_old_data_set_and_adds_nothing(
     prepare: Prepare, events: Path, home: Path
 ) -> None:
     events.write_text("user,item\nu\n")
