@@ -146,7 +146,7 @@ def test_reviews_of_2023_have_milliseconds_and_parent_items(raw: Path) -> None:
     assert made.counts["timestamps_in_milliseconds"] == 1
     assert made.items.to_pylist()[0]["title"] == "P x"
     assert made.items.to_pylist()[0]["brand"] == "S"
-    with pytest.raises(DataError, match=r"data row 1 lies after the year 5138.*data\.time_unit"):
+    with pytest.raises(DataError, match=r"data row 1 is after the year 5138.*data\.time_unit"):
         read("amazon", "X.jsonl", time_unit="s")
 
 
@@ -186,7 +186,7 @@ def test_copied_and_repeated_reviews_are_counted_and_go_if_asked(raw: Path) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"a": 1}\n', r"X\.json:1: no review of a known edition"),
+        (b'{"a": 1}\n', r"X\.json:1: not a review of a known edition"),
         (lines([review("u", "a", 1)]) + b"{", r"X\.json:2: not valid JSON"),
         (b"[1]\n", r"X\.json:1: expected a record"),
         (lines([review("u", "a", 1) | {"unixReviewTime": "soon"}]), "'soon', not a time"),
@@ -342,7 +342,7 @@ def test_what_is_missing_of_a_published_folder_is_counted(raw: Path) -> None:
         *(
             (
                 examples(("u", [1], 2), ("v", [1], 2))[:-2] + f"{cut}\n",
-                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'; .* mend it",
+                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'; .* correct or remove it",
             )
             for cut in ("", "1 2", "9" * 19)
         ),

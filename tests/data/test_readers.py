@@ -424,13 +424,13 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
     [
         (
             "user,product\nu,a\n",
-            r"e\.csv: want one column 'item', the header has 'user', 'product'",
+            r"e\.csv: expected one column 'item', the header has 'user', 'product'",
         ),
-        ("user item\nu a\n", "want one column 'user', the header has 'user item'"),
-        ("user,item,user\nu,a,v\n", "want one column 'user'"),
+        ("user item\nu a\n", "expected one column 'user', the header has 'user item'"),
+        ("user,item,user\nu,a,v\n", "expected one column 'user'"),
         ("user,item,rating,rating\nu,a,1,2\n", r"e\.csv: 2 columns are called 'rating'; rename"),
-        ("user, item\nu,a\n", "want one column 'item', the header has 'user', ' item'"),
-        ('user,"item\n",x\nu,a,1\n', "want one column 'item'"),
+        ("user, item\nu,a\n", "expected one column 'item', the header has 'user', ' item'"),
+        ('user,"item\n",x\nu,a,1\n', "expected one column 'item'"),
         ('user,"item', "Empty CSV"),
         ("user,item\nu,a\0\n", r"events: item 'a\\x00' ends with the character NUL"),
         ("user,item,rating\nu,a,1\nu,b,good\n", r"e\.csv:3: column 'rating': .*'good'"),
@@ -488,7 +488,7 @@ def test_seconds_and_milliseconds_may_be_mixed_in_a_column(raw: Path) -> None:
     data = read("table", "e.csv")
     assert data.events["timestamp"].to_pylist() == [1_588_687_728] * 2
     assert data.counts["timestamps_in_milliseconds"] == 1
-    with pytest.raises(DataError, match=r"data row 2 lies after the year 5138 if it counts s;"):
+    with pytest.raises(DataError, match=r"data row 2 is after the year 5138 if its unit is s;"):
         read("table", "e.csv", time_unit="s")
 
 

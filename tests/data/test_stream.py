@@ -186,7 +186,7 @@ def test_without_the_extra_the_way_out_is_named(
     ("section", "message"),
     [
         ({"source": "s3rec", "engine": "stream"}, "is read in memory only"),
-        ({"source": "table", "memory_gb": 0.5}, r"data\.memory_gb: want 1\.0 or more"),
+        ({"source": "table", "memory_gb": 0.5}, r"data\.memory_gb: expected 1\.0 or more"),
     ],
 )
 def test_an_engine_that_cannot_be_had_is_refused(section: dict[str, Any], message: str) -> None:
