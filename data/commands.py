@@ -1,4 +1,4 @@
-"""`recsys data ...`: thin commands over `recsys.data.prepare` and `recsys.data.stats`."""
+"""Commands `recsys data ...`. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def download(
 
 @app.command()
 def synth(
-    users: Annotated[int | None, typer.Option("--users", help="People (default 3000).")] = None,
-    items: Annotated[int | None, typer.Option("--items", help="Things (default 1200).")] = None,
+    users: Annotated[int | None, typer.Option("--users", help="Customers (default 3000).")] = None,
+    items: Annotated[int | None, typer.Option("--items", help="Items (default 1200).")] = None,
     name: Name = None,
     seed: Seed = None,
     force: Force = False,

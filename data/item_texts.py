@@ -1,4 +1,4 @@
-"""Item texts as LC-Rec and its kin write them: `{"0": {"title": ..., "description": ...}, ...}`."""
+"""Item texts in the format of LC-Rec: `{"0": {"title": ..., "description": ...}, ...}`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _BLANKS = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class ItemText:
-    """One item in words.
+    """The texts of one item.
 
     Attributes:
         title: may be empty.
         description: free text, may be empty.
-        brand: or None.
-        categories: names, may be none.
+        brand: None if it has none.
+        categories: names, may be empty.
     """
 
     title: str
@@ -73,15 +73,15 @@ def numbered_items(
 
 
 def names(text: str) -> list[str]:
-    """`"Diners, Greek"` as a list, each name once."""
+    """Split `"Diners, Greek"` into a list without repeated names."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def plain(value: Any, where: str) -> str:
-    """A text without markup; Amazon's lists arrive as lists or as a list written out.
+    """A text without markup. Amazon stores lists as lists, or as the text of a Python list.
 
     Raises:
-        DataError: no text; its message begins with `where`.
+        DataError: not a text; the message begins with `where`.
     """
     if isinstance(value, str) and value.startswith("["):
         try:

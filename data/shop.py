@@ -11,12 +11,12 @@ from recsys.config import build
 
 @dataclass(frozen=True)
 class Genre:
-    """One kind of thing on sale.
+    """One genre of items.
 
     Attributes:
-        name: category.
-        phrase: what one item is.
-        companion: the genre that people come to from this one.
+        name: of the category.
+        phrase: describes one item.
+        companion: the genre that customers often turn to after this one.
         firsts: first words of a title.
         seconds: second words of a title.
         makers: two for each price tier: budget, middle, premium.
@@ -32,15 +32,15 @@ class Genre:
 
 @dataclass(frozen=True)
 class Department:
-    """A part of the shop.
+    """A department of the shop.
 
     Attributes:
-        name: category above the genres.
+        name: of the category above the genres.
         thing: prefix of item ids.
-        title: how a name becomes a title.
-        volume: how a title becomes that of a volume.
+        title: format that makes a title from a name.
+        volume: format that makes the title of a volume.
         prices: typical price in each tier.
-        genres: what is sold there.
+        genres: of the department.
     """
 
     name: str

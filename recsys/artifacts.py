@@ -177,7 +177,7 @@ def write_artifact(
     empty = path.is_dir() and not any(path.iterdir())
     if path.exists() and not (path / MANIFEST).is_file() and not empty:
         raise ArtifactError(
-            f"{path} exists and is not an artifact; choose another place or remove it"
+            f"{path} exists and is not an artifact; name another place or remove it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = (
@@ -254,9 +254,7 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
         if not file.is_relative_to(root):
             raise ArtifactError(f"{path}: {name!r} leaves the artifact's folder")
         if file.suffix not in SAFE_SUFFIXES:
-            raise ArtifactError(
-                f"{path}: files like {name!r} are never loaded; remove it and its entry"
-            )
+            raise ArtifactError(f"{path}: {name!r} is of a kind that is never loaded")
         if not file.is_file():
             raise ArtifactError(f"{path}: {name!r} is missing; copy the artifact again")
         if sha256(file) != expected:

@@ -47,11 +47,11 @@ def files(config: ReaderConfig) -> dict[str, Path]:
 
 
 def read(config: ReaderConfig) -> RawData:
-    """Read an AtSpeed data set with its own split and its own codes.
+    """Read an AtSpeed data set with its split and its semantic IDs.
 
     Raises:
-        DataError: a malformed file, users that differ between the three files, or an item that the
-            index lacks.
+        DataError: a malformed file, users that differ between the three files, or an item that is
+            not in the index.
     """
     paths = files(config)
     index = read_index(paths["index"])
@@ -66,13 +66,13 @@ def read(config: ReaderConfig) -> RawData:
             )
     if len(set(users)) != len(users):
         raise DataError(f"{paths['train']}: a user has more than one line")
-    # One user after another, and within a user train, valid, test: the order of time.
+    # User by user, and within a user train, valid, test: the order of time.
     parts = list(chain.from_iterable(zip(*lines.values(), strict=True)))
     lengths = np.asarray([len(part) - 1 for part in parts])
     items = np.fromiter(chain.from_iterable(part[1:] for part in parts), np.int64) - 1
-    strangers = ~np.isin(items, numbers)
-    if strangers.any():
-        row = int(strangers.argmax())
+    unknown = ~np.isin(items, numbers)
+    if unknown.any():
+        row = int(unknown.argmax())
         part = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
         split = list(LABELS)[part % len(LABELS)]
         raise DataError(

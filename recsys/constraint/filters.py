@@ -4,13 +4,14 @@
      "must_not": [{"key": "categories", "match": "Nails"}],
      "should": [{"key": "stock", "exists": true}, {"must": [...]}]}
 
-A group holds where all of its `must` do, one of its `should` (if it has any), and none of its
-`must_not`; groups nest. A clause holds where the attribute equals `match`, is one of `any`, lies
-within `range` (`gt`, `gte`, `lt`, `lte`), or is known (`exists`); of a list, where any element
-does. An item that lacks the attribute fails all of these but `"exists": false`.
+An item passes a group if it passes all of `must`, at least one of `should` (if there are any) and
+none of `must_not`; groups nest. It passes a clause if the attribute equals `match`, is one of
+`any`, lies within `range` (`gt`, `gte`, `lt`, `lte`), or exists (`exists`). If the attribute is a
+list, one element must pass. An item that lacks the attribute fails every clause except
+`"exists": false`.
 
-Boosts are filters with weights: `{"filter": {...}, "weight": 0.5}`. Items that fit several gain the
-sum.
+Boosts are filters with weights: `{"filter": {...}, "weight": 0.5}`. An item that passes several
+gets the sum of their weights.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _BOUNDS = ("gt", "gte", "lt", "lte")
 
 @dataclass(frozen=True)
 class _Clause:
-    """What one attribute must be; `at` is its place in the expression, for messages."""
+    """A condition on one attribute; `at` is its path in the expression, for messages."""
 
     key: str
     test: str
@@ -65,7 +66,11 @@ class _Clause:
         return {"key": self.key, self.test: value}
 
     def bound(self, attributes: Attributes) -> Test:
-        """What the clause says of these columns; raises where it does not fit them."""
+        """The clause as a test of items with these attributes.
+
+        Raises:
+            FilterError: the attributes have no such column, or one of another kind.
+        """
         try:
             column = attributes.column(self.key)
         except FilterError as error:
@@ -96,10 +101,10 @@ class _Group:
 
     @cached_property
     def canonical(self) -> str:
-        """JSON that is equal for groups that differ in order and repetition alone.
+        """JSON that is equal for groups that differ in order and repetition only.
 
-        The texts of the parts are joined as they are: quoting them again at each level would double
-        the text with every level.
+        The texts of the parts are joined without quoting them again, which would double the text
+        with every level.
         """
         groups = (
             f'"{name}":[{",".join(sorted({part.canonical for part in parts}))}]'
@@ -158,28 +163,28 @@ class ItemFilter:
 
     @classmethod
     def parse(cls, expression: Mapping[str, Any], at: str = "filter") -> ItemFilter:
-        """Parse a JSON expression; which attributes there are is not looked at.
+        """Parse a JSON expression. Whether the attributes exist is checked by `evaluate`.
 
         Args:
-            expression: see above.
-            at: what messages call it.
+            expression: a group, as in the description of this module.
+            at: name of the expression in messages.
 
         Raises:
-            FilterError: malformed, too deep or too long; the text names the place.
+            FilterError: malformed, too deep or too long; the message contains the path.
         """
         root = _Parser().group(expression, at, 1)
         return cls(root.canonical, root)
 
     @property
     def expression(self) -> dict[str, Any]:
-        """The JSON expression of the same filter in one form: sorted, and nothing twice."""
+        """The JSON expression of the filter in canonical form: sorted, without repetition."""
         return self._root.expression()
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
-        """(items,) bool in the attributes' order.
+        """(items,) bool, whether each item passes, in the attributes' order.
 
         Raises:
-            FilterError: an attribute that items do not have, or of another type.
+            FilterError: an attribute that items do not have, or that has another type.
         """
         test, count = self._root.bound(attributes), len(attributes.order)
         found = np.empty(count, np.bool_)
@@ -194,8 +199,8 @@ class ItemBoosts:
     """Parsed boosts.
 
     Attributes:
-        key: equal for boosts that are the same but for order.
-        parts: filters and the weight of what fits them.
+        key: equal for boosts that differ in order only.
+        parts: filters, each with the weight of the items that pass it.
     """
 
     key: str
@@ -206,7 +211,7 @@ class ItemBoosts:
         """Parse a JSON list of boosts.
 
         Raises:
-            FilterError: malformed, too many, or a weight beyond 1000; the text names the place.
+            FilterError: malformed, too many, or a weight beyond 1000; the message has the path.
         """
         if not isinstance(boosts, list | tuple):
             raise FilterError(f"boosts: want a list of boosts, got {_show(boosts)}")
@@ -220,17 +225,17 @@ class ItemBoosts:
             _check_keys(boost, ("filter", "weight"), at)
             weight = float(_number(boost["weight"], f"{at}.weight"))
             if abs(weight) > MOST_WEIGHT:
-                raise FilterError(f"{at}.weight: want at most {MOST_WEIGHT:g} either way")
+                raise FilterError(f"{at}.weight: want -{MOST_WEIGHT:g} .. {MOST_WEIGHT:g}")
             parts.append((ItemFilter.parse(boost["filter"], f"{at}.filter"), weight))
         parts.sort(key=lambda part: (part[0].key, part[1]))
         texts = (f"[{wanted.key},{weight}]" for wanted, weight in parts)
         return cls(f"[{','.join(texts)}]", tuple(parts))
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.float32]:
-        """(items,) float32 what each item gains, in the attributes' order.
+        """(items,) float32 boost of each item, in the attributes' order.
 
         Raises:
-            FilterError: an attribute that items do not have, or of another type.
+            FilterError: an attribute that items do not have, or that has another type.
         """
         total = np.zeros(len(attributes.order), np.float32)
         for wanted, weight in self.parts:
@@ -239,7 +244,7 @@ class ItemBoosts:
 
 
 class _Parser:
-    """Counts parts while it parses, so that no input makes it work for long."""
+    """Counts parts while it parses, so that parsing takes bounded time."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -301,8 +306,8 @@ class _Parser:
         self._parts += more
         if self._parts > MOST_PARTS:
             raise FilterError(
-                f"{at}: the filter has more than {MOST_PARTS} clauses and values; make an "
-                "attribute of what they have in common"
+                f"{at}: the filter has more than {MOST_PARTS} clauses and values; add an attribute "
+                "for what they have in common"
             )
 
 
@@ -317,7 +322,7 @@ def _kind(value: Scalar) -> Kind:
 
 
 def _scalar(value: Any, at: str) -> Scalar:
-    """A value to compare with, checked; 2.0 becomes 2."""
+    """Check a value to compare with; 2.0 becomes 2."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -330,7 +335,7 @@ def _scalar(value: Any, at: str) -> Scalar:
 def _number(value: Any, at: str, want: str = "a number") -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FilterError(f"{at}: want {want}, got {_show(value)}")
-    if not -(2**63) <= value < 2**63:  # false for what is not a number, too
+    if not -(2**63) <= value < 2**63:  # also false for NaN
         raise FilterError(f"{at}: want a number that fits 64 bits")
     return int(value) if math.floor(value) == value else value
 
@@ -346,7 +351,7 @@ def _or(names: tuple[str, ...]) -> str:
 
 
 def _show(value: Any) -> str:
-    """Short, whatever it is."""
+    """A short description of any value."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):

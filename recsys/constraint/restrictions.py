@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Excluded:
-    """What each request must not get, as the states that hold nothing else.
+    """What each request must not get, as the states below which everything is excluded.
 
     Attributes:
-        dead: one (B, D) int64 a depth 1 .. L, ascending, padded with `NO_STATE`; D may be 0.
-        parent: (B, D) int64 a depth, their parents; -1, which is no state, for padding.
-        place: where each lies among the candidates of its parent (`DeviceTrie.candidates`).
+        dead: one (B, D) int64 for each depth 1 .. L, ascending, padded with `NO_STATE`; D may be 0.
+        parent: (B, D) int64 for each depth, their parents; -1 for padding.
+        place: index of each among the candidates of its parent (`DeviceTrie.candidates`).
     """
 
     dead: tuple[torch.Tensor, ...]
@@ -71,20 +71,27 @@ class Excluded:
         return cls(*tensors)
 
     def take(self, requests: torch.Tensor) -> Excluded:
-        """The same for some requests of the batch."""
+        """Select some requests of the batch."""
         parts = (self.dead, self.parent, self.place)
         return Excluded(*(tuple(states[requests] for states in part) for part in parts))
 
     def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
-        """Take what is dead out of (B, W, C) candidates of (B, W) ascending states, in place.
+        """Clear the flags of dead candidates in place.
 
-        Live states are distinct, so each dead child has one parent among them, or none.
+        Live states are distinct, so a dead child has at most one parent among them.
+
+        Args:
+            alive: (B, W, C) bool flags of the candidates.
+            states: (B, W) ascending states.
+            depth: depth of the states.
         """
         parent = self.parent[depth]
         if not parent.shape[1]:
             return
         beam = torch.searchsorted(states, parent).clamp_(max=states.shape[1] - 1)
-        spared = states.gather(1, beam) != parent  # the parent is no beam: leave the place alone
+        spared = (
+            states.gather(1, beam) != parent
+        )  # the parent is not among the states: change nothing
         place = beam.mul_(alive.shape[-1]).add_(self.place[depth])
         flat = alive.view(torch.uint8).flatten(1)
         flat.scatter_reduce_(1, place, spared.view(torch.uint8), "amin")
@@ -92,14 +99,14 @@ class Excluded:
 
 @dataclass(frozen=True, eq=False)
 class Allowed:
-    """What each request may get, as the states that hold some of it.
+    """What each request may get, as flags of the states with an allowed row below.
 
     Attributes:
-        alive: (n (S + C + F),) bool each, one or several masks (`RowMask`) in a row.
-        line: (B,) int64 which of them holds each request's mask.
-        start: (B, 1) int64 where its states' flags begin there.
-        dense_start: (B, 1) int64 where those of its dense depths do.
-        masks: whose memory that is; kept, so that it stays theirs.
+        alive: arrays of (n (S + C + F),) bool, each with the flags of n masks (`RowMask.alive`).
+        line: (B,) int64 index in `alive` of the array with each request's mask.
+        start: (B, 1) int64 start of the flags of its states there.
+        dense_start: (B, 1) int64 start of the flags of its dense depths.
+        masks: the masks, referenced so that their memory is not reused.
     """
 
     alive: tuple[torch.Tensor, ...]
@@ -119,7 +126,7 @@ class Allowed:
         distinct, line = _distinct(masks, device)
         if device.type == "cpu":
             parts = [_memory(trie, mask, room) for mask in distinct]
-        else:  # copying is cheap there, and one look-up for all is worth it
+        else:  # copying is cheap there and allows a single look-up
             flags = [
                 torch.from_numpy(all_flags(trie)) if m is None else m.to(device) for m in distinct
             ]
@@ -139,12 +146,12 @@ class Allowed:
         )
 
     def take(self, requests: torch.Tensor) -> Allowed:
-        """The same for some requests of the batch."""
+        """Select some requests of the batch."""
         line, start, dense = (part[requests] for part in (self.line, self.start, self.dense_start))
         return Allowed(self.alive, line, start, dense, self.masks)
 
     def runs(self, first: torch.Tensor, width: int, *, dense: bool = False) -> torch.Tensor:
-        """(B, W, `width`) flags from each of the (B, W) states, or places of dense depths, on."""
+        """(B, W, `width`) flags, starting at each of (B, W) states or offsets of dense depths."""
         first = first + (self.dense_start if dense else self.start)
         if len(self.alive) == 1:
             return read_runs(self.alive[0], first, width)
@@ -154,11 +161,11 @@ class Allowed:
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """What each request's items gain, as the most below each state.
+    """Boosts of the requests, as the largest boost below each state.
 
     Attributes:
-        most: (S,) float32 each, one a distinct boost (`Boost`).
-        line: (B,) int64 which of them is each request's.
+        most: (S,) float32 of each distinct boost (`Boost.most`).
+        line: (B,) int64 index in `most` of each request's boost.
     """
 
     most: tuple[torch.Tensor, ...]
@@ -176,11 +183,11 @@ class Gains:
         return cls(tuple(nothing if b is None else b.to(device) for b in distinct), line)
 
     def take(self, requests: torch.Tensor) -> Gains:
-        """The same for some requests of the batch."""
+        """Select some requests of the batch."""
         return Gains(self.most, self.line[requests])
 
     def at(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W, C) of each of the states; 0 for `NO_STATE`."""
+        """(B, W, C) boost at each of (B, W, C) states; 0 for `NO_STATE`."""
         nothing = states == NO_STATE
         return self._of_real(states.masked_fill(nothing, 0)).masked_fill_(nothing, 0)
 
@@ -197,28 +204,28 @@ class Gains:
 
 
 def _memory(trie: ItemTrie, mask: RowMask | None, room: MaskRoom | None) -> tuple[Any, int]:
-    """The array that a mask's flags lie in, and where they begin."""
+    """The array that contains a mask's flags, and their start in it."""
     if mask is None:
         return (all_flags(trie) if room is None else room.flags), 0
     return (mask.alive, 0) if mask.room is None else (mask.room[0].flags, mask.room[1])
 
 
 def _distinct(given: Sequence[T], device: torch.device) -> tuple[list[T], torch.Tensor]:
-    """The different objects among those given, and (B,) the place of each one's."""
+    """The distinct objects among those given, and the (B,) index of each among them."""
     distinct = {id(one): one for one in given}
     place = {key: i for i, key in enumerate(distinct)}
     return list(distinct.values()), torch.tensor([place[id(one)] for one in given], device=device)
 
 
 def read_runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
-    """(..., width) runs of `table` from each of the places `first` on.
+    """(..., width) runs of `table`, starting at each index in `first`.
 
-    A run is copied as a whole, which takes a quarter of the time of reading entry by entry.
+    A run is copied as a whole, in a quarter of the time of a gather of single entries.
     """
     rows: torch.Tensor = table.unfold(0, width, 1).index_select(0, first.flatten())
     return rows.view(*first.shape, width)
 
 
 def look_up(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """`table[places]` as int64; on a CPU many times as fast as that."""
+    """`table[places]` as int64, but many times faster on a CPU."""
     return table.index_select(0, places.flatten()).view_as(places).long()

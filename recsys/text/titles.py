@@ -1,14 +1,14 @@
-"""TitleTrie: items by their titles, in every tokenisation.
+"""Titles: beam search for items by their titles, in every tokenisation.
 
-The catalog is a byte trie, and so is the vocabulary. A token may follow where the vocabulary's
-trie has a path from its root to the token and the catalog's trie has the same path from the text
-so far; both are walked together, so that titles share the work of their prefixes and tokens that of
-theirs. Behind each token the walk in the vocabulary starts over: a state is a node of the
-catalog's trie alone. What follows a state is found when it is first asked for, and kept.
+Titles and vocabulary are byte tries. A token may follow a text if the path of its bytes also exists
+in the trie of titles, starting at the text's node. Both tries are walked together, so that common
+prefixes of titles and of tokens are visited once. After a token, the walk starts again at the root
+of the vocabulary, so a state is a node of the trie of titles alone. The tokens that may follow a
+state are computed on first use and kept.
 
     catalog  H-e-a-t        tokens  H He a at t        state "He": at -> "Heat", a -> "Hea"
 
-After: Koo et al., Automata-based constraints for language model decoding (COLM 2024).
+After Koo et al., Automata-based constraints for language model decoding (COLM 2024).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class TitleTrie:
     >>> titles.items_of(state).tolist()
     [0]
 
-    States are nodes of `trie`; behind an end token at node s lies `trie.num_nodes` + s. Equal
-    states are equal texts, whatever their tokens.
+    States are nodes of `trie`; the state after an end token at node s is `trie.num_nodes` + s.
+    Equal states are equal texts, whatever their tokens.
 
     Attributes:
         trie: bytes of the titles.
         tokens: the vocabulary.
         items: items with a title, by the node at which it ends, ascending inside a node.
-        item_start: (nodes + 1,) where each node's items begin in `items`.
-        alive: (nodes,) whether some title can still be written from there.
-        stands_for: (nodes,) where the title ends that is the only one below a node; the node itself
-            where there are several.
+        item_start: (nodes + 1,) start of each node's items in `items`.
+        alive: (nodes,) whether tokens of the vocabulary can complete a title from the node.
+        merge_key: (nodes,) end node of the only title below a node; the node itself if there are
+            several titles.
     """
 
     trie: ByteTrie
@@ -56,20 +56,20 @@ class TitleTrie:
     items: NDArray[np.int64]
     item_start: NDArray[np.int64]
     alive: NDArray[np.bool_]
-    stands_for: NDArray[np.int64]
+    merge_key: NDArray[np.int64]
     _following: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, titles: Sequence[str] | Sequence[bytes], tokens: TokenTrie) -> TitleTrie:
-        """Build from one title an item; several items may have the same.
+        """Build from one title per item; several items may have the same title.
 
         Args:
-            titles: of items 0, 1, ... An item with an empty title cannot be generated.
-            tokens: the vocabulary, `TextTokenizer.tokens`. Titles that it cannot write cannot be
-                generated either; one with a token for every byte can write all.
+            titles: titles of items 0, 1, ... An item with an empty title is never generated.
+            tokens: the vocabulary, `TextTokenizer.tokens`. Titles that it cannot spell are never
+                generated; a vocabulary with a token for every byte can spell all.
 
         Raises:
-            ValueError: no title, or none that the vocabulary can write.
+            ValueError: there is no title, or the vocabulary can spell none.
         """
         data = [t.encode() if isinstance(t, str) else t for t in titles]
         named = np.asarray([i for i, title in enumerate(data) if title], np.int64)
@@ -79,8 +79,8 @@ class TitleTrie:
         order = np.argsort(trie.end, kind="stable")
         item_start = np.searchsorted(trie.end[order], np.arange(trie.num_nodes + 1))
         alive = np.ones(trie.num_nodes, np.bool_)
-        only = _only_title(trie)
-        found = cls(trie, tokens, named[order], item_start, alive, only)
+        key = _only_title(trie)
+        found = cls(trie, tokens, named[order], item_start, alive, key)
         if not tokens.bytes_alone[np.unique(trie.key & 255)].all():
             found._find_alive()
         if not alive[0]:
@@ -89,7 +89,7 @@ class TitleTrie:
 
     @property
     def vocabulary_size(self) -> int:
-        """V."""
+        """Number of tokens, V."""
         return len(self.tokens)
 
     @property
@@ -102,7 +102,7 @@ class TitleTrie:
         return 0
 
     def allowed(self, states: ArrayLike) -> NDArray[np.bool_]:
-        """(n, V) tokens that go on with some title; end tokens where one is complete."""
+        """(n, V) tokens that continue a title; end tokens where a title is complete."""
         states = np.asarray(states, np.int64)
         self._prepare(states)
         mask = np.zeros((len(states), self.vocabulary_size), np.bool_)
@@ -111,7 +111,7 @@ class TitleTrie:
         return mask
 
     def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
-        """(n,) states behind (n,) tokens."""
+        """(n,) states after (n,) tokens."""
         states, tokens = np.asarray(states, np.int64), np.asarray(tokens, np.int64)
         inside = (states >= 0) & (states < self.trie.num_nodes)
         node = np.where(inside, states, NOWHERE)
@@ -123,23 +123,23 @@ class TitleTrie:
         for place in range(width):
             on = np.flatnonzero(length > place)
             node[on] = self.trie.child(node[on], byte[on, place])
-        node[(length == 0) | ~self.alive[node]] = DEAD  # special tokens write nothing
+        node[(length == 0) | ~self.alive[node]] = DEAD  # special tokens have no bytes
         whole = np.flatnonzero(np.isin(tokens, self.end_tokens) & inside)
         whole = whole[self._is_title(states[whole])]
         node[whole] = self.trie.num_nodes + states[whole]
         return node
 
     def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
-        """(n,) the text so far, or the title if it can only become that one.
+        """(n,) the text so far, or the title if only one is possible.
 
-        Beams that write one title in several tokenisations would otherwise push other titles out.
+        Otherwise, tokenisations of one title would crowd other titles out of the beam.
         """
         states = np.asarray(states, np.int64)
         inside = (states >= 0) & (states < self.trie.num_nodes)
-        return np.where(inside, self.stands_for[np.where(inside, states, 0)], states)
+        return np.where(inside, self.merge_key[np.where(inside, states, 0)], states)
 
     def forced(self, states: ArrayLike) -> list[list[int]]:
-        """Tokens without an alternative, one after the other."""
+        """Runs of tokens without an alternative."""
         runs = []
         for state in np.asarray(states, np.int64).tolist():
             run: list[int] = []
@@ -150,7 +150,7 @@ class TitleTrie:
         return runs
 
     def items_of(self, state: int) -> NDArray[np.int64]:
-        """Items whose title is the text at a state, its end token taken or not; ascending."""
+        """Items whose title is the text of a state, before or after the end token; ascending."""
         if state < 0:
             return self.items[:0]
         node = state % self.trie.num_nodes
@@ -161,7 +161,7 @@ class TitleTrie:
         return np.asarray(self.item_start[nodes + 1] > self.item_start[nodes])
 
     def _prepare(self, states: NDArray[np.int64]) -> None:
-        """Find what follows those states that have not been asked about."""
+        """Compute the tokens that may follow, for states without an entry."""
         asked = np.unique(states[(states >= 0) & (states < self.trie.num_nodes)]).tolist()
         new = np.asarray([s for s in asked if s not in self._following], np.int64)
         if not len(new):
@@ -180,7 +180,7 @@ class TitleTrie:
     def _walk(
         self, nodes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Walk both tries together from (n,) nodes: place in `nodes`, token, node behind it."""
+        """Walk both tries from (n,) nodes: index in `nodes`, token, node after it."""
         owner, ours = np.arange(len(nodes)), nodes
         theirs = np.zeros(len(nodes), np.int64)
         found = [(owner[:0], owner[:0], owner[:0])]
@@ -196,7 +196,7 @@ class TitleTrie:
         return owners, tokens, targets
 
     def _find_alive(self) -> None:
-        """Mark nodes from which tokens lead to a title; the deepest first."""
+        """Mark nodes from which tokens lead to a title, deepest nodes first."""
         starts = self.trie.depth_start
         for first, last in zip(starts[-2::-1], starts[:0:-1], strict=True):
             nodes = np.arange(first, last)
@@ -211,7 +211,7 @@ class TitleBeams:
 
     Attributes:
         texts: their tokens, and the log-probability of the best tokenisation that was found.
-        items: of each request, the items of each title; several may have the same.
+        items: for each request, the items of each title; several items may share a title.
     """
 
     texts: Texts
@@ -225,17 +225,17 @@ def generate_titles(
     num_beams: int = 10,
     max_new_tokens: int = 64,
 ) -> TitleBeams:
-    """The `num_beams` best titles that beam search finds after each prompt.
+    """The best titles that beam search finds after each prompt.
 
-    A title's score is that of one sequence of tokens, the best that was found: one forward repeats
-    it, and it does not depend on how many others happened to be in the beam, as their sum would.
+    The score of a title is that of its best tokenisation found. One forward pass reproduces it, and
+    it does not depend on the other tokenisations in the beam, as their sum would.
 
     Args:
-        model: as `generate_text`'s, like `prompts`.
+        model: as in `generate_text`, like `prompts`.
         prompts: token ids of each request.
-        titles: the catalog.
-        num_beams: titles wanted, and the width of the search.
-        max_new_tokens: tokens of the longest title, its end included.
+        titles: titles of the catalog.
+        num_beams: number of titles, and width of the search.
+        max_new_tokens: tokens of the longest title, including its end token.
 
     Returns:
         At most `num_beams` titles a request.
@@ -257,7 +257,7 @@ def generate_titles(
 
 
 def _only_title(trie: ByteTrie) -> NDArray[np.int64]:
-    """(nodes,) the end of the only string below a node, or the node where there are several."""
+    """(nodes,) end of the only string below a node; the node itself if there are several."""
     count = np.zeros(trie.num_nodes, np.int64)
     count[trie.end] = 1
     last = np.where(count, np.arange(trie.num_nodes), -1)

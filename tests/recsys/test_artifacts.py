@@ -200,7 +200,7 @@ def test_damage_is_named(tmp_path, damage, message):
 @pytest.mark.parametrize(
     "name", ["w.pkl", "w.pt", "w.bin", "w.ckpt", "w.PKL", "code.py", "w.joblib", "w.npz", "w"]
 )
-def test_a_file_that_could_hold_a_pickle_or_code_is_refused_by_name(tmp_path, name):
+def test_a_file_that_could_contain_code_is_refused_by_name(tmp_path, name):
     with write_artifact(tmp_path / "a", "bundle") as folder:
         (folder / "target").mkdir()
         (folder / "target" / name).write_bytes(b"\x80\x04N.")
@@ -269,7 +269,7 @@ def test_a_manifest_that_is_not_text_is_refused(tmp_path):
         read_manifest(tmp_path / "a")
 
 
-def test_a_place_without_an_artifact_is_named(tmp_path):
+def test_a_folder_without_an_artifact_is_named(tmp_path):
     for place in (tmp_path, tmp_path / "gone"):
         with pytest.raises(ArtifactError, match=f"{place} is not an artifact"):
             verify(place)

@@ -247,7 +247,10 @@ def nested(depth):
         (clause("year", any=[2001, "2002"]), "'2002' is a text, but attribute 'year' is a number"),
         (clause("stock", match=1), "1 is a number, but attribute 'stock' is a truth value"),
         (clause("tags", range={"lt": 3}), "range compares numbers, but attribute 'tags' is a text"),
-        (clause("when", exists=True), r"'when' is of type timestamp\[s\], which no filter knows"),
+        (
+            clause("when", exists=True),
+            r"'when' is of type timestamp\[s\], which filters do not",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(expression, says):

@@ -21,12 +21,16 @@ from recsys.decoding import (
 )
 from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import SequenceConstraint, random_catalog, tiny_model
-from recsys.text import BeamSettings, generate_text, sample_text
+from recsys.testing import random_catalog, tiny_model
+from recsys.text import BeamSettings, TitleTrie, TokenTrie, generate_text, sample_text
 
 BROKEN = 63  # a token that only histories hold
 CATALOGUE = random_catalog(np.random.default_rng(0), 60, 4, 60)
 TRIE = ItemTrie.build(CATALOGUE)
+TEXTS = TitleTrie.build(
+    [bytes(row) for row in CATALOGUE.tolist()],
+    TokenTrie.build([bytes([token]) for token in range(64)], [62]),
+)
 CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
 MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
 
@@ -50,7 +54,7 @@ SEARCHES = {
     "shared": lambda m, p: shared_beam_search(m, p, TRIE, 8),
     "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
     "text": lambda m, p: generate_text(m, p, BeamSettings(3, 6)),
-    "constrained text": lambda m, p: sample_text(m, p, SequenceConstraint(TRIE.rows, 64, 62), 8),
+    "constrained text": lambda m, p: sample_text(m, p, TEXTS, 8),
 }
 
 

@@ -87,12 +87,12 @@ def test_a_batch_holds_prompt_next_item_and_tree():
     assert [p.shape[1] for p in batch.log_probs] == [1, BEAMS, BEAMS]
 
 
-def test_behind_a_whole_history_nothing_is_asked():
+def test_a_whole_history_has_no_next_item_loss():
     data = make_batches(make_model(), Histories.of([[4]]))
     assert not next(data.epoch(0)).asked.any()
 
 
-def test_an_epoch_holds_every_history_once_within_the_budget_of_tokens():
+def test_an_epoch_has_each_history_once_within_the_budget():
     data = make_batches(make_model(), max_tokens=120, seed=3)
     batches = list(data.epoch(0))
     assert len(batches) == data.count(0)
@@ -210,7 +210,7 @@ def test_the_shares_of_a_history_add_up_to_one():
 
 
 @pytest.mark.parametrize("objective", ["tree-kd", "beam-kd", "atspeed-r"])
-def test_the_target_itself_has_nothing_to_learn(objective):
+def test_the_loss_of_the_target_itself_is_zero(objective):
     model = make_model()
     data = make_batches(model)
     module = TreeAlignment(model, DeviceTrie.of(TRIE), AlignmentSettings(objective, alpha=1.0))
@@ -248,7 +248,7 @@ def test_the_recommendation_loss_is_that_of_supervised_training():
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_over_the_whole_vocabulary_the_target_is_asked_again():
+def test_unconstrained_losses_run_the_target_again():
     big = make_model()
     data = make_batches(big)
     batch = data.batch(np.arange(len(data.prompts))[::5])
@@ -383,7 +383,7 @@ def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, forked)
     assert weights_of(draft.stage(context)) == straight
 
 
-def test_a_draft_on_trees_makes_its_teacher_and_names_it(make_context):
+def test_a_draft_on_trees_makes_its_teacher_as_a_parent(make_context):
     sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "beam-kd"}}
     target.stage(make_context())
     path = draft.stage(make_context(**sections))
@@ -399,7 +399,7 @@ def test_a_draft_on_trees_makes_its_teacher_and_names_it(make_context):
     assert (path / "manifest.json").stat().st_mtime_ns != stamp
 
 
-def test_on_policy_trees_are_those_of_a_draft_of_a_few_batches_ago(tmp_path):
+def test_on_policy_trees_come_from_the_last_copy_of_the_draft(tmp_path):
     big, small = make_model(), make_model(seed=1, layers=1)
     data = make_batches(big, max_tokens=120)
     policy = OnPolicyBatches(data, big, small, tmp_path, every=2, num_beams=BEAMS, mixture=0.2)
@@ -416,7 +416,7 @@ def test_on_policy_trees_are_those_of_a_draft_of_a_few_batches_ago(tmp_path):
     assert len(list(tmp_path.glob("policy-*"))) == 1, "no checkpoint wants an older one"
 
 
-def test_supervised_training_still_needs_no_teacher_and_shows_acceptance(make_context):
+def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
     target.stage(make_context())
     path = draft.stage(make_context(draft=SHORT))
     manifest = read_manifest(path)

@@ -18,7 +18,6 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import (
-    SequenceConstraint,
     byte_level_tokenizer,
     random_catalog,
     random_prompts,
@@ -36,6 +35,7 @@ DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
 SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
 TOKENS = TokenTrie.build(SPELLING, [1])
+CODES = TokenTrie.build([bytes([token]) for token in range(16)], [0])  # a token is a byte
 
 titles_ = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
 
@@ -176,7 +176,7 @@ def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
         prompts,
         num_beams,
         4,
-        constraint=SequenceConstraint(trie.rows, 16, 0),
+        constraint=TitleTrie.build([bytes(row) for row in trie.rows.tolist()], CODES),
         length_penalty=0.0,
         num_return_sequences=num_beams,
     )
