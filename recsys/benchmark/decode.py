@@ -278,23 +278,17 @@ class _Cell:
 
     def _search(self, number: int) -> Answer:
         engine = self.engine
-        request = SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots)
-        return self._finish(beam_search(engine.target, request, engine.trie, self.beams))
+        found = beam_search(engine.target, self._request(number), engine.trie, self.beams)
+        return self._finish(found)
 
     def _generate(self, number: int, allowed: dict[tuple[int, ...], list[int]]) -> Answer:
         prompts = self._prompts(number)
         return Answer(huggingface_beam_search(self.workload.target, prompts, allowed, self.beams))
 
     def _speculate(self, number: int, drafter: Any) -> Answer:
-        engine = self.engine
+        engine, request = self.engine, self._request(number)
         return self._finish(
-            speculative_beam_search(
-                engine.target,
-                drafter,
-                SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots),
-                engine.trie,
-                self.beams,
-            )
+            speculative_beam_search(engine.target, drafter, request, engine.trie, self.beams)
         )
 
     def _plan(self, number: int) -> Answer:
@@ -320,6 +314,9 @@ class _Cell:
     def _wait(self) -> None:
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
+
+    def _request(self, number: int) -> SearchRequest:
+        return SearchRequest(self._prompts(number), prompt_slots=self.engine.prompt_slots)
 
     def _prompts(self, number: int) -> list[Any]:
         return [self.workload.prompts[i] for i in self.workload.group(number, self.batch)]

@@ -71,7 +71,7 @@ class Scene:
 
 
 def device() -> torch.device:
-    """Where models are asked: the accelerator that training would take, or the CPU."""
+    """The accelerator if there is one, or else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -252,8 +252,7 @@ class Recommending:
         for group, seeds in scene.batches():
             plain = None
             if draft is None or lists.question.verification == "strict":
-                drawn = seeds if lists.sampled else None
-                heat = lists.question.temperature
+                drawn, heat = seeds if lists.sampled else None, lists.question.temperature
                 request = SearchRequest(group, seeds=drawn, temperature=heat)
                 plain = beam_search(scene.target, request, scene.trie, k)
             if draft is None:

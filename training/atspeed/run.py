@@ -43,6 +43,7 @@ from recsys.training.atspeed.measure import (
     describe,
     device,
     difference,
+    load_draft,
     scene_of,
 )
 from recsys.training.atspeed.produce import Run, call, produce, workers
@@ -232,7 +233,7 @@ def _time(base: Workspace, options: Options, drafts: dict[str, DraftSpace]) -> l
         rows = walltimes(
             scene_of(base, options.users),
             load_trained(base.run("target"), device()),
-            {name: load_trained(space.run("draft"), device()) for name, space in drafts.items()},
+            {name: load_draft(space) for name, space in drafts.items()},
             questions,
             rounds=options.timed,
             hf_rounds=min(options.hf_timed, options.timed),

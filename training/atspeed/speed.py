@@ -25,7 +25,7 @@ BEAM, HUGGING_FACE = "own beam search", "Hugging Face generate"
 def walltimes(
     scene: Scene,
     causal: Any,
-    drafts: Mapping[str, Any],
+    drafts: Mapping[str, TreeModel],
     questions: Sequence[Question],
     *,
     rounds: int,
@@ -45,7 +45,6 @@ def walltimes(
     """
     order = np.random.default_rng(1).permutation(len(scene.prompts))
     allowed = allowed_tokens(scene.catalog)
-    models = {name: TreeModel.of(draft) for name, draft in drafts.items()}
 
     def run(search: Callable[[list[Any], list[int]], object], number: int) -> None:
         user = int(order[number % len(order)])
@@ -55,7 +54,7 @@ def walltimes(
 
     rows = []
     for question in questions:
-        searches = _searches(scene, causal, allowed, models, question)
+        searches = _searches(scene, causal, allowed, drafts, question)
         sides = {
             name: Side(partial(run, search), rounds=hf_rounds if name == HUGGING_FACE else None)
             for name, search in searches.items()
