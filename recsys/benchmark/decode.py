@@ -364,6 +364,7 @@ class _Cell:
             "target_tokens": round(slots, 2),
             "draft_passes": 0,
             "drafted_nodes": 0,
+            "kv_slots": round(slots, 2),
             "kv_bytes": round(slots * bytes_per_slot),
         }
 
@@ -380,7 +381,7 @@ def _count(answers: Sequence[Answer]) -> Row:
     stats = [s for answer in answers for s in answer.stats]
     names = (
         "target_passes", "accepted_levels", "target_tokens", "draft_passes", "drafted_nodes",
-        "kv_bytes",
+        "kv_slots", "kv_bytes",
     )  # fmt: skip
     means = {name: round(float(np.mean([getattr(s, name) for s in stats])), 3) for name in names}
     return {"passes": means.pop("target_passes"), **means, "kv_bytes": round(means["kv_bytes"])}
