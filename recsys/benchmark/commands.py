@@ -52,10 +52,9 @@ def decode(
     hf_repeats: Annotated[
         int, typer.Option(min=0, help="Rounds of Hugging Face; 0 leaves it out.")
     ] = 3,
-    modes: Annotated[
-        str,
-        typer.Option(help="Of exhaustive, draft, planned and bound (a draft without errors)."),
-    ] = "exhaustive,draft,planned",
+    modes: Annotated[str, typer.Option(help="Modes to compare, a list.")] = (
+        "exhaustive,draft,planned"
+    ),
     quick: Quick = False,
     out: Out = None,
     seed: Seed = None,

@@ -7,7 +7,7 @@ import pytest
 from recsys.benchmark.timing import Side, interleaved, ratio, spread
 
 
-def test_every_side_runs_once_a_round_and_is_prepared_just_before():
+def test_every_side_is_prepared_and_run_once_a_round():
     log = []
     sides = {
         name: Side(lambda r, n=name: log.append((n, r)), lambda r, n=name: log.append((n, -r)))
@@ -25,7 +25,7 @@ def test_every_side_runs_once_a_round_and_is_prepared_just_before():
     assert first == {"a", "b", "c"}, "the order changes"
 
 
-def test_a_side_of_few_rounds_takes_part_in_the_first_ones():
+def test_a_side_of_few_rounds_takes_part_in_the_first():
     met = []
     interleaved({"slow": Side(met.append, rounds=2), "fast": Side(lambda _: None)}, 5)
     assert met == [0, 1]
@@ -42,7 +42,7 @@ def test_preparation_is_not_timed(monkeypatch):
     assert interleaved({"only": side}, 3)["only"].wall == [2.0, 2.0, 2.0]
 
 
-def test_a_spread_is_median_quartiles_and_the_99th_percentile():
+def test_a_spread_has_median_quartiles_and_p99():
     assert spread([1, 2, 3, 4, 5]) == {"p50": 3.0, "p25": 2.0, "p75": 4.0, "p99": 4.96}
 
 

@@ -15,7 +15,6 @@ from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.constraint import ItemTrie
 from recsys.decoding import Beams
-from recsys.models.checkpoint import Architecture, build
 from recsys.training.atspeed import paper
 from recsys.training.atspeed.commands import atspeed
 from recsys.training.atspeed.lineup import (
@@ -35,13 +34,11 @@ from recsys.training.atspeed.measure import (
     _items,
     describe,
     difference,
-    flops_per_token,
 )
 from recsys.training.atspeed.produce import _first_of_teacher, workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.draft import DraftConfig
 from recsys.training.teacher import TeacherConfig
-from recsys.vocabulary import Vocabulary
 
 HOME = Workspace(Path("home"), "shop")
 
@@ -134,13 +131,6 @@ def test_intervals_are_over_users_and_figures_means_over_seeds():
 def test_differences_are_paired():
     gap = difference([sample([3, 1, 2])], [sample([2, 0, 1])])
     assert gap == {"mean": 1.0, "error": 0.0}
-
-
-def test_flops_are_those_of_layers_and_head():
-    vocabulary = Vocabulary.from_levels([4, 4])
-    model = build(Architecture(8, 16, 1, 2), vocabulary)
-    layer = 4 * 8 * 8 + 3 * 8 * 16
-    assert flops_per_token(model) == {"layers": 2 * layer, "head": 2 * 8 * vocabulary.size}
 
 
 def beams(rows, scores):

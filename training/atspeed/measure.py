@@ -24,7 +24,6 @@ from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
 from recsys.training.atspeed.lineup import DraftSpace
 from recsys.training.target import TrainedTarget, load_trained
-from recsys.training.tree import causal_parts
 
 BATCH = 25
 Z = 1.96  # of a 95 % interval
@@ -187,31 +186,6 @@ def describe(samples: Sequence[Sample]) -> dict[str, Any]:
         "passes": cell(passes),
         "by_seed": [round(float(s.accepted.mean()), 3) for s in samples],
     }
-
-
-def flops_per_token(model: Any) -> dict[str, int]:
-    """Twice the multiply-adds of a token in the layers and in the head, without attention."""
-    decoder, head = causal_parts(model)
-    layers = sum(p.numel() for p in decoder.layers.parameters() if p.dim() > 1)
-    return {"layers": 2 * layers, "head": 2 * head.weight.numel()}
-
-
-def costs(base: Workspace, spaces: dict[str, DraftSpace]) -> dict[str, dict[str, Any]]:
-    """FLOPs of a token for the target and each draft, and their share of the target's."""
-    models = {"target": load_trained(base.run("target"), device())}
-    models |= {name: load_trained(space.run("draft"), device()) for name, space in spaces.items()}
-    found = {}
-    whole = sum(flops_per_token(models["target"]).values())
-    for name, model in models.items():
-        parts = flops_per_token(model)
-        total = sum(parts.values())
-        found[name] = {
-            **parts,
-            "total": total,
-            "share": round(total / whole, 3),
-            "parameters": sum(p.numel() for p in model.parameters()),
-        }
-    return found
 
 
 @dataclass(frozen=True)

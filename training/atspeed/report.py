@@ -36,18 +36,13 @@ def report(document: Document) -> Report:
 
 
 def _sentences(document: Document) -> list[str]:
-    target = document["costs"]["target"]["parameters"]
-    drafts = []
-    for init in document["options"]["inits"]:
-        cost = next(c for key, c in document["costs"].items() if f"_{init}_" in key)
-        drafts.append(
-            f"{cost['parameters']:,} {INITS[init]} ({cost['share']:.0%} of the target's FLOPs)"
-        )
+    sizes = {draft["init"]: draft["parameters"] for draft in document["drafts"]}
+    drafts = " and ".join(f"{size:,} {INITS[init]}" for init, size in sizes.items())
     sentences = [
         f"The paper's target has {paper.TARGET_PARAMETERS / 1e9:.1f} billion parameters and its "
-        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has {target:,}, its drafts "
-        f"{' and '.join(drafts)}. A small target is easier to imitate, and on a CPU drafting takes "
-        "a larger share of the time."
+        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has "
+        f"{document['target']['parameters']:,}, its drafts {drafts}. A small target is easier to "
+        "imitate, and on a CPU drafting takes a larger share of the time."
     ]
     strict = [r for r in document.get("table", ()) if r["verification"] == "strict"]
     for k in sorted({row["k"] for row in strict} & set(paper.KS)):

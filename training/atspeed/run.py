@@ -39,7 +39,6 @@ from recsys.training.atspeed.measure import (
     Recommending,
     Sample,
     accuracy,
-    costs,
     describe,
     device,
     difference,
@@ -122,7 +121,7 @@ def experiment(context: Context, options: Options) -> Row:
         options: what is run.
 
     Returns:
-        `drafts`, `teachers`, `costs` and a list of rows for each part that was run.
+        `drafts`, `teachers`, `target` and a list of rows for each part that was run.
     """
     seconds: dict[str, float] = {}
     with _clock(seconds, "data, ids, target"):
@@ -146,7 +145,6 @@ def experiment(context: Context, options: Options) -> Row:
         "teachers": [row for row in made if "teacher" in row],
         "drafts": [row for row in made if "draft" in row],
         "target": {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")},
-        "costs": costs(base, first),
     }
     for part in dict.fromkeys(cell.part for cell in cells):
         rows = [_row(cell, samples, options.seeds) for cell in cells if cell.part == part]
