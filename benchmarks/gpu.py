@@ -30,17 +30,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from recsys.benchmark import workload
-from recsys.benchmark.decode import Agreement, Answer, Ranking
+from recsys.benchmark.decode import ROUNDING, Agreement, Answer, Ranking
 from recsys.benchmark.environment import environment
+from recsys.benchmark.report import Report, Table, show
+from recsys.benchmark.timing import ratio, spread
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
@@ -67,14 +66,6 @@ SHAPES = {
     **workload.SHAPES,
     "toy": Architecture(64, 128, 2, 4, kv_heads=2),
     "toy-draft": Architecture(32, 64, 1, 2),
-}
-# milliseconds at K = 20 and B = 1, and requests a second at B = 32
-GOALS = {
-    ("7B", 1, "one pass"): "<= 12 ms",
-    ("7B", 1, "one pass, history"): "<= 8 ms",
-    ("1.1B", 1, "one pass"): "<= 4.5 ms",
-    ("1.1B", 1, "one pass, history"): "<= 3.6 ms",
-    ("7B", 32, "beams, history"): ">= 450 /s",
 }
 
 
@@ -175,14 +166,14 @@ class Bench:
     def once(
         self, way: str, run: Callable[[list[Any]], Any], prompts: list[Any], truth: Proposal | None
     ) -> tuple[float, Any]:
-        """Milliseconds of one decode, including what it queued on the device, and the answer."""
+        """Seconds of one decode, including what it queued on the device, and the answer."""
         self.remember("history" in way)
         self.drafter.truth = truth
         self.wait()
         start = time.perf_counter()
         answer = run(prompts)
         self.wait()
-        return (time.perf_counter() - start) * 1e3, answer
+        return time.perf_counter() - start, answer
 
     def wait(self) -> None:
         """Wait for the device."""
@@ -233,31 +224,22 @@ class Bench:
         expected = rankings(answers["beams, eager"])
         rows = []
         for name, spent in times.items():
-            answer = answers[name]
-            stats = getattr(answer, "stats", None)
-            share, gap = None, None
+            row: dict[str, Any] = {
+                "beams": beams,
+                "batch": batch,
+                "way": name,
+                "ms": spread([1e3 * seconds for seconds in spent]),
+                "against_beams": ratio(times["beams"], spent),
+                "passes_without_graph": fallbacks[name],
+            }
             if name != "draft":
-                agreed = Agreement.of(rankings(answer), expected, 1e-4, 1e-5)
-                share, gap = round(agreed.items, 4), round(agreed.gap, 5)
-            rows.append(
-                {
-                    "beams": beams,
-                    "batch": batch,
-                    "way": name,
-                    "ms": [round(x, 3) for x in (min(spent), median(spent), max(spent))],
-                    "requests_per_second": round(batch * 1e3 / median(spent), 1),
-                    "against_beams": round(
-                        median(b / x for b, x in zip(times["beams"], spent, strict=False)), 2
-                    ),
-                    "passes": None
-                    if stats is None
-                    else round(float(np.mean([s.target_passes for s in stats])), 2),
-                    "cached_tokens": None if stats is None else stats[0].cached_tokens,
-                    "in_common": share,
-                    "score_gap": gap,
-                    "passes_without_graph": fallbacks[name],
-                }
-            )
+                agreed = Agreement.of(rankings(answers[name]), expected, *ROUNDING)
+                row |= {"in_common": round(agreed.items, 4), "score_gap": round(agreed.gap, 5)}
+            if isinstance(answers[name], Beams):
+                stats = answers[name].stats
+                row["passes"] = round(float(np.mean([s.target_passes for s in stats])), 2)
+                row["cached_tokens"] = stats[0].cached_tokens
+            rows.append(row)
         return rows
 
 
@@ -284,6 +266,28 @@ def rankings(answer: Beams | list[Ranking]) -> list[Ranking]:
     return answer if isinstance(answer, list) else Answer.of(answer).rankings
 
 
+def table(rows: list[dict[str, Any]]) -> Table:
+    """The rows for a terminal."""
+    names = ("target", "K", "B", "way", "ms", "requests/s", "x beams", "passes", "in common", "gap")
+    lines = []
+    for row in rows:
+        ms = row["ms"]
+        lines.append(
+            [
+                row["target"],
+                str(row["beams"]),
+                str(row["batch"]),
+                row["way"],
+                f"{ms['p50']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})",
+                f"{1e3 * row['batch'] / ms['p50']:.0f}",
+                f"{row['against_beams']['p50']:.2f}",
+                *(str(row.get(name, "")) for name in ("passes", "in_common", "score_gap")),
+                str(row["passes_without_graph"]),
+            ]
+        )
+    return Table("Decoding on a GPU", (*names, "no graph"), lines, words=4)
+
+
 def main() -> None:
     """Measure, print a table and one JSON line."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -305,9 +309,6 @@ def main() -> None:
         rounds=args.rounds or sizes.rounds,
     )
     torch.manual_seed(0)
-    table = Table("target", "K", "B", "way", "ms", "requests/s", "x beams", "passes", "in common")
-    for column in ("score gap", "no graph", "goal"):
-        table.add_column(column)
     rows, skipped, graphs = [], [], {}
     for target in sizes.targets:
         bench = None
@@ -321,31 +322,13 @@ def main() -> None:
             if bench is None:
                 draft = TreeModel(build(sizes.draft, sizes, device))
                 bench = Bench(target, sizes, draft, device)
-            for row in bench.case(beams, batch):
-                rows.append({"target": target, **row})
-                goal = GOALS.get((target, batch, row["way"]), "") if beams == 20 else ""
-                if (beams, row["way"]) == (10, "one pass"):
-                    goal = "> 1.5 x"
-                table.add_row(
-                    target,
-                    str(beams),
-                    str(batch),
-                    row["way"],
-                    "{1:.2f} ({0:.2f} to {2:.2f})".format(*row["ms"]),
-                    f"{row['requests_per_second']:.0f}",
-                    f"{row['against_beams']:.2f}",
-                    str(row["passes"] or ""),
-                    "" if row["in_common"] is None else "{in_common:.3f}".format(**row),
-                    "" if row["in_common"] is None else "{score_gap:.4f}".format(**row),
-                    str(row["passes_without_graph"]),
-                    goal,
-                )
+            rows += [{"target": target, **row} for row in bench.case(beams, batch)]
         if bench is not None:
             statistics = [g.statistics() for g in bench.graphs]
             graphs[target] = [
                 {"graphs": t.graphs, "bytes": t.bytes, "refused": t.refused} for t in statistics
             ]
-    Console(width=150).print(table)
+    show(Report("GPU", tables=[table(rows)]))
     result = {
         "benchmark": "gpu",
         "quick": args.quick,
@@ -354,7 +337,6 @@ def main() -> None:
         "nodes": sizes.nodes,
         "draft": sizes.draft,
         "rounds": sizes.rounds,
-        "triples": "min, median, max",
         "rows": rows,
         "graphs_of_target_and_draft": graphs,
         "skipped": skipped,

@@ -182,7 +182,8 @@ class _Cell:
             rounds = self.hf_rounds if name == HUGGING_FACE else None
             return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
 
-        times = interleaved({name: side(name) for name in modes}, self.rounds)
+        sides = {name: side(name) for name in modes}
+        times = interleaved(sides, self.rounds, seed=self.options.seed)
         base, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
         first = answers[BEAM][0].stats[0]
         bytes_per_slot = first.kv_bytes // first.kv_slots
