@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Table
+from recsys.benchmark.report import Document, Report, Table
 
 
 def report(document: Document) -> Report:
@@ -47,7 +47,7 @@ def report(document: Document) -> Report:
             ],
         ),
     ]
-    return Report("The item trie", _sentences(document), tables, _plots(document))
+    return Report("The item trie", _sentences(document), tables)
 
 
 def _build_lines(document: Document) -> list[list[str]]:
@@ -86,28 +86,6 @@ def _sentences(document: Document) -> list[str]:
         "much.",
         f"Hugging Face's processor with a nested dict takes {theirs / ours:.0f} times as long as "
         "the trie over the steps of a search.",
-    ]
-
-
-def _plots(document: Document) -> list[Plot]:
-    levels = document["build"][0]["levels"]
-    steps = [row for row in document["step"] if row["levels"] == levels]
-    lines = []
-    for depth in range(levels):
-        rows = [row for row in steps if row["depth"] == depth]
-        medians = [row["ms"]["p50"] for row in rows]
-        lines.append(Line(f"depth {depth}", [row["items"] for row in rows], medians))
-    largest = max(row["items"] for row in document["filter"])
-    filters = [row for row in document["filter"] if row["items"] == largest]
-    shares = [100 * row["share"] for row in filters]
-    costs = Line("filtered / plain", shares, [row["ratio"]["p50"] for row in filters])
-    return [
-        Plot("steps", "Milliseconds of a step by items.", [Panel("ms", "items", lines, log="xy")]),
-        Plot(
-            "filters",
-            f"Time of a search's steps with a filter over that without, {_count(largest)} items.",
-            [Panel("ratio", "% of items allowed", [costs], log="x", level=1)],
-        ),
     ]
 
 

@@ -57,17 +57,13 @@ def test_the_page_loads_nothing_else(command, request):
     assert "<script" not in page
     assert not re.search(r'(?:src|href)="(?!#)', page)
     assert "quick</strong> run" in page
-    assert page.count("<svg") >= 1
     variables = set(re.findall(r"var\((--[a-z0-9-]+)\)", page))
     assert variables <= set(re.findall(r"(--[a-z0-9-]+):", page))
 
 
-@pytest.mark.parametrize(
-    ("command", "names"), [("decode", ["cold", "warm"]), ("constraint", ["filters", "steps"])]
-)
-def test_every_plot_is_also_a_file_of_its_own(command, names, request):
-    files = sorted(request.getfixturevalue(command)[1].glob("*.svg"))
-    assert [file.stem for file in files] == names
+def test_every_plot_is_also_a_file_of_its_own(decode):
+    files = sorted(decode[1].glob("*.svg"))
+    assert [file.stem for file in files] == ["cold", "warm"]
     for file in files:
         text = file.read_text()
         assert ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -263,6 +265,14 @@ def test_a_run_without_answers_has_no_percentile() -> None:
 
 
 # The command
+
+
+def test_without_aiohttp_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "recsys.serving.benchmark.client"
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[load\]'"):
+        importlib.import_module(name)
 
 
 @anyio

@@ -201,7 +201,7 @@ def test_a_toy_run_shows_published_figures(quick):
         assert text in page
         assert text in first.stdout
     assert "<script" not in page
-    assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg", "effects.svg"}
+    assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg"}
     assert all("var(--" not in f.read_text() for f in folder.glob("*.svg"))
 
 

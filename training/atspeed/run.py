@@ -40,14 +40,12 @@ from recsys.training.atspeed.measure import (
     Sample,
     accuracy,
     describe,
-    device,
     difference,
     load_draft,
     scene_of,
 )
 from recsys.training.atspeed.produce import Run, call, produce, workers
 from recsys.training.atspeed.speed import walltimes
-from recsys.training.target import load_trained
 
 Row = dict[str, Any]
 Samples = dict[tuple[str, Question], Sample]
@@ -69,7 +67,6 @@ class Options:
         workers: processes that train and measure side by side.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
-        hf_timed: test users whose requests are timed with Hugging Face, too.
         recall_users: test users whose recommendations are measured.
         ks: K of the table and the ablations.
         drafts: N.
@@ -85,7 +82,6 @@ class Options:
     workers: int = 2
     users: int = 200
     timed: int = 20
-    hf_timed: int = 4
     recall_users: int = 1000
     ks: tuple[int, ...] = paper.KS
     drafts: int = paper.DRAFTS
@@ -230,11 +226,9 @@ def _time(base: Workspace, options: Options, drafts: dict[str, DraftSpace]) -> l
     with track("walltime", len(questions)) as bar:
         rows = walltimes(
             scene_of(base, options.users),
-            load_trained(base.run("target"), device()),
             {name: load_draft(space) for name, space in drafts.items()},
             questions,
             rounds=options.timed,
-            hf_rounds=min(options.hf_timed, options.timed),
             advance=bar.advance,
         )
     variants = {v.key: v for v in plain(options.inits, options.seeds[:1])}
