@@ -19,7 +19,7 @@ from rich.table import Table
 
 from recsys.benchmark.decode import BEAM, HUGGING_FACE, Options, measure
 from recsys.benchmark.environment import environment
-from recsys.benchmark.workload import LEVELS, Setup, of_shape
+from recsys.benchmark.workload import LEVELS, Setup, make_shape_workload
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         repeats=args.repeats, hf_repeats=args.repeats,
     )  # fmt: skip
     setup = Setup(args.repeats * 8, "cpu", torch.float32, 0)
-    workload = of_shape(args.preset, setup, items=12_000, history=args.history)
+    workload = make_shape_workload(args.preset, setup, items=12_000, history=args.history)
     rows = measure(workload, options)["rows"]
     table = Table("B", "", "ms (quartiles)", "Hugging Face / ours", "cache slots")
     for row in rows:

@@ -39,7 +39,7 @@ from recsys.benchmark import workload
 from recsys.benchmark.decode import ROUNDING, Agreement, Answer, Ranking
 from recsys.benchmark.environment import environment
 from recsys.benchmark.report import Report, Table, show
-from recsys.benchmark.timing import ratio, spread
+from recsys.benchmark.timing import compare_times, summarize
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
@@ -228,8 +228,8 @@ class Bench:
                 "beams": beams,
                 "batch": batch,
                 "way": name,
-                "ms": spread([1e3 * seconds for seconds in spent]),
-                "against_beams": ratio(times["beams"], spent),
+                "ms": summarize([1e3 * seconds for seconds in spent]),
+                "against_beams": compare_times(times["beams"], spent),
                 "passes_without_graph": fallbacks[name],
             }
             if name != "draft":
@@ -252,7 +252,7 @@ def build(shape: str, sizes: Sizes, device: torch.device) -> Any:
     """A model with random weights."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     setup = workload.Setup(0, str(device), dtype, 0)
-    return workload.random_model(SHAPES[shape], vocabulary_of(sizes), setup)
+    return workload.make_random_model(SHAPES[shape], vocabulary_of(sizes), setup)
 
 
 def bytes_of(sizes: Sizes, model: TreeModel) -> int:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from recsys.benchmark.timing import Side, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
@@ -154,12 +154,12 @@ def _step(
 def _time(sides: Mapping[str, Side], options: Options) -> dict[str, list[float]]:
     """Processor seconds of each side, which runs once right before it is timed."""
     twice = {name: replace(side, prepare=side.run) for name, side in sides.items()}
-    times = interleaved(twice, options.rounds, seed=options.seed)
+    times = time_interleaved(twice, options.rounds, seed=options.seed)
     return {name: found.cpu for name, found in times.items()}
 
 
 def _ms(seconds: list[float]) -> dict[str, float]:
-    return spread([1000 * s for s in seconds], 4)
+    return summarize([1000 * s for s in seconds], 4)
 
 
 def _measure_filters(trie: ItemTrie, options: Options) -> list[Row]:
@@ -196,7 +196,7 @@ def _measure_filters(trie: ItemTrie, options: Options) -> list[Row]:
                 "bytes": mask.nbytes,
                 "plain_ms": _ms(plain),
                 "filtered_ms": _ms(filtered),
-                "ratio": ratio(filtered, plain),
+                "ratio": compare_times(filtered, plain),
             }
         )
     return rows
@@ -271,7 +271,7 @@ def _measure_huggingface(options: Options) -> list[Row]:
                 "depth": depth,
                 "trie_ms": _ms(seconds["trie"]),
                 "dict_ms": _ms(seconds["nested dict"]),
-                "ratio": ratio(seconds["nested dict"], seconds["trie"]),
+                "ratio": compare_times(seconds["nested dict"], seconds["trie"]),
                 "dict_build_s": round(dict_s, 2),
                 "dict_bytes_per_item": round(_bytes(nested) / trie.num_items, 1),
                 "trie_bytes_per_item": round(trie.nbytes / trie.num_items, 1),

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, Times, compare_times, summarize, time_interleaved
 from recsys.benchmark.workload import Workload
 from recsys.decoding import (
     Beams,
@@ -183,7 +183,7 @@ class _Cell:
             return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
 
         sides = {name: side(name) for name in modes}
-        times = interleaved(sides, self.rounds, seed=self.options.seed)
+        times = time_interleaved(sides, self.rounds, seed=self.options.seed)
         base, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
         first = answers[BEAM][0].stats[0]
         bytes_per_slot = first.kv_bytes // first.kv_slots
@@ -199,12 +199,12 @@ class _Cell:
                 "batch": self.batch,
                 "mode": name,
                 "rounds": len(taken.wall),
-                "ms": spread([1e3 * s for s in taken.wall]),
-                "cpu_ms": spread([1e3 * s for s in taken.cpu]),
-                "ws_beam": ratio(base.wall, taken.wall),
-                "ws_beam_cpu": ratio(base.cpu, taken.cpu),
-                "ws_huggingface": ratio(theirs.wall, taken.wall),
-                "ws_huggingface_cpu": ratio(theirs.cpu, taken.cpu),
+                "ms": summarize([1e3 * s for s in taken.wall]),
+                "cpu_ms": summarize([1e3 * s for s in taken.cpu]),
+                "ws_beam": compare_times(base.wall, taken.wall),
+                "ws_beam_cpu": compare_times(base.cpu, taken.cpu),
+                "ws_huggingface": compare_times(theirs.wall, taken.wall),
+                "ws_huggingface_cpu": compare_times(theirs.cpu, taken.cpu),
                 **work,
                 "kv_to_greedy": round(work["kv_bytes"] / (self._slots(1) * bytes_per_slot), 2),
                 "agreement": agreement[name],

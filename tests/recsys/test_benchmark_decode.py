@@ -33,7 +33,7 @@ SMALL = Architecture(64, 64, 1, 2)
 
 def small_workload(dtype=torch.float32, draft=SMALL):
     setup = replace(SETUP, dtype=dtype)
-    return workload.of_random((SMALL, draft), VOCABULARY, setup, items=400, history=5)
+    return workload.make_random_workload((SMALL, draft), VOCABULARY, setup, items=400, history=5)
 
 
 OPTIONS = Options(
@@ -154,7 +154,7 @@ def test_agreement_counts_lists_items_and_the_gap():
 
 
 def test_random_codes_are_distinct_and_skewed():
-    codes = workload.skewed_codes(np.random.default_rng(0), 5_000, (256,) * 4)
+    codes = workload.draw_skewed_codes(np.random.default_rng(0), 5_000, (256,) * 4)
     assert codes.shape == (5_000, 4)
     assert len(np.unique(codes, axis=0)) == 5_000
     counts = np.sort(np.bincount(codes[:, 0], minlength=256))[::-1]
@@ -165,13 +165,13 @@ def test_random_codes_are_distinct_and_skewed():
 
 def test_a_catalog_has_room():
     with pytest.raises(ConfigError, match="--items 9: want 1 to 8"):
-        workload.skewed_codes(np.random.default_rng(0), 9, (4, 4))
-    assert len(workload.skewed_codes(np.random.default_rng(0), 8, (4, 4))) == 8
+        workload.draw_skewed_codes(np.random.default_rng(0), 9, (4, 4))
+    assert len(workload.draw_skewed_codes(np.random.default_rng(0), 8, (4, 4))) == 8
 
 
 def test_a_random_model_depends_on_its_setup_alone():
     models = [
-        workload.random_model(SMALL, VOCABULARY, replace(SETUP, dtype=torch.bfloat16, seed=s))
+        workload.make_random_model(SMALL, VOCABULARY, replace(SETUP, dtype=torch.bfloat16, seed=s))
         for s in (1, 1, 2)
     ]
     heads = [m.get_output_embeddings().weight for m in models]
@@ -193,7 +193,7 @@ def test_named_shapes_have_the_parameters_of_their_names():
 
 def test_an_unknown_shape_is_refused():
     with pytest.raises(ConfigError, match="--shape 'huge' is not one of tiny, small, base, 68M"):
-        workload.of_shape("huge", SETUP, items=10, history=2)
+        workload.make_shape_workload("huge", SETUP, items=10, history=2)
 
 
 def test_rounds_cover_all_users_in_turn():
@@ -232,7 +232,7 @@ def home(tmp_path_factory):
 
 
 def test_a_bundle_gets_the_test_users_of_its_data_set(home):
-    data = workload.of_bundle(home / "bundles/shop", home / "datasets/shop", SETUP)
+    data = workload.load_bundle_workload(home / "bundles/shop", home / "datasets/shop", SETUP)
     assert data.facts["prompts"] == "test users"
     # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
     assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
@@ -241,7 +241,7 @@ def test_a_bundle_gets_the_test_users_of_its_data_set(home):
 
 
 def test_without_its_data_set_histories_are_random(home, capsys):
-    data = workload.of_bundle(home / "bundles/shop", home / "datasets/none", SETUP)
+    data = workload.load_bundle_workload(home / "bundles/shop", home / "datasets/none", SETUP)
     assert data.facts["prompts"] == "random histories"
     assert len(data.prompts) == 6
     assert "not this bundle's data set" in capsys.readouterr().err

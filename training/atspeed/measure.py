@@ -80,7 +80,7 @@ def load_draft(workspace: Workspace) -> TreeModel:
 
 
 @lru_cache(maxsize=2)
-def scene_of(workspace: Workspace, users: int) -> Scene:
+def load_scene(workspace: Workspace, users: int) -> Scene:
     """`Scene.load`, once a process."""
     return Scene.load(workspace, users)
 
@@ -155,7 +155,7 @@ class Asking:
 
     def __call__(self) -> list[Sample]:
         """Samples in the order of the questions."""
-        scene = scene_of(self.base, self.users)
+        scene = load_scene(self.base, self.users)
         draft = load_draft(self.workspace)
         samples = []
         for question in self.questions:
@@ -217,7 +217,7 @@ class Recommending:
 
     def __call__(self) -> dict[str, Any]:
         """Recall and NDCG of each user; for strict, how many lists are not beam search's."""
-        scene, lists = scene_of(self.base, self.users), self.lists
+        scene, lists = load_scene(self.base, self.users), self.lists
         k = lists.question.beams
         draft = None
         if lists.draft is not None:
@@ -262,7 +262,9 @@ def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
     return lists
 
 
-def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def compare_accuracy(
+    lists: Sequence[Lists], answers: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Rows of recall and NDCG, with the paired difference from the row each is compared with."""
     rows = []
     for kind, answer in zip(lists, answers, strict=True):
@@ -282,7 +284,7 @@ def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[
     return rows
 
 
-def difference(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
+def compare_accepted(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
     """Paired difference of accepted levels, a less b, over the same users."""
     first, second = (np.mean([s.accepted for s in samples], axis=0) for samples in (a, b))
     return cell(first - second)

@@ -20,7 +20,7 @@ from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, settings_of
+from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, derive_settings
 
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
@@ -58,7 +58,7 @@ class Task:
         """Run the stage and describe its artifact as a plain row."""
         start = time.perf_counter()
         workspace = DraftSpace.seen_by(self.context.workspace, self.variant)
-        settings = settings_of(
+        settings = derive_settings(
             self.context.settings, self.variant, self.budget, self.context.workspace
         )
         context = Context(settings, workspace, self.context.force)

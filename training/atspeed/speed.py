@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsys.benchmark.timing import Side, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
 from recsys.decoding import Beams, SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.training.atspeed.measure import Question, Scene, ask
@@ -20,7 +20,7 @@ from recsys.training.atspeed.measure import Question, Scene, ask
 PLAIN = "plain search"
 
 
-def walltimes(
+def measure_walltimes(
     scene: Scene,
     drafts: Mapping[str, TreeModel],
     questions: Sequence[Question],
@@ -52,16 +52,16 @@ def walltimes(
         sides = {name: Side(partial(run, search)) for name, search in searches.items()}
         for side in sides.values():
             side.run(0)  # the first run allocates buffers
-        times = interleaved(sides, rounds)
+        times = time_interleaved(sides, rounds)
         plain = times.pop(PLAIN)
         rows += [
             {
                 "draft": name,
                 **question.row,
-                "ms": spread([1000 * s for s in taken.wall]),
-                "plain_ms": spread([1000 * s for s in plain.wall]),
-                "speedup": ratio(plain.wall, taken.wall),
-                "speedup_cpu": ratio(plain.cpu, taken.cpu),
+                "ms": summarize([1000 * s for s in taken.wall]),
+                "plain_ms": summarize([1000 * s for s in plain.wall]),
+                "speedup": compare_times(plain.wall, taken.wall),
+                "speedup_cpu": compare_times(plain.cpu, taken.cpu),
             }
             for name, taken in times.items()
         ]
