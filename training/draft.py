@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
@@ -107,9 +107,7 @@ class DraftConfig(SupervisedConfig):
                 "alpha: with 1, AtSpeed-S has no recommendation loss and moves all probability of "
                 "the draft to one token; use a smaller alpha, or density: false"
             )
-        for name in ("temperature", "flatten"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        check_bounds(self, above_zero=["temperature", "flatten"])
 
     @property
     def alignment(self) -> AlignmentSettings:

@@ -25,6 +25,7 @@ from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 from torch import nn
 
+from recsys.config import check_bounds
 from recsys.errors import ConfigError
 from recsys.progress import Bar, say, track
 from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state, whole
@@ -82,11 +83,8 @@ class LoopConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("accumulate", 1), ("evaluate_every", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
-        if self.max_minutes is not None and self.max_minutes <= 0:
-            raise ConfigError(f"max_minutes: expected more than 0, got {self.max_minutes}")
+        least = {"epochs": 1, "accumulate": 1, "evaluate_every": 0}
+        check_bounds(self, at_least=least, above_zero=["max_minutes"])
 
 
 class Inputs(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recsys.config import check_bounds
 from recsys.errors import ConfigError
 from recsys.vocabulary import Vocabulary
 
@@ -39,12 +40,8 @@ class LoraSettings:
     merge: bool = True
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"lora.rank: expected at least 1, got {self.rank}")
-        if self.alpha <= 0:
-            raise ConfigError(f"lora.alpha: expected more than 0, got {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"lora.dropout: expected 0 <= dropout < 1, got {self.dropout}")
+        least = {"rank": 1}
+        check_bounds(self, "lora.", at_least=least, above_zero=["alpha"], below_one=["dropout"])
         if not self.modules:
             raise ConfigError("lora.modules: empty; name linear layers, such as q_proj and v_proj")
 

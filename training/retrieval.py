@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.blending import Lists, Union, candidate_rows
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.listing import items_of_rows
@@ -82,13 +82,9 @@ class RetrievalConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.near_share <= 1:
-            raise ValueError(f"near_share must lie in [0, 1], got {self.near_share}")
-        if not 0 <= self.slack < 1:
-            raise ValueError(f"slack must lie in [0, 1), got {self.slack}")
+            raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
         least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        check_bounds(self, at_least=least, below_one=["slack"])
 
 
 def stage(context: Context) -> Path:

@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
@@ -88,12 +88,8 @@ class SasRecConfig(LoopConfig):
     def __post_init__(self) -> None:
         if self.epochs:
             super().__post_init__()
-        for name in ("dropout", "soft_labels", "item_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 0 <= {name} < 1, got {getattr(self, name)}")
-        for name in ("hidden", "layers", "heads", "negatives"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        sizes = dict.fromkeys(("hidden", "layers", "heads", "negatives"), 1)
+        check_bounds(self, at_least=sizes, below_one=["dropout", "soft_labels", "item_dropout"])
         if self.hidden % self.heads:
             raise ConfigError(f"hidden: {self.hidden} is not a multiple of heads, {self.heads}")
         if self.features.collaborative != "ppmi":

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from recsys.artifacts import Output, Workspace
+from recsys.config import check_bounds
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.prompts import PromptEncoder
@@ -53,9 +54,7 @@ class SupervisedConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("item_dropout", "embedding_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 0 <= {name} < 1, got {getattr(self, name)}")
+        check_bounds(self, below_one=["item_dropout", "embedding_dropout", "label_smoothing"])
         if self.eval_beams < 10:
             raise ConfigError(f"eval_beams: NDCG@10 needs at least 10, got {self.eval_beams}")
 

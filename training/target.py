@@ -11,7 +11,7 @@ import torch
 
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.models.checkpoint import architecture, build, load_model, save_model
@@ -73,12 +73,7 @@ class TargetConfig(SupervisedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.agreement < 0:
-            raise ConfigError(f"agreement: expected at least 0, got {self.agreement}")
-        if self.exit_layer < 1:
-            raise ConfigError(f"exit_layer: expected at least 1, got {self.exit_layer}")
-        if not 0 <= self.soft_labels < 1:
-            raise ConfigError(f"soft_labels: expected 0 <= soft_labels < 1, got {self.soft_labels}")
+        check_bounds(self, at_least={"agreement": 0, "exit_layer": 1}, below_one=["soft_labels"])
         if self.base is not None and self.refresh is not None:
             raise ConfigError(
                 "base and refresh: a target starts from one of them; remove the other"

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
-from recsys.config import as_dict, build
+from recsys.config import as_dict, build, check_bounds
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
@@ -74,13 +74,10 @@ class TeacherConfig:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("beams", 1), ("histories", 0), ("shard", 1), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        least = {"beams": 1, "histories": 0, "shard": 1, "batch": 1}
+        check_bounds(self, at_least=least, below_one=["item_dropout"])
         if not 0 <= self.mixture <= 1:
             raise ConfigError(f"mixture: expected 0 <= lambda <= 1, got {self.mixture}")
-        if not 0 <= self.item_dropout < 1:
-            raise ConfigError(f"item_dropout: expected 0 <= share < 1, got {self.item_dropout}")
 
 
 @dataclass(frozen=True)
