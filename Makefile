@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart serve test fuzz check format bench clean
+.PHONY: help install install-dev quickstart serve test fuzz check docs format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -16,7 +16,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,postgres,redis,otel,ray,large]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,load,postgres,redis,otel,ray,large]'
 	touch $@
 
 install: $(VENV)/.base ## create .venv with what running needs
@@ -40,12 +40,16 @@ MINUTES ?= 5
 fuzz: install-dev ## fresh examples for the tests that take any: make fuzz MINUTES=20
 	$(TESTING) tests/fuzz.py $(MINUTES)
 
-check: install-dev ## format, lint, types, import contracts, spelling
+check: install-dev ## format, lint, types, import contracts, spelling, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell recsys data training serving benchmarks docs *.md
+	$(MAKE) docs
+
+docs: install-dev ## the documentation site, into var/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: install-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

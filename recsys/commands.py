@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recsys import __version__
 from recsys.options import Json, Name, RunOptions, Seed, expand_options
 
 if TYPE_CHECKING:  # the command loads these when it runs
@@ -371,7 +372,6 @@ def doctor(as_json: Json = False) -> None:
 
     import torch
 
-    from recsys import __version__
     from recsys.artifacts import Workspace
     from recsys.raw_files import raw_folders
 

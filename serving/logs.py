@@ -45,7 +45,7 @@ def configure(stream: TextIO) -> None:
     """Send the service's lines, and the server's warnings, to `stream`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
-    for name, level in (("serving", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (("recsys", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -71,7 +71,7 @@ class OpenTelemetry(Telemetry):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise ConfigError(
-                f"serve.otel: {error.name} is not installed; pip install 'recsys[otel]'"
+                f"serve.otel: {error.name} is not installed; pip install 'recbeam[otel]'"
             ) from error
         provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

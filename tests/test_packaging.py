@@ -48,15 +48,28 @@ def test_a_folder_is_imported_under_recsys_only(name, tmp_path):
     assert Path(find_spec(f"recsys.{name}").origin).samefile(ROOT / name / "__init__.py")
     assert (ROOT / "recsys" / name).readlink() == Path("..") / name
     code = f"import importlib.util; print(importlib.util.find_spec({name!r}))"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert done.stdout == "None\n", "an editable install shows only recsys"
 
 
 def test_an_editable_install_shows_one_name():
     assert [path.name for path in (ROOT / ".editable").iterdir()] == ["recsys"]
     assert PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"] == [".editable"]
+
+
+def test_optional_packages_are_imported_on_use_only():
+    blocked = ("redis", "psycopg", "ray", "duckdb", "opentelemetry.sdk", "tensorboard", "locust")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import recsys.serving.app, recsys.serving.service, recsys.data.prepare\n"
+        "import recsys.training.loop, recsys.commands, recsys.serving.commands\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_imports_name_the_folders_under_recsys():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.blending import Lists, Union, candidate_rows
+from recsys.blending import Union, candidate_rows
 from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
@@ -220,7 +220,7 @@ def _unions(
 ) -> list[tuple[NDArray[np.int64], Union]]:
     """Candidates of the model and of retrieval for each example without seen items, by batch."""
     from recsys.constraint import ItemTrie
-    from recsys.decoding import beam_search
+    from recsys.decoding import SearchRequest, beam_search
     from recsys.models.tree_forward import TreeModel
 
     trie = ItemTrie.build(target.encoder.item_tokens)
@@ -231,21 +231,18 @@ def _unions(
             rows = np.arange(start, min(start + BATCH, len(examples)))
             histories = examples.histories.take(rows)
             candidates = retrieval.candidates(histories, config.candidates)
-            beams = beam_search(
-                model,
+            request = SearchRequest(
                 target.encoder.encode_all(histories),
-                trie,
-                config.beams,
                 exclude=[trie.excluded_rows(items) for items in histories],
                 candidates=candidate_rows(trie, candidates),
                 candidate_nodes=config.nodes,
             )
+            beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            nothing = [None] * len(rows)
-            own = items_of_rows(trie, found, scores, histories, nothing, nothing, config.beams)
+            own = items_of_rows(trie, found, scores, config.beams, excluded=histories)
             if beams.candidate_scores is not None:  # None without candidates
                 union = Union.of(
-                    Lists.of_model(*own),
+                    own,
                     candidates,
                     beams.candidate_scores.cpu().numpy(),
                     retrieval,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset, Examples
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.prompts import PromptEncoder
 
 RANKED = 64  # users per batch of a ranking
@@ -65,13 +65,9 @@ class Validation:
         gains = np.zeros(len(targets))
         for start in range(0, len(targets), RANKED):
             part = histories.take(np.arange(start, min(start + RANKED, len(targets))))
-            beams = beam_search(
-                self.model,
-                self.encoder.encode_all(part),
-                self.trie,
-                self.num_beams,
-                exclude=[self.trie.excluded_rows(items) for items in part],
-            )
+            excluded = [self.trie.excluded_rows(items) for items in part]
+            request = SearchRequest(self.encoder.encode_all(part), exclude=excluded)
+            beams = beam_search(self.model, request, self.trie, self.num_beams)
             rows = beams.rows[:, :TOP].cpu().numpy()
             wanted = self.trie.item_row[targets[start : start + RANKED]]
             # A row that n items share contributes 1 / n of its gain for each of them.

@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from recsys import __version__
+
 
 def environment() -> dict[str, Any]:
     """Commit, processor, load, versions and threads, as plain values."""
@@ -22,7 +24,8 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("recsys", "torch", "transformers")},
+        "recsys": __version__,
+        **{name: version(name) for name in ("torch", "transformers")},
     }
 
 

@@ -26,7 +26,7 @@ def import_ray(part: str) -> Any:
         return import_module("ray")
     except ImportError as error:
         raise ConfigError(
-            f"engine 'ray' needs Ray ({error.name} is missing): pip install 'recsys[ray]'"
+            f"engine 'ray' needs Ray ({error.name} is missing): pip install 'recbeam[ray]'"
         ) from error
 
 

@@ -202,10 +202,10 @@ async def test_another_model_takes_what_it_can_of_the_journal(
     async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
         await client.put("/v1/items/coded", json={"semantic_id": [3, 6, 2]})
-        (record, _) = (await service.store.journal("catalog")).records
+        (record, _) = (await service.store.journal("catalogue")).records
         strange = record | {"item_id": "strange", "attributes": {"colour": "red"}}
         later = record | {"item_id": "later"}
-        await service.store.journal_append("catalog", [strange, later])
+        await service.store.journal_append("catalogue", [strange, later])
     async with running(settings, recommender=fake("other")) as (client, _):
         # placed anew by what it is like; codes of the other model mean nothing here, but items
         # that had the like do
@@ -286,7 +286,7 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours: Nei
     await asyncio.gather(*puts)
     (kept,) = [
         record
-        for record in (await service.store.journal("catalog")).records
+        for record in (await service.store.journal("catalogue")).records
         if record["item_id"] == "lamp"
     ]
     await agree("lamp", kept["title"])

@@ -185,13 +185,13 @@ def test_a_rate_must_be_above_zero() -> None:
 async def test_a_refused_request_is_logged_without_its_path(
     settings: ServingSettings, recommender: Any, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "serving.access")
+    caplog.set_level("INFO", "recsys.serving.access")
     listed = settings.model_copy(update={"allowed_hosts": "shop.example"})
     async with running(listed, recommender=recommender) as (client, service):
         assert (await client.get("/v1/users/ada/history")).status_code == 400
         assert (await client.get("/nothing/" + "x" * 5000)).status_code == 400
         text = service.metrics.exposition().decode()
-    routes = [r.fields["route"] for r in caplog.records if r.name == "serving.access"]  # type: ignore[attr-defined]
+    routes = [r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"]  # type: ignore[attr-defined]
     assert routes == ["/v1/users/{user_id}/history", "unmatched"]
     assert "ada" not in caplog.text
     assert 'route="/v1/users/{user_id}/history"' in text
@@ -202,7 +202,7 @@ async def test_a_refused_request_is_logged_without_its_path(
 async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "serving.access")
+    caplog.set_level("INFO", "recsys.serving.access")
     user = "mail/ada@x.org"
     body = {"events": [{"user": user, "item": "item-1"}]}
     assert (await client.post("/v1/events", json=body)).status_code == 200
@@ -213,7 +213,7 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
     assert (await client.get(f"/v1/users/{user}/history")).status_code == 404
     await client.get(f"/v1/users/{user}/")
     await client.get(f"/v1/user/{user}")
-    routes = {r.fields["route"] for r in caplog.records if r.name == "serving.access"}  # type: ignore[attr-defined]
+    routes = {r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"}  # type: ignore[attr-defined]
     assert "unmatched" in routes
     assert not any("ada" in route for route in routes)
 

@@ -10,7 +10,7 @@ from recsys.serving import logs
 def test_a_line_is_one_json_object_whatever_is_logged() -> None:
     stream = io.StringIO()
     logs.configure(stream)
-    logger = logging.getLogger("serving.test")
+    logger = logging.getLogger("recsys.serving.test")
     logger.info("a\nb %s", "c", extra={"fields": {"route": "/x\n\u2028", "status": 200}})
     try:
         raise ValueError("no\nway")
@@ -20,7 +20,7 @@ def test_a_line_is_one_json_object_whatever_is_logged() -> None:
     logging.getLogger("uvicorn.error").warning("said")
     first, second, third = (json.loads(line) for line in stream.getvalue().splitlines())
     assert (first["message"], first["route"], first["status"]) == ("a\nb c", "/x\n\u2028", 200)
-    assert (first["level"], first["logger"]) == ("info", "serving.test")
+    assert (first["level"], first["logger"]) == ("info", "recsys.serving.test")
     assert first["time"].endswith("+00:00")
     assert second["exception"].endswith("ValueError: no\nway")
     assert third["message"] == "said"

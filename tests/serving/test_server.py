@@ -78,7 +78,7 @@ def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
         out, err = started.communicate(timeout=120)
     assert started.returncode in (0, -signal.SIGTERM)
     lines = [json.loads(line) for line in out.splitlines()]
-    requests = [line for line in lines if line["logger"] == "serving.access"]
+    requests = [line for line in lines if line["logger"] == "recsys.serving.access"]
     assert [line["status"] for line in requests] == [200, 200, 413]
     assert requests[1]["request_id"] == "a"
     assert "Traceback" not in err

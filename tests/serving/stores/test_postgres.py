@@ -9,10 +9,10 @@ import pytest
 
 from recsys.errors import ConfigError
 from recsys.serving.stores import Appended, Event, StoreError, open_store
-from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores.store import Store
 
 MakeEvent = Callable[..., Event]
-Open = Callable[..., SqlStore]
+Open = Callable[..., Store]
 
 pytestmark = pytest.mark.anyio
 
@@ -122,8 +122,8 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
 @pytest.mark.parametrize(
     ("module", "extra", "location", "cache"),
     [
-        ("psycopg", "recsys[postgres]", "postgresql://localhost/shop", None),
-        ("redis", "recsys[redis]", None, "redis://localhost"),
+        ("psycopg", "recbeam[postgres]", "postgresql://localhost/shop", None),
+        ("redis", "recbeam[redis]", None, "redis://localhost"),
     ],
 )
 def test_a_missing_package_is_told_by_its_extra(

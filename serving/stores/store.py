@@ -1,0 +1,606 @@
+"""Store: a store in a SQL database, whichever. How that is reached is `database`'s business.
+
+Readers are a few threads with a connection each; all writes go through one thread (`group`), in
+one transaction a group. Queries are written once, with `?` for parameters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from recsys.serving.stores.admission import admit
+from recsys.serving.stores.database import Cursor, Database
+from recsys.serving.stores.group import GroupWriter, Write
+from recsys.serving.stores.records import (
+    NOT_HISTORY,
+    SEED_TYPE,
+    Appended,
+    Event,
+    EventConflictError,
+    Journal,
+    Journaled,
+    Observer,
+    Served,
+    StoredEvent,
+    StoreError,
+    user_hash,
+)
+
+if TYPE_CHECKING:  # redis is an optional dependency
+    from recsys.serving.stores.cache import HistoryCache
+
+logger = logging.getLogger("recsys.serving.stores")
+T = TypeVar("T")
+CHUNK = 50_000
+SERVED_KEPT = 100_000  # answers remembered at most
+SERVED_WAITING = 10_000  # of them, not yet written
+RACES = 5
+SEEDING, JOURNAL = range(2)  # activities of one process at a time
+UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
+EVENT_COLUMNS = (
+    "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
+    "digest", "seed",
+)  # fmt: skip
+LAST_CHARACTER = "\U0010ffff"
+
+
+class RaceError(Exception):
+    """Another process wrote one of the events between the lookup and the insertion."""
+
+
+class Store(Database):
+    """A store in a SQL database. Every call may raise `StoreError`.
+
+    Whatever an awaited write has returned for is on disk.
+    """
+
+    readers: ClassVar[int]
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        not_history: Collection[str] = NOT_HISTORY,
+        observer: Observer | None = None,
+    ) -> None:
+        """Open the database and bring its schema up to date.
+
+        Args:
+            place: name of the store in messages, without secrets.
+            not_history: types of events that are not part of a history.
+            observer: counts every call.
+
+        Raises:
+            StoreError: not a store, a store of a newer version, or unreachable.
+        """
+        super().__init__(place)
+        self._not_history = sorted(not_history)
+        self._observer = observer
+        self._cache: HistoryCache | None = None
+        self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
+        self._readers = ThreadPoolExecutor(self.readers, thread_name_prefix="store-reader")
+        self._writer = GroupWriter(self._commit)
+
+    # Differences between databases
+
+    @abstractmethod
+    def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
+        """An SQL condition that `column` is one of `values`, and its parameter."""
+
+    @abstractmethod
+    def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
+        """Insert rows of `EVENT_COLUMNS` whose event id is new; return their number."""
+
+    @abstractmethod
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert many new rows of `EVENT_COLUMNS`."""
+
+    @abstractmethod
+    def _lock(self, cursor: Cursor, what: int) -> None:
+        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends."""
+
+    @abstractmethod
+    def _after_erasure(self, connection: Any) -> None:
+        """Remove deleted rows from the disk, as far as the database allows."""
+
+    # Reading
+
+    async def history(self, user_id: str, limit: int) -> list[str] | None:
+        """The user's latest items, oldest first, or None if the user is unknown.
+
+        Equal times are in order of arrival. Events of the types `not_history` are left out.
+        """
+        return await self._reading("history", lambda: self._history(user_id, limit))
+
+    async def events(
+        self, user_id: str, limit: int, before: tuple[int, int] | None = None
+    ) -> list[StoredEvent]:
+        """A user's events of every type, newest first.
+
+        Args:
+            user_id: outside id.
+            limit: number of events at most.
+            before: (`time_ms`, `place`) of the last event of the previous page.
+        """
+        if "\0" in user_id:
+            return []
+        clause = ""
+        parameters: tuple[Any, ...] = (user_id, limit)
+        if before is not None:
+            clause, parameters = " AND (time_ms, id) < (?, ?)", (user_id, *before, limit)
+        query = (
+            f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
+            " ORDER BY time_ms DESC, id DESC LIMIT ?"
+        )
+        rows = await self._reading("events", lambda: self._query(query, parameters))
+        return [_stored(row) for row in rows]
+
+    async def users(self, limit: int, prefix: str = "") -> list[str]:
+        """Ids of users with events, sorted."""
+        if "\0" in prefix:
+            return []
+        query = (
+            "SELECT DISTINCT user_id FROM events WHERE user_id >= ? AND user_id <= ?"
+            " ORDER BY user_id LIMIT ?"
+        )
+        bounds = (prefix, prefix + LAST_CHARACTER, limit)
+        rows = await self._reading("users", lambda: self._query(query, bounds))
+        return [user for (user,) in rows]
+
+    async def served(self, recommendation_id: str) -> Served | None:
+        """A remembered answer, or None."""
+        query = (
+            "SELECT recommendation_id, user_id, model, items, time_ms FROM recommendations"
+            " WHERE recommendation_id = ?"
+        )
+        rows = await self._reading("served", lambda: self._query(query, (recommendation_id,)))
+        for recommendation, user, model, items, time_ms in rows:
+            return Served(recommendation, user, model, tuple(json.loads(items)), time_ms)
+        return None
+
+    async def journal(self, model: str, after: int = 0) -> Journal:
+        """Changes of a model's catalog after a place.
+
+        Places grow in the order of commits, over all processes that share the store: reading again
+        after the last place misses nothing.
+        """
+        query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id"
+        rows = await self._reading("journal", lambda: self._query(query, (model, after)))
+        return Journal([json.loads(record) for _, record in rows], rows[-1][0] if rows else after)
+
+    async def state_get(self, key: str) -> Any:
+        """A value of `state_put`, or None."""
+        query = "SELECT value FROM state WHERE key = ?"
+        rows = await self._reading("state", lambda: self._query(query, (key,)))
+        return json.loads(rows[0][0]) if rows else None
+
+    # Writing
+
+    async def append(self, events: Sequence[Event]) -> Appended:
+        """Write a batch durably: all of it or nothing. The next `history` includes it.
+
+        Raises:
+            EventConflictError: an event with this id has other content.
+        """
+        result: Appended = await self._writing("append", Write(events=events))
+        return result
+
+    async def erase(self, user_id: str) -> None:
+        """Erase a user: events, remembered answers, cached history.
+
+        Events from before the erasure do not return with a late delivery, an import or a data set;
+        later events are accepted. The call can be repeated.
+        """
+        if "\0" in user_id:
+            return
+
+        def forget(cursor: Cursor) -> None:
+            for table in ("events", "recommendations"):
+                cursor.execute(
+                    self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
+                    (user_id,),
+                )
+            cursor.execute(
+                self._sql(
+                    "INSERT INTO erasures (user_hash, erased_ms) VALUES (?, ?)"
+                    " ON CONFLICT (user_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
+                ),
+                (user_hash(user_id), now_ms()),
+            )
+
+        await self._writing("erase", Write(operation=forget, user=user_id))
+
+    def remember(self, served: Served) -> None:
+        """Remember an answer: it is written in the background, and the oldest are dropped."""
+        self._remembered.append(served)
+
+    async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
+        """Write changes of a model's catalog (JSON objects) durably: all or nothing.
+
+        A record with an `item_id` replaces earlier records of the item, so the journal grows with
+        the number of changed items and not with the number of changes.
+        """
+        rows: dict[Any, tuple[str, str | None, str]] = {}
+        for number, record in enumerate(records):
+            # As JSON, which PostgreSQL accepts for any id.
+            key = json.dumps(record["item_id"]) if "item_id" in record else None
+            rows.pop(key, None)  # the later record replaces it
+            rows[number if key is None else key] = (model, key, json.dumps(dict(record)))
+        condition, keys = self._among("key", [key for _, key, _ in rows.values() if key])
+
+        def write(cursor: Cursor) -> Journaled:
+            self._lock(cursor, JOURNAL)  # so that places are in the order of commits
+            before = self._last_place(cursor, model)
+            cursor.executemany(
+                self._sql("INSERT INTO journal (model, key, record) VALUES (?, ?, ?)"),
+                list(rows.values()),
+            )
+            # Deleted last: SQLite gives the id of a deleted last row to the next one.
+            cursor.execute(
+                self._sql(
+                    f"DELETE FROM journal WHERE model = ? AND id <= ? AND {condition}"  # noqa: S608
+                ),
+                (model, before, keys),
+            )
+            return Journaled(before, self._last_place(cursor, model))
+
+        written: Journaled = await self._writing("journal", Write(operation=write))
+        return written
+
+    async def state_put(self, key: str, value: Any) -> None:
+        """Store a JSON value durably under a key, for example the aliases."""
+        query = self._sql(
+            "INSERT INTO state (key, value) VALUES (?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        )
+        row = (key, json.dumps(value))
+        await self._writing(
+            "state", Write(operation=lambda cursor: cursor.execute(query, row) and None)
+        )
+
+    def use_cache(self, cache: HistoryCache) -> None:
+        """Look histories up in `cache` first, and invalidate them there after every change."""
+        self._cache = cache
+
+    def close(self) -> None:
+        """Write what is queued and release everything; no call may follow."""
+        self._writer.close()
+        self._readers.shutdown()
+        super().close()
+        if self._cache is not None:
+            self._cache.close()
+
+    # Bulk
+
+    def seed(self, dataset: Path) -> int:
+        """Import the histories of a canonical data set, once for each of its versions.
+
+        An earlier version of the data set is replaced in the same transaction; other events stay.
+
+        Returns:
+            Number of imported events; 0 if this version was imported before.
+
+        Raises:
+            ArtifactError: there is no data set, or it was altered.
+        """
+        # Imported here: commands import this module, and importing Arrow is slow.
+        from recsys.artifacts import verify
+        from recsys.dataset import Dataset
+
+        digest = Dataset.manifest(dataset).digest
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            if self._is_seeded(cursor, digest):
+                return 0
+            verify(dataset, "dataset")
+            data = Dataset.load(dataset)
+            cursor.execute(self.begin)
+            with self._committed(connection):
+                self._lock(cursor, SEEDING)
+                if self._is_seeded(cursor, digest):  # by another process, meanwhile
+                    return 0
+                self._import(cursor, data.interactions, digest)
+        if self._cache is not None:
+            self._cache.invalidate_all()
+        return len(data.interactions)
+
+    def seeds(self) -> set[str]:
+        """Digests of the imported data sets."""
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT digest FROM seeds")
+            return {digest for (digest,) in cursor.fetchall()}
+
+    async def mark_seeded(self, counts: Mapping[str, int]) -> None:
+        """Record that all events of these data sets (digest -> number of events) are stored."""
+        query = self._sql("INSERT INTO seeds VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
+        rows = list(counts.items())
+        await self._writing(
+            "seed", Write(operation=lambda cursor: cursor.executemany(query, rows) and None)
+        )
+
+    def export(self) -> Iterator[StoredEvent]:
+        """Iterate over a snapshot of all events, in order of arrival."""
+        query = self._sql(
+            f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE id > ?"  # noqa: S608
+            f" ORDER BY id LIMIT {CHUNK}"
+        )
+        with self._explained(), self._connected() as connection:
+            cursor, last = connection.cursor(), -1
+            cursor.execute(self.begin_snapshot)  # ends with its connection
+            while True:
+                cursor.execute(query, (last,))
+                rows = cursor.fetchall()
+                if not rows:
+                    return
+                yield from map(_stored, rows)
+                last = rows[-1][-1]
+
+    def count(self) -> int:
+        """Number of events."""
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT count(*) FROM events")
+            return int(cursor.fetchone()[0])
+
+    # Internals
+
+    def _history(self, user_id: str, limit: int) -> list[str] | None:
+        if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
+            return None
+        if self._cache is None:
+            return self._read_history(user_id, limit)
+        found = self._cache.look(user_id, limit)
+        if found.hit:
+            return found.items
+        items = self._read_history(user_id, limit)
+        self._cache.keep(found, items)
+        return items
+
+    def _read_history(self, user_id: str, limit: int) -> list[str] | None:
+        marks = ", ".join("?" * len(self._not_history))
+        wanted = f" AND type NOT IN ({marks})" if marks else ""
+        rows = self._query(
+            f"SELECT item_id FROM events WHERE user_id = ?{wanted}"  # noqa: S608
+            " ORDER BY time_ms DESC, id DESC LIMIT ?",
+            (user_id, *self._not_history, limit),
+        )
+        return [item for (item,) in reversed(rows)] or None
+
+    async def _reading(self, operation: str, read: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        finally:
+            self._observe(operation, start)
+
+    async def _writing(self, operation: str, write: Write) -> Any:
+        start = time.perf_counter()
+        try:
+            return await asyncio.wrap_future(self._writer.submit(write))
+        finally:
+            self._observe(operation, start)
+
+    def _observe(self, operation: str, start: float) -> None:
+        if self._observer is not None:
+            self._observer.store_call(operation, time.perf_counter() - start)
+
+    def _commit(self, group: list[Write]) -> list[Any]:
+        """Make a group durable (on the writing thread)."""
+        remembered = [
+            self._remembered.popleft() for _ in range(min(len(self._remembered), SERVED_WAITING))
+        ]
+        if not group and not remembered:
+            return []
+        try:
+            outcomes = self._write(group, remembered)
+        except self.unavailable as error:
+            self._put_back(remembered)
+            return [self._explain(error)] * len(group)
+        except Exception as error:
+            if len(group) <= 1 and not remembered:
+                return [self._explain(error)] if isinstance(error, self.failures) else [error]
+            # Only the failing write shall fail: commit each on its own.
+            self._write_served(remembered)
+            return [outcome for write in group for outcome in self._commit([write])]
+        self._works()
+        users = {event.user for write in group for event in write.events}
+        users |= {write.user for write in group if write.user is not None}
+        if self._cache is not None and users:
+            self._cache.invalidate(users)
+        if any(write.user is not None for write in group):
+            try:
+                self._after_erasure(self._own_connection())
+            except self.failures as error:  # the erasure itself is committed
+                logger.warning("store %s: after an erasure: %s", self.place, error)
+        return outcomes
+
+    def _put_back(self, remembered: Sequence[Served]) -> None:
+        """Return answers to the queue for the next group; without room, the oldest are dropped."""
+        room = SERVED_WAITING - len(self._remembered)
+        self._remembered.extendleft(reversed(remembered[max(0, len(remembered) - room) :]))
+
+    def _write_served(self, remembered: Sequence[Served]) -> None:
+        """Write the answers that the database accepts; the others are found by bisection."""
+        if not remembered:
+            return
+        try:
+            self._write([], remembered)
+        except self.unavailable:
+            self._put_back(remembered)
+        except Exception as error:
+            if len(remembered) == 1:
+                logger.warning("store %s: an answer was dropped: %s", self.place, type(error))
+                return
+            half = len(remembered) // 2
+            self._write_served(remembered[:half])
+            self._write_served(remembered[half:])
+
+    def _write(self, group: list[Write], remembered: Sequence[Served]) -> list[Any]:
+        for _ in range(RACES):
+            try:
+                with self._committed(self._begun()) as connection:
+                    cursor = connection.cursor()
+                    self._keep_served(cursor, remembered)
+                    outcomes: list[Any] = []
+                    for is_append, run in groupby(group, lambda write: write.operation is None):
+                        if is_append:
+                            outcomes += self._append(cursor, [write.events for write in run])
+                        else:
+                            outcomes += [write.operation(cursor) for write in run]  # type: ignore[misc]
+                return outcomes
+            except RaceError:
+                continue
+        raise StoreError(f"store {self.place}: other processes write the same events; try again")
+
+    def _append(self, cursor: Cursor, batches: list[Sequence[Event]]) -> list[Any]:
+        events = [event for batch in batches for event in batch]
+        known = dict(self._look_up(cursor, "events", "event_id", "digest", events, "event_id"))
+        erased = self._erased_among(cursor, {event.user for event in events})
+        answers = {
+            name
+            for name, _ in self._look_up(
+                cursor, "recommendations", "recommendation_id", "id", events, "recommendation_id"
+            )
+        }
+        outcomes: list[Any] = []
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            try:
+                fresh, outcome = admit(batch, known, erased, answers)
+            except EventConflictError as conflict:
+                outcomes.append(conflict)
+                continue
+            known |= {event.event_id: event.digest for event in fresh}
+            rows += [_row(event, answers) for event in fresh]
+            outcomes.append(outcome)
+        if rows and self._insert(cursor, rows) != len(rows):
+            raise RaceError
+        return outcomes
+
+    def _look_up(
+        self,
+        cursor: Cursor,
+        table: str,
+        key: str,
+        value: str,
+        events: Iterable[Event],
+        field: str,
+    ) -> list[Any]:
+        """(key, value) of the rows whose key is the field of an event."""
+        names = {name for event in events if (name := getattr(event, field)) is not None}
+        if not names:
+            return []
+        condition, parameter = self._among(key, names)
+        cursor.execute(
+            self._sql(f"SELECT {key}, {value} FROM {table} WHERE {condition}"),  # noqa: S608
+            (parameter,),
+        )
+        return cursor.fetchall()
+
+    def _erased_among(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
+        """Time of erasure of those of `users` who were erased, in unix milliseconds."""
+        hashes = {user_hash(user): user for user in users}
+        condition, parameter = self._among("user_hash", hashes)
+        cursor.execute(
+            self._sql(f"SELECT user_hash, erased_ms FROM erasures WHERE {condition}"),  # noqa: S608
+            (parameter,),
+        )
+        return {hashes[name]: erased_ms for name, erased_ms in cursor.fetchall()}
+
+    def _keep_served(self, cursor: Cursor, served: Sequence[Served]) -> None:
+        if not served:
+            return
+        erased = self._erased_among(cursor, {s.user for s in served if s.user is not None})
+        cursor.executemany(
+            self._sql(
+                "INSERT INTO recommendations (recommendation_id, user_id, model, items, time_ms)"
+                " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+            ),
+            [
+                (s.recommendation_id, s.user, s.model, json.dumps(s.items), s.time_ms)
+                for s in served
+                if s.user is None
+                or s.user not in erased
+                or s.time_ms > erased[s.user] + UNDER_WAY_MS
+            ],
+        )
+        cursor.execute(
+            self._sql(
+                "DELETE FROM recommendations WHERE id <= (SELECT max(id) FROM recommendations) - ?"
+            ),
+            (SERVED_KEPT,),
+        )
+
+    def _last_place(self, cursor: Cursor, model: str) -> int:
+        cursor.execute(
+            self._sql("SELECT coalesce(max(id), 0) FROM journal WHERE model = ?"), (model,)
+        )
+        return int(cursor.fetchone()[0])
+
+    def _is_seeded(self, cursor: Cursor, digest: str) -> bool:
+        cursor.execute(self._sql("SELECT 1 FROM seeds WHERE digest = ?"), (digest,))
+        return cursor.fetchone() is not None
+
+    def _import(self, cursor: Cursor, data: Any, digest: str) -> None:
+        cursor.execute("DELETE FROM events WHERE seed IS NOT NULL")
+        cursor.execute("DELETE FROM seeds")
+        users, items = data.user_ids.tolist(), data.item_ids.tolist()
+        erased = self._all_erased(cursor, users)
+        scale = 1000 if data.has_time else 1
+        rows = (
+            (None, users[u], items[i], SEED_TYPE, t * scale, None if r != r else r, None, None,
+             None, digest)
+            for start in range(0, len(data), CHUNK)
+            for u, i, t, r in zip(
+                *(
+                    column[start : start + CHUNK].tolist()
+                    for column in (data.user, data.item, data.timestamp, data.rating)
+                ),
+                strict=True,
+            )
+            if t * scale > erased.get(users[u], -1)
+        )  # fmt: skip
+        while chunk := list(islice(rows, CHUNK)):
+            self._bulk(cursor, chunk)
+        cursor.execute(self._sql("INSERT INTO seeds VALUES (?, ?)"), (digest, len(data)))
+
+    def _all_erased(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
+        """As `_erased_among`, for more users than a query can have."""
+        cursor.execute("SELECT user_hash, erased_ms FROM erasures")
+        erased = dict(cursor.fetchall())
+        if not erased:
+            return {}
+        return {user: erased[name] for user in users if (name := user_hash(user)) in erased}
+
+
+def now_ms() -> int:
+    """The wall clock, in unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
+    named = event.recommendation_id
+    linked = None if named is None else int(named in answers)
+    return (
+        event.event_id, event.user, event.item, event.type, event.time_ms, event.value, named,
+        linked, event.digest, event.seed,
+    )  # fmt: skip
+
+
+def _stored(row: Sequence[Any]) -> StoredEvent:
+    event_id, user, item, kind, time_ms, value, recommendation_id, linked, digest, seed, place = row
+    return StoredEvent(
+        event_id, user, item, kind, time_ms, value, recommendation_id, digest, seed, place,
+        None if linked is None else bool(linked),
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from recsys.errors import DataError
+from recsys.serving import transfer
+from recsys.serving.stores import Event
+from recsys.serving.stores.store import Store
+from recsys.serving.transfer import Imported, export_events, import_events
+
+MakeEvent = Callable[..., Event]
+Open = Callable[..., Store]
+
+pytestmark = pytest.mark.anyio
+FORMATS = ("events.ndjson", "events.parquet")
+
+
+@pytest.fixture
+async def full(store: Store, event: MakeEvent, write_dataset: Callable[..., Path]) -> Store:
+    """A store with a seed and events of every shape."""
+    store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
+    await store.append(
+        [
+            event("1", item="é\u2028", time_ms=1_500_000_000_123),
+            event("2", item="w", type="rating", value=4.5, recommendation_id="r"),
+            event("3", user="bob", type="impression"),
+        ]
+    )
+    return store
+
+
+def facts(store: Store) -> list[tuple[Any, ...]]:
+    return [
+        (e.user, e.item, e.type, e.time_ms, e.value, e.recommendation_id, e.seed)
+        for e in store.export()
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_an_export_imported_elsewhere_is_the_same_store(
+    full: Store, name: str, tmp_path: Path, opened: Open, write_dataset: Callable[..., Path]
+) -> None:
+    file = tmp_path / "out" / name
+    assert export_events(full, file) == 6
+    assert [path.name for path in file.parent.iterdir()] == [name]
+    other = opened(tmp_path / "other.db")
+    assert await import_events(other, file) == Imported(accepted=6)
+    assert facts(other) == facts(full)
+    assert await other.history("ada", 9) == await full.history("ada", 9)
+    again = await import_events(other, file)  # it has its seed now
+    assert again == Imported(duplicates=3, seeded=3)
+    assert other.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)])) == 0
+    once_more = tmp_path / "again.ndjson"
+    export_events(other, once_more)
+    third = opened(tmp_path / "third.db")
+    await import_events(third, once_more)
+    assert facts(third) == facts(full)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_an_interrupted_import_is_finished_by_running_it_again(
+    full: Store, name: str, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_events(full, tmp_path / name)
+    monkeypatch.setattr(transfer, "CHUNK", 2)
+    other = opened(tmp_path / "other.db")
+    append, calls = other.append, []
+
+    async def failing(events: list[Event]) -> Any:
+        calls.append(len(events))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return await append(events)
+
+    monkeypatch.setattr(other, "append", failing)
+    with pytest.raises(KeyboardInterrupt):
+        await import_events(other, tmp_path / name)
+    assert other.count() == 4
+    assert await import_events(other, tmp_path / name) == Imported(accepted=2, duplicates=4)
+    assert facts(other) == facts(full)
+
+
+async def test_an_export_into_its_own_store_changes_nothing(full: Store, tmp_path: Path) -> None:
+    before = facts(full)
+    export_events(full, tmp_path / "events.ndjson")
+    done = await import_events(full, tmp_path / "events.ndjson")
+    assert done == Imported(duplicates=3, seeded=3)
+    assert facts(full) == before
+
+
+async def test_a_late_repetition_is_known_in_the_store_that_it_was_carried_to(
+    store: Store, event: MakeEvent, tmp_path: Path, opened: Open
+) -> None:
+    sent = event("1")
+    await store.append([sent])
+    export_events(store, tmp_path / "events.parquet")
+    other = opened(tmp_path / "other.db")
+    await import_events(other, tmp_path / "events.parquet")
+    assert (await other.append([sent])).duplicates == 1
+
+
+async def test_erased_users_are_not_brought_back(full: Store, tmp_path: Path) -> None:
+    export_events(full, tmp_path / "events.ndjson")
+    await full.erase("bob")
+    done = await import_events(full, tmp_path / "events.ndjson")
+    assert done == Imported(duplicates=2, ignored=1, seeded=3)
+    assert await full.users(9) == ["ada"]
+
+
+async def test_lines_of_the_wire_format_are_taken(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    lines = [
+        {"event_id": "1", "user": "ada", "item": "x", "timestamp": "2026-01-01T00:00:00Z"},
+        {"event_id": "2", "user": "ada", "item": "y", "type": "purchase", "timestamp": 1.5},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert await import_events(store, file) == Imported(accepted=2)
+    assert [found.time_ms for found in await store.events("ada", 2)] == [1_767_225_600_000, 1500]
+
+
+async def test_a_bad_row_is_named_and_what_came_before_it_is_kept(
+    store: Store, tmp_path: Path, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK", 1)
+    file = tmp_path / "bad.ndjson"
+    good = '{"event_id": "1", "user": "ada", "item": "x", "timestamp": 1}\n'
+    for line, text in (
+        ('{"user": "ada"}', "line 2, item: Field required"),
+        ("{", "line 2: at character 1: Expecting"),
+        ('{"user": "ada", "item": "y", "timestamp": 1700000000000}', "line 2, timestamp"),
+        ('{"user": "ada", "item": "y", "colour": 1}', "line 2, colour: Extra inputs"),
+        ('{"event_id": "1", "user": "eve", "item": "y"}', "event '1' is stored already"),
+    ):
+        file.write_text(good + line)
+        with pytest.raises(DataError) as caught:
+            await import_events(store, file)
+        assert str(file) in str(caught.value)
+        assert text in str(caught.value)
+    assert await store.history("ada", 9) == ["x"]
+    with pytest.raises(DataError, match=r"must end with \.ndjson, \.jsonl or \.parquet"):
+        await import_events(store, tmp_path / "events.csv")
+    (tmp_path / "events.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"events\.parquet: .*[Pp]arquet"):
+        await import_events(store, tmp_path / "events.parquet")
+
+
+def test_a_failed_export_leaves_no_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "export", failing)
+    with pytest.raises(KeyboardInterrupt):
+        export_events(store, tmp_path / "out" / "events.ndjson")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+async def test_parquet_has_plain_columns(full: Store, tmp_path: Path) -> None:
+    export_events(full, tmp_path / "events.parquet")
+    table = pq.read_table(tmp_path / "events.parquet")
+    assert table.schema.names == [
+        "event_id", "user", "item", "type", "timestamp", "value", "recommendation_id", "digest",
+        "seed",
+    ]  # fmt: skip
+    assert table["timestamp"].to_pylist()[3] == 1_500_000_000.123
+
+
+def test_the_commands_carry_events_from_one_store_to_another(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from recsys.serving.store_commands import app
+
+    file = tmp_path / "in.ndjson"
+    file.write_text('{"event_id": "1", "user": "ada", "item": "x"}\n')
+    run, here = CliRunner(), str(tmp_path / "a.db")
+    done = run.invoke(app, ["import", str(file), "--store", here])
+    assert (done.exit_code, done.stdout) == (
+        0, "1 events imported, 0 were there, 0 of erased users left out\n",
+    )  # fmt: skip
+    done = run.invoke(app, ["import", str(file), "--store", f"sqlite:///{here}"])
+    assert "0 events imported, 1 were there" in done.stdout
+    done = run.invoke(app, ["export", str(tmp_path / "out.parquet"), "--store", here])
+    assert done.stdout.startswith("1 events exported to ")
+    done = run.invoke(app, ["import", str(tmp_path / "no.parquet"), "--store", here])
+    assert isinstance(done.exception, DataError)

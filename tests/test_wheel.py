@@ -1,0 +1,74 @@
+"""The wheel: one name in site-packages, beside projects that have folders of the same names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("data", "training", "serving")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with the source distribution and the wheel."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return out
+
+
+def names_of(wheel: Path) -> list[str]:
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_a_wheel_holds_one_package(built):
+    (wheel,) = built.glob("*.whl")
+    tops = {name.partition("/")[0] for name in names_of(wheel)}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"recsys"}
+
+
+def test_a_wheel_holds_code_configs_and_page(built):
+    (wheel,) = built.glob("*.whl")
+    names = set(names_of(wheel))
+    for folder in FOLDERS:
+        assert f"recsys/{folder}/__init__.py" in names
+    assert {"recsys/configs/quickstart.yaml", "recsys/serving/web/index.html"} <= names
+    assert len(names) == len(names_of(wheel)), "no file is packed twice"
+
+
+def test_a_source_distribution_builds_the_same_wheel(built, tmp_path):
+    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=next(tmp_path.glob("recbeam-*")), check=True, capture_output=True)
+    assert sorted(names_of(next(tmp_path.glob("*.whl")))) == sorted(names_of(wheel))
+
+
+def test_a_project_with_the_same_folders_keeps_its_own(built, tmp_path):
+    site, project = tmp_path / "site", tmp_path / "project"
+    (wheel,) = built.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    for folder in FOLDERS:
+        (project / folder).mkdir(parents=True)
+        (project / folder / "__init__.py").write_text("MINE = True\n")
+    code = (
+        "import data, training, serving, recsys.data.prepare, recsys.serving.settings, recsys\n"
+        "assert data.MINE and training.MINE and serving.MINE\n"
+        f"assert recsys.__file__.startswith({str(site)!r}), recsys.__file__\n"
+        "from recsys.config import find_config\n"
+        "from pathlib import Path\n"
+        f"assert str(find_config(Path('quickstart'))).startswith({str(site)!r})\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
