@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry, where it is asked for: a span a request, and one a stage below it.
+"""OpenTelemetry traces (`serve.otel`): a span for each request, with a span for each stage.
 
-Without `serve.otel` its SDK is not imported, and a request pays an empty `with`.
-The exporter is configured by the variables of the standard (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
+Without the setting, the SDK is not imported, and a request costs an empty `with` block. The
+exporter is configured by the standard's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class RequestSpan(Protocol):
     """The span of one request."""
 
     def end(self, method: str, route: str | None, status: int) -> None:
-        """Say how it was answered."""
+        """Record the response."""
 
 
 class Telemetry:
-    """Traces nothing."""
+    """Records no traces; the default."""
 
     def request(
         self, scope: MutableMapping[str, Any], headers: Mapping[str, str]
     ) -> AbstractContextManager[RequestSpan]:
-        """The span around a request."""
+        """Open the span of a request."""
         return _NOTHING
 
     def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
-        """Spans of the stages, in seconds and in order, of which the last has just ended."""
+        """Record the stages by duration in seconds, in order; the last one has just ended."""
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Export the remaining spans."""
 
 
 class _NoSpan:
@@ -48,7 +48,7 @@ _NOTHING: AbstractContextManager[RequestSpan] = nullcontext(_NoSpan())
 
 
 class OpenTelemetry(Telemetry):
-    """Traces by OpenTelemetry."""
+    """Records traces with OpenTelemetry."""
 
     def __init__(self, provider: Any) -> None:
         """Trace with `provider`, a `TracerProvider` of the SDK."""
@@ -59,10 +59,10 @@ class OpenTelemetry(Telemetry):
 
     @classmethod
     def exporting(cls) -> OpenTelemetry:
-        """Send to the collector that the environment names.
+        """Export to the collector of the environment variables.
 
         Raises:
-            ConfigError: the extra is not installed.
+            ConfigError: the extra `otel` is not installed.
         """
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -91,7 +91,7 @@ class OpenTelemetry(Telemetry):
         return self._request(headers)
 
     def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
-        """Spans of the stages, in seconds and in order, of which the last has just ended."""
+        """Record the stages by duration in seconds, in order; the last one has just ended."""
         moment = time.time_ns() - round(sum(stages.values()) * 1e9)
         for name, seconds in stages.items():
             if seconds <= 0:
@@ -103,7 +103,7 @@ class OpenTelemetry(Telemetry):
             span.end(end_time=moment)
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Export the remaining spans."""
         self._provider.shutdown()
 
 

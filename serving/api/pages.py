@@ -1,4 +1,4 @@
-"""Pages for people."""
+"""The web page, its files, and the list of endpoints."""
 
 # Annotations stay live here: FastAPI reads them.
 import hashlib
@@ -23,7 +23,7 @@ PAGES = Environment(loader=FileSystemLoader(WEB), autoescape=select_autoescape()
 
 @dataclass(frozen=True)
 class StaticFile:
-    """A file of the page, kept in memory."""
+    """A file of the page, in memory."""
 
     content: bytes
     media_type: str
@@ -31,13 +31,13 @@ class StaticFile:
 
     @classmethod
     def read(cls, path: Path) -> "StaticFile":
-        """What is in the file; its name tells the type."""
+        """Read a file; its suffix determines the media type."""
         content = path.read_bytes()
         kind = "text/javascript" if path.suffix == ".js" else mimetypes.guess_type(path.name)[0]
         return cls(content, kind or "text/plain", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-# All that /static has: a name that is not here cannot lead anywhere.
+# All files of /static; other names are refused, so no path can leave the folder.
 STATIC = {path.name: StaticFile.read(path) for path in sorted((WEB / "static").iterdir())}
 
 router = APIRouter(include_in_schema=False)
@@ -46,7 +46,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/")
 @requires(Scope.PUBLIC)
 async def index(request: Request, service: AnyPhase) -> HTMLResponse:
-    """The page; without scripts, what this is and a line to try."""
+    """The page; without JavaScript, a short description and a command to try."""
     is_ready = service.phase is Phase.READY
     text = PAGES.get_template("index.html").render(
         phase=service.phase.value,
@@ -59,7 +59,7 @@ async def index(request: Request, service: AnyPhase) -> HTMLResponse:
 @router.get("/static/{path:path}")
 @requires(Scope.PUBLIC)
 async def static(path: str, request: Request) -> Response:
-    """Scripts, styles and pictures of the page; browsers ask again whether they have changed."""
+    """Scripts, styles and pictures of the page, which browsers revalidate on each use."""
     file = STATIC.get(path)
     if file is None:
         raise ProblemError("not_found", f"The page has no file {path!r}.")
@@ -84,9 +84,9 @@ async def docs(request: Request) -> HTMLResponse:
 
 
 def example(service: Service, base_url: str) -> str:
-    """A curl line that works against this model."""
+    """A curl command with a valid request for this model."""
     body = json.dumps({"history": service.catalog.item_ids[:2], "k": 5})
     url = f"{base_url.rstrip('/')}/v1/recommendations"
     key = "" if service.settings.keys is None else " -H 'authorization: Bearer KEY'"
-    told = f"-H 'content-type: application/json'{key} -d {shlex.quote(body)}"
-    return f"curl {shlex.quote(url)} {told}"
+    options = f"-H 'content-type: application/json'{key} -d {shlex.quote(body)}"
+    return f"curl {shlex.quote(url)} {options}"

@@ -1,4 +1,4 @@
-"""Users: what is known of them, and how it is forgotten."""
+"""Users: their histories, and their erasure."""
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 @router.get("", responses=documented(*STORE))
 @requires(Scope.READ)
 async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
-    """Some users with events, by id: a sample to try the service with."""
+    """List some users with events, sorted by id."""
     users = await _in_time(service, service.store.users(query.limit, query.prefix))
     return UserList(users=users)
 
@@ -39,7 +39,7 @@ async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
 ) -> UserHistory:
-    """A user's events of every type, newest first, page by page."""
+    """Get a user's events of every type, newest first, page by page."""
     before = None
     if query.before is not None:
         time_ms, _, place = query.before.partition("-")
@@ -58,9 +58,9 @@ async def get_history(
 )
 @requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
-    """Forget a user: events, remembered recommendations, cached history. Repeat it as you like.
+    """Erase a user: events, remembered recommendations, cached history. It can be repeated.
 
-    Events from before do not come back with a late delivery, an import or a data set.
+    Earlier events do not return with a late delivery, an import or a data set.
     """
     await _in_time(service, service.store.erase(user_id))
     service.metrics.erasures.inc()
@@ -68,7 +68,7 @@ async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
 
 
 def _titles(service: Service, item_ids: set[str]) -> dict[str, str]:
-    """Titles of those items that the model knows; of none while it is being loaded."""
+    """Titles of the items that the model knows; empty while the model is being loaded."""
     if service.phase is not Phase.READY:
         return {}
     catalog, ids = service.catalog, list(item_ids)

@@ -1,7 +1,7 @@
-"""Scorer: a loaded bundle that turns parts of a job into tables. Runs inside a worker.
+"""Scorer: computes the parts of a job with a loaded bundle, in a worker.
 
-It answers as `POST /v1/recommendations` does: the same request of the library, the same fallback
-for users whose history means nothing, the same bits in whatever batch.
+Its answers equal those of `POST /v1/recommendations` to the bit, whatever the batches: it uses the
+same request of the library, and the same fallback for users without a known history.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ async def test_an_unknown_user_is_a_problem_for_who_wants_no_fallback(
         ({"user": "bob"}, "unknown_history"),
     ],
 )
-async def test_a_history_without_known_items_gets_a_fallback_or_the_bare_prompt(
+async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
     client: httpx.AsyncClient, recommender: Any, request_: dict[str, Any], code: str
 ) -> None:
     unknown = [] if code == "empty_history" else ["gone"]
@@ -163,7 +163,7 @@ async def test_a_history_without_known_items_gets_a_fallback_or_the_bare_prompt(
         assert "bare prompt" in answer.json()["note"]["detail"]
 
 
-async def test_a_bundle_without_retrieval_answers_new_users_from_the_bare_prompt(
+async def test_new_users_get_the_bare_prompt_without_retrieval(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     recommender.retrieval = None
@@ -304,7 +304,7 @@ async def test_a_request_that_is_not_valid_is_told_where(
     assert text in error["detail"]
 
 
-async def test_many_refused_fields_are_listed_up_to_a_limit_and_counted(
+async def test_refused_fields_are_listed_up_to_a_limit_and_counted(
     client: httpx.AsyncClient,
 ) -> None:
     body = is_problem(await client.post(URL, json={"history": [1] * 100}), "invalid_request")
@@ -373,9 +373,7 @@ async def test_a_body_must_say_that_it_is_json(
     assert response.status_code == 200
 
 
-async def test_a_body_too_large_is_refused_by_its_header_before_it_is_read(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_large_body_is_refused_by_its_header(client: httpx.AsyncClient) -> None:
     body = is_problem(
         await client.post(URL, content=b" " * (1024 * 1024 + 1), headers=JSON), "body_too_large"
     )
@@ -449,7 +447,7 @@ async def test_a_filter_holds_and_what_it_leaves_is_counted(client: httpx.AsyncC
     assert response.json()["eligible_items"] == 297
 
 
-async def test_diversity_chooses_from_more_and_says_that_it_is_no_search(
+async def test_diversity_chooses_from_more_items_and_is_approximate(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     request = {"history": ["item-1"], "k": 4}
@@ -639,7 +637,7 @@ async def test_not_ready_until_loaded_and_warm_but_alive(
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
 
 
-async def test_a_bundle_that_cannot_be_loaded_leaves_it_not_ready_with_the_reason_kept(
+async def test_a_damaged_bundle_leaves_the_service_not_ready(
     settings: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -714,7 +712,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(
         assert (await client.request(method, url, json=body)).status_code == 200
 
 
-async def test_who_leaves_while_a_filter_is_checked_gives_the_place_back(
+async def test_leaving_during_a_filter_check_frees_the_place(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):
@@ -776,7 +774,7 @@ async def post_and_leave(
     await client._transport.app(scope, receive, send)  # type: ignore[attr-defined]
 
 
-async def test_a_client_that_leaves_before_its_body_is_complete_is_not_answered(
+async def test_a_client_that_leaves_during_its_body_gets_no_answer(
     client: httpx.AsyncClient, recommender: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "recsys.serving.access")
@@ -815,7 +813,7 @@ async def test_a_client_that_goes_away_gives_its_place_back(
     ]
 
 
-async def test_a_storm_of_clients_that_leave_costs_those_who_stay_nothing(
+async def test_many_clients_that_leave_do_not_affect_the_others(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):
@@ -865,7 +863,7 @@ async def test_a_jump_of_the_wall_clock_ends_no_request(
                     assert ids(response) == recommender.expected([f"item-{i}"])
 
 
-async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
+async def test_a_bad_request_does_not_affect_its_batch_or_leak(
     settings: ServingSettings,
     recommender: Any,
     running: Any,
@@ -980,7 +978,7 @@ async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
     return document
 
 
-async def test_openapi_lists_the_routes_and_every_reference_in_it_resolves(
+async def test_openapi_lists_all_routes_and_its_references_resolve(
     client: httpx.AsyncClient,
 ) -> None:
     document = await openapi(client)

@@ -62,7 +62,7 @@ def test_a_key_is_found_and_no_other_text_is(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("look_at_once")
-def test_a_running_service_sees_new_keys_and_refuses_revoked_ones(file: Path) -> None:
+def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file: Path) -> None:
     first = auth.create(file, "first", "read")
     ring = Keyring(file)
     second = auth.create(file, "second", "read")
@@ -309,7 +309,7 @@ def test_with_keys_it_may_listen_beyond_this_machine(file: Path, keys: dict[str,
     assert settings.hosts == ("*",)
 
 
-def test_keys_of_the_default_place_are_taken_up_without_being_named(
+def test_the_default_file_of_keys_is_used_if_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))

@@ -23,8 +23,8 @@ def test_whatever_json_can_say_comes_back(value: object, ascii_only: bool) -> No
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"a": NaN}', "NaN is no number"),
-        (b"[-Infinity]", "-Infinity is no number"),
+        (b'{"a": NaN}', "NaN is not a number"),
+        (b"[-Infinity]", "-Infinity is not a number"),
         (b"[1e999]", "1e999 is too large"),
         (b'{"a": {"b": 1, "c": 2, "b": 3}}', "the name 'b' twice"),
         (b"\xff", "not UTF-8"),

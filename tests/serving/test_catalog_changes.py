@@ -213,10 +213,10 @@ async def test_another_model_takes_what_it_can_of_the_journal(
         assert [answer.status_code for answer in found.values()] == [200, 200, 200]
         assert found["coded"].json()["semantic_id"][:2] == [3, 6]
         assert (await client.get("/v1/items/strange")).status_code == 404
-    assert "does not take item 'strange'" in caplog.text
+    assert "refuses item 'strange'" in caplog.text
 
 
-async def test_another_model_has_items_that_are_like_ones_that_went_or_moved(
+async def test_items_like_removed_or_moved_ones_reach_other_models(
     settings: ServingSettings, fake: Any, running: Any
 ) -> None:
     async def put(client: httpx.AsyncClient, name: str, **fields: Any) -> None:
@@ -348,7 +348,7 @@ async def test_a_change_that_is_not_kept_is_not_acknowledged(
         assert code(response) == (503, "store_unavailable")
 
 
-async def test_a_removal_that_was_not_kept_is_kept_when_it_is_asked_again(
+async def test_a_repeated_removal_is_journaled_after_a_failure(
     settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings, recommender=fake()) as (client, service):

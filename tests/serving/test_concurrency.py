@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 
 
-async def test_500_mixed_requests_at_once_each_get_the_answer_they_would_get_alone(
+async def test_500_concurrent_requests_are_answered_as_if_alone(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     rng = random.Random(7)

@@ -90,7 +90,7 @@ def test_the_image_is_pinned_runs_as_nobody_and_tells_its_health() -> None:
     assert set(named) <= environment()
 
 
-def test_the_image_copies_what_there_is_and_what_the_ignore_file_lets_through() -> None:
+def test_the_image_copies_existing_files_that_are_not_ignored() -> None:
     let_through = {
         line[1:]
         for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -115,7 +115,7 @@ def test_the_health_check_is_a_program() -> None:
 # Compose
 
 
-def test_compose_starts_after_healthy_stores_and_is_not_open_to_the_network() -> None:
+def test_compose_waits_for_stores_and_listens_on_loopback() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert set(services) == {"recsys", "postgres", "redis"}
     own = services["recsys"]
@@ -160,9 +160,7 @@ def rules() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_is_about_metrics_that_there_are_and_has_its_part_of_the_runbook(
-    rule: dict[str, str],
-) -> None:
+def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule: dict[str, str]) -> None:
     used = set(re.findall(r"\b(?:recsys|process)_\w+", rule["expr"]))
     assert used <= metric_names() | {"up"}
     for codes in re.findall(r'code=~?"([^"]+)"', rule["expr"]):

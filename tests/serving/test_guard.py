@@ -149,7 +149,7 @@ async def test_host_names_can_be_listed(
 
 
 @anyio
-async def test_every_answer_has_the_security_headers_and_the_api_is_not_stored(
+async def test_responses_have_security_headers_and_are_not_stored(
     client: httpx.AsyncClient,
 ) -> None:
     for path in ("/", "/docs", "/v1/models", "/v1/nothing", "/health/live", "/metrics"):
@@ -223,7 +223,7 @@ CONTROLS = ("a\0b", "a\nb", "\x1b[2J", "a\x7f", "a\n")
 
 @anyio
 @pytest.mark.parametrize("bad", CONTROLS)
-async def test_an_id_with_control_characters_is_refused_wherever_it_comes_in(
+async def test_ids_with_control_characters_are_refused_everywhere(
     client: httpx.AsyncClient, bad: str
 ) -> None:
     path = quote(bad, safe="")

@@ -64,7 +64,7 @@ def test_an_answer_is_counted_in_every_respect() -> None:
     assert metrics.series.snapshot()["last_minute"]["acceptance"] == pytest.approx(2 / 6, abs=1e-3)
 
 
-def test_an_answer_without_the_model_or_a_draft_counts_no_pass_and_no_level() -> None:
+def test_answers_without_model_or_draft_count_no_pass_or_level() -> None:
     metrics = Metrics()
     metrics.answered(Seconds(0.001), sources=["popular"])
     metrics.answered(Seconds(0.001), stats={"target_passes": 4}, levels=4)
@@ -122,7 +122,7 @@ def test_two_applications_share_no_counter() -> None:
     assert (value(first, "erasures_total"), value(second, "erasures_total")) == (1, 0)
 
 
-def test_the_series_has_a_slot_for_each_stretch_and_forgets_old_ones() -> None:
+def test_the_series_has_a_slot_for_each_period_and_is_limited() -> None:
     clock = Clock()
     metrics = Metrics(clock=clock)
     for ms in range(1, 101):

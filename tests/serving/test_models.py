@@ -178,7 +178,7 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_model_that_was_swapped_out_leaves_the_memory_by_itself(
+async def test_a_replaced_model_is_freed_without_a_collection(
     models: ServingSettings, running: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(models) as (client, service):
@@ -207,7 +207,7 @@ async def test_a_model_that_was_swapped_out_leaves_the_memory_by_itself(
         ("stranger", "target/adapter.bin"),
     ],
 )
-async def test_a_damaged_bundle_is_refused_by_its_files_name_and_the_old_one_goes_on(
+async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(
     models: ServingSettings, running: Any, damage: str, named: str
 ) -> None:
     bad = models.bundle.parent / "two"
@@ -274,7 +274,7 @@ async def test_nothing_before_is_nothing_to_roll_back_to(
         assert code(response) == (409, "alias_conflict")
 
 
-async def test_a_rollback_gives_the_version_that_served_before_or_says_that_it_is_gone(
+async def test_a_rollback_restores_the_exact_version_or_fails(
     models: ServingSettings, running: Any
 ) -> None:
     async with running(models) as (client, _):
@@ -296,7 +296,7 @@ async def test_a_rollback_gives_the_version_that_served_before_or_says_that_it_i
         assert await answered_by(client) == "one"
 
 
-async def test_a_bundle_that_changes_while_it_is_rolled_back_to_is_not_taken_for_the_old_one(
+async def test_a_bundle_that_changes_during_its_rollback_is_refused(
     models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -315,7 +315,7 @@ async def test_a_bundle_that_changes_while_it_is_rolled_back_to_is_not_taken_for
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_swap_holds_while_the_store_is_away_and_the_log_says_that_it_is_not_kept(
+async def test_a_swap_holds_without_the_store_and_is_logged(
     models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -346,7 +346,7 @@ async def test_what_an_alias_stood_for_before_survives_a_restart(
         assert code(response) == (409, "alias_conflict")
 
 
-async def test_a_version_that_is_gone_at_a_restart_counts_as_one_before(
+async def test_a_lost_version_becomes_a_previous_one_at_restart(
     models: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(models) as (client, _):
@@ -415,7 +415,7 @@ def dropped(service: Any) -> Callable[[str], float]:
     return lambda reason: registry.get_sample_value(name, {"reason": reason}) or 0
 
 
-async def test_a_shadow_model_is_compared_and_one_that_is_missing_is_a_drop(
+async def test_a_shadow_model_is_compared_and_a_missing_one_counted(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     sampled = models.model_copy(update={"shadow_fraction": 1.0, "shadow_alias": "shadow"})

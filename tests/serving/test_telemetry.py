@@ -39,7 +39,7 @@ def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.Monk
         OpenTelemetry.exporting()
 
 
-def test_a_request_is_a_span_below_its_callers_and_stages_are_below_it(traced: Any) -> None:
+def test_spans_nest_as_caller_request_and_stages(traced: Any) -> None:
     telemetry, exporter = traced
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metrics = Metrics()

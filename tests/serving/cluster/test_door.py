@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 
+from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
@@ -151,7 +152,7 @@ async def test_a_change_goes_to_all_and_one_refusal_is_the_answer(
     ("statuses", "told"),
     [((204, 404), 204), ((404, 204), 204), ((404, 404), 404), ((404, 503), 503), ((204, 409), 409)],
 )
-async def test_a_deletion_found_nothing_only_if_no_replica_found_anything(
+async def test_a_deletion_is_404_only_if_every_replica_says_so(
     client: Any, replicas: Any, path: str, statuses: tuple[int, ...], told: int
 ) -> None:
     replicas.replies = [Reply(status, [JSON], b"", "a:1") for status in statuses]
@@ -163,7 +164,7 @@ async def test_a_deletion_found_nothing_only_if_no_replica_found_anything(
     ("method", "path"),
     [("PUT", "/v1/aliases/champion"), ("POST", "/v1/aliases/champion/rollback")],
 )
-async def test_a_replica_without_the_bundle_or_alias_to_change_to_is_told_of(
+async def test_the_reply_to_a_change_is_the_worst_of_all_replicas(
     client: Any, replicas: Any, method: str, path: str
 ) -> None:
     replicas.replies = [Reply(200, [JSON], b"{}", "a:1"), problem("unknown_bundle", 404)]
@@ -171,7 +172,7 @@ async def test_a_replica_without_the_bundle_or_alias_to_change_to_is_told_of(
 
 
 @pytest.mark.anyio
-async def test_an_item_is_taken_away_though_the_second_replica_heard_of_it_first(
+async def test_an_item_is_deleted_though_a_replica_knew_before(
     bundles: Path, tmp_path: Path
 ) -> None:
     class Two(FakeReplicas):
@@ -221,7 +222,7 @@ def call(method: str, path: str, body: Any = None, **headers: str) -> Call:
     return Call.of(scope, content)
 
 
-def test_a_session_is_the_header_or_the_user_or_where_the_history_began() -> None:
+def test_a_session_is_the_header_the_user_or_the_first_item() -> None:
     ask = ("POST", "/v1/recommendations")
     assert session_of(call(*ask, {"user": "ada"}, x_session_id="s")) == "s"
     assert session_of(call(*ask, {"user": "ada"})) == "ada"
@@ -297,12 +298,14 @@ async def test_the_door_that_rays_proxies_ask_gives_the_same() -> None:
 def test_settings_of_a_cluster_name_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(yaml.safe_dump({"cluster": {"replicas": 3, "gpus": 0.25}}))
-    assert ClusterSettings.load(file).replicas == 3
-    assert ClusterSettings.load(file, replicas=5).replicas == 5
-    with pytest.raises(ConfigError, match="cluster: max_replicas 2 is below replicas 3"):
-        ClusterSettings.load(file, max_replicas=2)
-    with pytest.raises(ConfigError, match=r"cluster\.gpu: "):
-        ClusterSettings.of({"gpu": 1})
+    assert Settings.load(file).section("cluster", ClusterSettings).replicas == 3
+    for override, reason in (
+        ("max_replicas=2", "cluster: max_replicas 2 is below replicas 3"),
+        ("replicas=0", r"cluster\.replicas: 0 is below 1"),
+        ("gpu=1", "unknown key in 'cluster': 'gpu'"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            Settings.load(file, [f"cluster.{override}"]).section("cluster", ClusterSettings)
 
 
 def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
@@ -314,7 +317,7 @@ def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
     for one in (application, within):
         given = {"host": "0.0.0.0", "store": "postgresql://db/r", **one["args"]["serve"]}
         assert ServingSettings.load(None, (), **given).hosts == ("*",)
-        assert ClusterSettings.of(one["args"]["cluster"]).max_replicas == 8
+        assert ClusterSettings(**one["args"]["cluster"]).max_replicas == 8
         module, name = one["import_path"].split(":")
         assert callable(getattr(import_module(module), name))
     assert application["deployments"] == within["deployments"]
@@ -352,7 +355,7 @@ def test_replicas_on_several_machines_need_a_database(
     ray.nodes.return_value = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     monkeypatch.setattr(deployment, "import_ray", lambda part: ray)
     for store in (tmp_path / "h.db", f"sqlite:///{scheme}.db"):
-        with pytest.raises(ConfigError, match=r"is for replicas of one machine .* has 2"):
+        with pytest.raises(ConfigError, match=r"serves one machine .* has 2"):
             deployment.replicas(ServingSettings(bundle=tmp_path, store=store), ClusterSettings())
     settings = ServingSettings(bundle=tmp_path, store=f"{scheme}://db/r")
     assert deployment.replicas(settings, ClusterSettings()) is not None

@@ -41,7 +41,7 @@ async def test_a_repeated_event_counts_once(store: Store, event: MakeEvent) -> N
     assert store.count() == 4
 
 
-async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
+async def test_a_known_id_with_other_content_refuses_the_whole_batch(
     store: Store, event: MakeEvent
 ) -> None:
     await store.append([event("1", item="x")])
@@ -56,7 +56,7 @@ async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
     assert await store.append([event("2")]) == Appended(accepted=1)
 
 
-async def test_writers_at_once_share_commits_and_one_refusal_spares_the_others(
+async def test_concurrent_writers_share_commits_but_not_refusals(
     store: Store, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[int] = []
@@ -153,7 +153,7 @@ async def test_ids_are_data_and_never_sql(store: Store, event: MakeEvent) -> Non
     assert store.count() == 3
 
 
-async def test_an_event_that_the_database_cannot_take_spares_its_neighbours(
+async def test_an_event_the_database_refuses_does_not_affect_others(
     store: Store, event: MakeEvent
 ) -> None:
     bad = event("bad", time_ms=2**70)
@@ -209,7 +209,7 @@ async def test_feedback_is_linked_to_a_remembered_answer_at_once(
     assert await store.served("r1") == Served("r1", "ada", "demo@1", ("x", "y"), 5)
 
 
-async def test_answers_are_written_without_events_and_the_oldest_are_forgotten(
+async def test_answers_are_written_without_events_and_limited(
     store: Store, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     monkeypatch.setattr("recsys.serving.stores.store.SERVED_KEPT", 10)
@@ -253,7 +253,7 @@ async def test_the_journal_keeps_the_last_record_of_an_item(store: Store) -> Non
     await store.journal_append("a", [])
 
 
-async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
+async def test_following_the_journal_misses_no_change_of_a_process(
     location: str, opened: Open
 ) -> None:
     mine, other = opened(location), opened(location)
@@ -372,7 +372,7 @@ async def test_many_readers_during_a_seed_see_all_of_it_or_nothing(
 # Life
 
 
-async def test_a_closed_store_has_written_what_waited_and_takes_nothing_more(
+async def test_closing_a_store_writes_the_queue_and_refuses_more(
     location: str, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(location)

@@ -17,7 +17,7 @@ Open = Callable[..., Store]
 pytestmark = pytest.mark.anyio
 
 
-async def test_while_the_server_is_away_calls_fail_and_afterwards_they_work(
+async def test_calls_fail_without_the_server_and_work_afterwards(
     postgres: Any, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(postgres.url)
@@ -77,7 +77,7 @@ async def test_a_connection_that_the_server_ends_is_replaced(
     assert await store.history("ada", 9) == ["x", "y"]
 
 
-async def test_processes_that_wait_for_each_others_events_both_get_through(
+async def test_processes_that_deadlock_on_events_both_succeed(
     postgres: Any, opened: Open, event: MakeEvent
 ) -> None:
     here, there = opened(postgres.url), opened(postgres.url)

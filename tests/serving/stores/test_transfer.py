@@ -94,7 +94,7 @@ async def test_an_export_into_its_own_store_changes_nothing(full: Store, tmp_pat
     assert facts(full) == before
 
 
-async def test_a_late_repetition_is_known_in_the_store_that_it_was_carried_to(
+async def test_a_repeated_event_is_recognised_after_an_import(
     store: Store, event: MakeEvent, tmp_path: Path, opened: Open
 ) -> None:
     sent = event("1")
