@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
 
@@ -257,63 +257,3 @@ def same_ranking(
         return False
     inner = {s for s, score in first if score > first[-1][1] + tie} if first else set()
     return inner <= scores.keys()
-
-
-class SequenceConstraint:
-    """A `recsys.text.constraint.Constraint` over a list of token sequences, in plain Python.
-
-    >>> constraint = SequenceConstraint([[1, 2], [1, 3]], vocabulary_size=5, end_token=0)
-    >>> behind_one = constraint.advance([constraint.initial()], [1])
-    >>> constraint.allowed(behind_one)[0].nonzero()[0].tolist()
-    [2, 3]
-    """
-
-    def __init__(
-        self, sequences: Sequence[Sequence[int]], vocabulary_size: int, end_token: int
-    ) -> None:
-        """Allow exactly `sequences`, each followed by `end_token`."""
-        self.vocabulary_size, self.end_tokens = vocabulary_size, (end_token,)
-        whole = {(*map(int, s), end_token) for s in sequences}
-        self._prefixes = sorted({s[:n] for s in whole for n in range(len(s) + 1)})
-
-    def initial(self) -> int:
-        """The state of the empty sequence."""
-        return 0
-
-    def allowed(self, states: ArrayLike) -> NDArray[np.bool_]:
-        """(n, V) tokens that may follow each state."""
-        mask = np.zeros((len(np.asarray(states)), self.vocabulary_size), np.bool_)
-        for line, state in zip(mask, np.asarray(states).tolist(), strict=True):
-            line[self._follow(state)] = True
-        return mask
-
-    def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
-        """(n,) states behind (n,) tokens; -1 for a token that is not allowed."""
-        pairs = zip(np.asarray(states).tolist(), np.asarray(tokens).tolist(), strict=True)
-        found = [
-            self._prefixes.index((*self._prefixes[s], t)) if t in self._follow(s) else -1
-            for s, t in pairs
-        ]
-        return np.asarray(found, np.int64)
-
-    def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
-        """(n,) the states themselves."""
-        return np.asarray(states, np.int64)
-
-    def forced(self, states: ArrayLike) -> list[list[int]]:
-        """Tokens of states with a single continuation, one after the other."""
-        runs = []
-        for state in np.asarray(states).tolist():
-            run: list[int] = []
-            while len(tokens := self._follow(state)) == 1:
-                run += tokens
-                state = int(self.advance([state], tokens)[0])
-            runs.append(run)
-        return runs
-
-    def _follow(self, state: int) -> list[int]:
-        if state < 0:
-            return []
-        prefix = self._prefixes[state]
-        longer = (p for p in self._prefixes if len(p) == len(prefix) + 1 and p[:-1] == prefix)
-        return [p[-1] for p in longer]

@@ -13,12 +13,12 @@ from recsys import __version__
 from recsys.serving import errors
 from recsys.serving.api import openapi
 from recsys.serving.api.routes import ROUTES
-from recsys.serving.engine import Recommends
 from recsys.serving.middleware import BodyLimit, around
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import Store
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
+from recsys.serving.worker import Recommends
 
 REHEARSALS = 3
 

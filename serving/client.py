@@ -327,10 +327,10 @@ def _problem(response: httpx.Response) -> Problem | None:
 
 def _wait(response: httpx.Response, attempt: int) -> float:
     """Seconds of `Retry-After` with jitter, so that clients do not return at the same time."""
-    asked = response.headers.get("retry-after", "")
-    if not asked.isdecimal():
+    seconds = response.headers.get("retry-after", "")
+    if not seconds.isdecimal():
         return _backoff(attempt)
-    return min(float(asked), MAX_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311
+    return min(float(seconds), MAX_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311
 
 
 def _backoff(attempt: int) -> float:

@@ -107,8 +107,8 @@ class RequestContext:
                 ours = [(_REQUEST_ID, request_id.encode()), *_SECURITY]
                 if scope["path"].startswith(("/v1/", "/metrics")):
                     ours.append((b"cache-control", b"no-store"))
-                named = {name for name, _ in ours}
-                theirs = [pair for pair in message.get("headers", ()) if pair[0] not in named]
+                names = {name for name, _ in ours}
+                theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
                 message["headers"] = [*theirs, *ours]
             await send(message)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError
-from recsys.serving.engine import Engine
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker
 
 T = TypeVar("T")
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 class Reads:
     """Runs functions on the helper threads: a limited number, each with a deadline."""
 
-    def __init__(self, settings: ServingSettings, engine: Engine) -> None:
+    def __init__(self, settings: ServingSettings, worker: DecodeWorker) -> None:
         """Use the limits of the settings."""
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
-        self._engine = engine
+        self._worker = worker
         self._under_way = 0
 
     async def __call__(
@@ -47,7 +47,7 @@ class Reads:
         self._under_way += 1
         try:
             async with asyncio.timeout_at(deadline) as timeout:
-                return await self._engine.read(function, *arguments)
+                return await self._worker.read(function, *arguments)
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceededError from None

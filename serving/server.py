@@ -15,9 +15,9 @@ from recsys.progress import say
 from recsys.serving import logs
 from recsys.serving.api.pages import example
 from recsys.serving.app import create_app
-from recsys.serving.engine import Recommends
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import Recommends
 
 MAX_HEAD = 64 * 1024  # limit of the request head in bytes; the limits of `Guard` are lower
 GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recsys.recommender import RecommendRequest, RecommendResult
-from recsys.serving.engine import Engine
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Models
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker
 
 logger = logging.getLogger("recsys.serving.shadow")
 BACKLOG = 64
@@ -38,11 +38,11 @@ class Shadow:
     """Samples requests and runs them again."""
 
     def __init__(
-        self, settings: ServingSettings, models: Models, engine: Engine, metrics: Metrics
+        self, settings: ServingSettings, models: Models, worker: DecodeWorker, metrics: Metrics
     ) -> None:
         """Create it; `start` it in the event loop."""
         self._fraction, self._alias = settings.shadow_fraction, settings.shadow_alias
-        self._models, self._engine, self._metrics = models, engine, metrics
+        self._models, self._worker, self._metrics = models, worker, metrics
         self._samples: deque[_Sample] = deque()
         self._wake = asyncio.Event()
         self._random = random.Random()  # noqa: S311 - a sample, not a secret
@@ -103,7 +103,7 @@ class Shadow:
         clock = asyncio.get_running_loop().time
         with self._models.lease(self._alias or sample.alias) as model:
             start = clock()
-            (result,) = await self._engine.run(model.recommender, [request])
+            (result,) = await self._worker.run(model.recommender, [request])
             seconds = clock() - start
         assert isinstance(result, RecommendResult)  # noqa: S101 - of a request for one
         found = {item.item_id for item in result.recommendations}

@@ -1,6 +1,7 @@
-"""Constraints: which token sequences are items. Knows tokens and rows of a trie, but no items' ids.
+"""Constraints: which token sequences are items, and which items a request may get.
 
-`ItemTrie` is built with NumPy; the tensor side (`DeviceTrie`) is imported when it is first used.
+`ItemTrie` is built with NumPy and does not import torch. Its tensors are in `DeviceTrie`
+(`recsys.constraint.transitions`).
 """
 
 from __future__ import annotations

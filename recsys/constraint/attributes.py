@@ -1,8 +1,8 @@
-"""Attributes: columns of what is known of items, laid out for filtering; each read when first used.
+"""Attributes: columns of the item table, laid out for filtering; each is read on first use.
 
-Rows of a column lie in the order in which a trie groups items (`ItemTrie.row_items`), so that what
-a filter says of items is what it says of rows, without a gather. Words are numbered, so a filter
-compares small integers. A list column matches where any of its elements does.
+The entries of a column are in the order of `ItemTrie.row_items`, so that the result of a filter
+applies to the rows of the trie without a gather. Words are numbered, so a filter compares small
+integers. A list matches a condition if any of its elements does.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from recsys.errors import FilterError
 Kind = Literal["text", "number", "truth value"]
 Scalar = str | int | float | bool
 Test = Callable[[slice], "NDArray[np.bool_]"]
-"""Of some items in a row, `start` to `stop` of a slice, which pass; the array may not be written.
+"""Maps a slice of items to whether each of them passes; the caller must not write to the array.
 
-Filters are evaluated in parts, so that what they make on the way stays in a processor's cache.
+Filters are evaluated slice by slice, so that intermediate arrays stay in the processor's cache.
 """
-_FEW = 4  # values that are compared one by one
+_FEW = 4  # up to this many values are compared one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +34,13 @@ class Column:
     """One attribute of n items, with m elements in all; m = n unless it holds lists.
 
     Attributes:
-        name: the attribute's.
-        kind: of the elements.
-        values: (m,) int64 or float64 numbers; int32 places in `words` for other kinds, -1 where an
+        name: name of the attribute.
+        kind: kind of the elements.
+        values: (m,) int64 or float64 numbers; int32 numbers of words for other kinds, -1 where an
             element is missing.
         known: (m,) bool, False where an element is missing.
-        words: place of each distinct word or truth value.
-        starts: (n + 1,) int32 where each item's elements begin; None unless it holds lists.
+        words: number of each distinct word or truth value.
+        starts: (n + 1,) int32 start of each item's elements; None if the column holds no lists.
     """
 
     name: str
@@ -52,19 +52,19 @@ class Column:
 
     @cached_property
     def numbering(self) -> tuple[NDArray[Any], NDArray[np.intp]]:
-        """Distinct numbers, ascending, and the place of each element among them."""
+        """Distinct numbers, ascending, and the index of each element among them."""
         distinct, place = np.unique(self.values, return_inverse=True)
         return distinct, place
 
     def one_of(self, wanted: Sequence[Scalar]) -> Test:
-        """Whether items have one of the values, which are of the column's kind."""
+        """Test whether items have one of the values, which are of the column's kind."""
         values, known = self.values, self.known
         if self.kind != "number":
             places = [self.words[v] for v in wanted if v in self.words]
             if len(places) <= _FEW:
                 return self._any(lambda part: _equal(values[part], places))
             table = np.zeros(len(self.words) + 1, np.bool_)
-            table[places] = True  # the last entry is a missing element's: place -1
+            table[places] = True  # the last entry, at -1, is that of missing elements
             return self._any(lambda part: table.take(values[part]))
         if len(wanted) <= _FEW:
             return self._any(lambda part: _equal(values[part], wanted) & known[part])
@@ -75,7 +75,7 @@ class Column:
         return self._any(lambda part: table.take(place[part]) & known[part])
 
     def within(self, bounds: Sequence[tuple[str, int | float]]) -> Test:
-        """Whether items have a number within all of the bounds: (`gt` ... `lte`, number)."""
+        """Test whether items have a number within all bounds: (`gt` ... `lte`, number)."""
 
         def test(part: slice) -> NDArray[np.bool_]:
             found = self.known[part].copy()
@@ -86,11 +86,11 @@ class Column:
         return self._any(test)
 
     def exists(self) -> Test:
-        """Whether items have any value."""
+        """Test whether items have any value."""
         return self._any(lambda part: self.known[part])
 
     def _any(self, elements: Test) -> Test:
-        """A test of items from one of elements: whether any of an item's passes."""
+        """A test of items that passes if any of an item's elements passes."""
         starts = self.starts
         if starts is None:
             return elements
@@ -123,7 +123,7 @@ class Attributes:
 
     Attributes:
         table: row i is dense item i.
-        order: (items,) the order that columns are laid out in.
+        order: (items,) dense items, in the order of the columns.
     """
 
     table: pa.Table
@@ -131,23 +131,23 @@ class Attributes:
     _columns: dict[str, Column] = field(default_factory=dict, repr=False)
 
     def column(self, name: str) -> Column:
-        """One column; read on first use.
+        """Get a column; it is read on first use.
 
         Raises:
-            FilterError: there is none, or not of a type that can be filtered by.
+            FilterError: there is no such column, or no filter supports its type.
         """
         found = self._columns.get(name)
         if found is None:
             if name not in self.table.column_names:
                 known = ", ".join(self.table.column_names)
                 raise FilterError(f"no attribute {name[:60]!r}; items have {known}")
-            # two threads may both read it; one of the equal results stays
+            # Two threads may both read it; one of the equal results stays.
             found = self._columns[name] = _read(name, self.table[name], self.order)
         return found
 
 
 def _numbers(array: pa.Array) -> pa.Array:
-    """Numbers as int64 where they are whole and fit, which compares them exactly, else float64."""
+    """Numbers as int64 if all are whole and fit, so that comparisons are exact, else float64."""
     of = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if pa.types.is_integer(of):
         try:
@@ -175,7 +175,9 @@ def _read(name: str, values: pa.ChunkedArray, order: NDArray[np.int32]) -> Colum
     if pa.types.is_null(of):
         array = array.cast(pa.string())
     elif not (pa.types.is_string(of) or pa.types.is_large_string(of) or pa.types.is_boolean(of)):
-        raise FilterError(f"attribute {name!r} is of type {array.type}, which no filter knows")
+        raise FilterError(
+            f"attribute {name!r} is of type {array.type}, which filters do not support"
+        )
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     codes = pc.fill_null(array.indices, -1).to_numpy(zero_copy_only=False)

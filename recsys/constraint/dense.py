@@ -1,9 +1,9 @@
-"""Dense depths: states whose children are a good part of all symbols there are at their depth.
+"""Dense depths: depths whose states have a large share of all symbols as children.
 
-Elsewhere a step lists a state's children, and gathers what it needs to know of each. Where children
-are many it is faster to look at all symbols of the depth as they lie in the logits, with one flag a
-symbol that says whether it may follow. A depth is dense where at least every eighth pair of a state
-and a symbol exists, so its flags take at most eight bytes a child. NumPy only.
+At other depths, a step lists the children of each state and gathers their log-probabilities. If
+there are many children, it is faster to read the logits of all symbols of the depth in place, with
+one flag per symbol that says whether it is a child. A depth is dense if at least one in eight pairs
+of a state and a symbol exists, so its flags take at most eight bytes per child. NumPy only.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_SPARSE = 8  # pairs of state and symbol for each that exists, at most
-BLOCK = 64  # symbols that are counted one by one to find the place of a child
-NO_ROW = 0  # where the flags of a beam that does not exist begin: nothing follows it
+_SPARSE = 8  # largest number of pairs of state and symbol per pair that exists
+BLOCK = 64  # symbols that are counted one by one to find the number of a child
+NO_ROW = 0  # start of the flags of a beam that does not exist: no symbol follows it
 
 
 @dataclass(frozen=True, eq=False)
 class DenseDepth:
-    """Which symbols follow each state of a depth; n states, V symbols.
+    """Layout of the flags of a dense depth with n states and V symbols.
 
     Attributes:
-        low: the first symbol at this depth, as a place in `ItemTrie.alphabet`.
+        low: the first symbol at this depth, an index into `ItemTrie.alphabet`.
         width: V; symbols are `low` .. `low` + V - 1.
         start: where the n rows of V flags begin in `ItemTrie.dense_flags`.
         before: (n, V / `BLOCK`) int16 or int32 children of each state before each block of symbols.
@@ -42,13 +42,13 @@ def lay_out(
     symbol: NDArray[np.integer],
     first_child: NDArray[np.integer],
 ) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
-    """Find the dense depths of a trie and lay their flags out.
+    """Find the dense depths of a trie and compute their flags.
 
     The arguments are the attributes of `ItemTrie` of the same names.
 
     Returns:
-        (F,) their flags, row by row and depth by depth, and what each depth 0 .. L - 1 is; None for
-        one that is not dense. The flags begin with a row of False as wide as the widest depth
+        (F,) flags, row by row and depth by depth, and the layout of each depth 0 .. L - 1, None
+        if it is not dense. The flags begin with False as often as the widest depth has symbols
         (`NO_ROW`).
     """
     sizes, start = np.diff(depth_start), 0
@@ -64,7 +64,7 @@ def lay_out(
                 shapes[-1] = low, width, start
                 start += int(sizes[depth]) * width
     widest = max((shape[1] for shape in shapes if shape is not None), default=0)
-    flags = np.zeros(widest + start + BLOCK, np.bool_)  # a block may be read from any of them on
+    flags = np.zeros(widest + start + BLOCK, np.bool_)  # a block may be read from any start
     found: list[DenseDepth | None] = []
     for depth, shape in enumerate(shapes):
         found.append(None)

@@ -1,37 +1,32 @@
-"""Filters: JSON expressions over item attributes, parsed, evaluated to row masks, and kept.
+"""Filters and boosts: JSON expressions over item attributes, parsed and evaluated.
 
     {"must": [{"key": "brand", "any": ["Acme", "Bolt"]}, {"key": "price", "range": {"lt": 20}}],
      "must_not": [{"key": "categories", "match": "Nails"}],
      "should": [{"key": "stock", "exists": true}, {"must": [...]}]}
 
-A group holds where all of its `must` do, one of its `should` (if it has any), and none of its
-`must_not`; groups nest. A clause holds where the attribute equals `match`, is one of `any`, lies
-within `range` (`gt`, `gte`, `lt`, `lte`), or is known (`exists`); of a list, where any element
-does. An item that lacks the attribute fails all of these but `"exists": false`.
+An item passes a group if it passes all of `must`, at least one of `should` (if there are any) and
+none of `must_not`; groups nest. It passes a clause if the attribute equals `match`, is one of
+`any`, lies within `range` (`gt`, `gte`, `lt`, `lte`), or exists (`exists`). If the attribute is a
+list, one element must pass. An item that lacks the attribute fails every clause except
+`"exists": false`.
 
-Boosts are filters with weights: `{"filter": {...}, "weight": 0.5}`. Items that fit several gain the
-sum.
+Boosts are filters with weights: `{"filter": {...}, "weight": 0.5}`. An item that passes several
+gets the sum of their weights.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsys.constraint.attributes import Attributes, Column, Kind, Scalar, Test
-from recsys.constraint.boost import Boost
-from recsys.constraint.mask import MaskRoom, RowMask
-from recsys.constraint.trie import ItemTrie
 from recsys.errors import FilterError
 
 MOST_DEPTH = 16
@@ -40,11 +35,7 @@ MOST_CHARACTERS = 1000
 MOST_BOOSTS = 100
 MOST_WEIGHT = 1000.0
 
-K = TypeVar("K", RowMask, Boost)
-_PART = 1 << 16  # items that are looked at together
-_USED = 32  # masks that may be in use and not kept, and still lie beside the others
-_PLACES = 4096  # masks that lie beside each other, at most; others lie on their own
-_READY = 1 << 26  # bytes of masks' memory to get before the first of them, at most
+_PART = 1 << 16  # items that are evaluated together
 _GROUPS = ("must", "should", "must_not")
 _TESTS = ("match", "any", "range", "exists")
 _BOUNDS = ("gt", "gte", "lt", "lte")
@@ -52,7 +43,7 @@ _BOUNDS = ("gt", "gte", "lt", "lte")
 
 @dataclass(frozen=True)
 class _Clause:
-    """What one attribute must be; `at` is its place in the expression, for messages."""
+    """A condition on one attribute; `at` is its path in the expression, for messages."""
 
     key: str
     test: str
@@ -75,7 +66,11 @@ class _Clause:
         return {"key": self.key, self.test: value}
 
     def bound(self, attributes: Attributes) -> Test:
-        """What the clause says of these columns; raises where it does not fit them."""
+        """The clause as a test of items with these attributes.
+
+        Raises:
+            FilterError: the attributes have no such column, or one of another kind.
+        """
         try:
             column = attributes.column(self.key)
         except FilterError as error:
@@ -106,10 +101,10 @@ class _Group:
 
     @cached_property
     def canonical(self) -> str:
-        """JSON that is equal for groups that differ in order and repetition alone.
+        """JSON that is equal for groups that differ in order and repetition only.
 
-        The texts of the parts are joined as they are: quoting them again at each level would double
-        the text with every level.
+        The texts of the parts are joined without quoting them again, which would double the text
+        with every level.
         """
         groups = (
             f'"{name}":[{",".join(sorted({part.canonical for part in parts}))}]'
@@ -153,8 +148,14 @@ class _Group:
 class ItemFilter:
     """A parsed expression.
 
+    >>> wanted = ItemFilter.parse({"must": [{"key": "brand", "match": "Acme"}]})
+    >>> import pyarrow as pa
+    >>> table = pa.table({"brand": ["Acme", "Bolt", None]})
+    >>> wanted.evaluate(Attributes(table, np.arange(3, dtype=np.int32))).tolist()
+    [True, False, False]
+
     Attributes:
-        key: equal for expressions that mean the same but for order and repetition.
+        key: equal for expressions that differ in order and repetition only.
     """
 
     key: str
@@ -162,28 +163,28 @@ class ItemFilter:
 
     @classmethod
     def parse(cls, expression: Mapping[str, Any], at: str = "filter") -> ItemFilter:
-        """Parse a JSON expression; which attributes there are is not looked at.
+        """Parse a JSON expression. Whether the attributes exist is checked by `evaluate`.
 
         Args:
-            expression: see above.
-            at: what messages call it.
+            expression: a group, as in the description of this module.
+            at: name of the expression in messages.
 
         Raises:
-            FilterError: malformed, too deep or too long; the text names the place.
+            FilterError: malformed, too deep or too long; the message contains the path.
         """
         root = _Parser().group(expression, at, 1)
         return cls(root.canonical, root)
 
     @property
     def expression(self) -> dict[str, Any]:
-        """The JSON expression of the same filter in one form: sorted, and nothing twice."""
+        """The JSON expression of the filter in canonical form: sorted, without repetition."""
         return self._root.expression()
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
-        """(items,) bool in the attributes' order.
+        """(items,) bool, whether each item passes, in the attributes' order.
 
         Raises:
-            FilterError: an attribute that items do not have, or of another type.
+            FilterError: an attribute that items do not have, or that has another type.
         """
         test, count = self._root.bound(attributes), len(attributes.order)
         found = np.empty(count, np.bool_)
@@ -198,8 +199,8 @@ class ItemBoosts:
     """Parsed boosts.
 
     Attributes:
-        key: equal for boosts that are the same but for order.
-        parts: filters and the weight of what fits them.
+        key: equal for boosts that differ in order only.
+        parts: filters, each with the weight of the items that pass it.
     """
 
     key: str
@@ -210,7 +211,7 @@ class ItemBoosts:
         """Parse a JSON list of boosts.
 
         Raises:
-            FilterError: malformed, too many, or a weight beyond 1000; the text names the place.
+            FilterError: malformed, too many, or a weight beyond 1000; the message has the path.
         """
         if not isinstance(boosts, list | tuple):
             raise FilterError(f"boosts: want a list of boosts, got {_show(boosts)}")
@@ -224,17 +225,17 @@ class ItemBoosts:
             _check_keys(boost, ("filter", "weight"), at)
             weight = float(_number(boost["weight"], f"{at}.weight"))
             if abs(weight) > MOST_WEIGHT:
-                raise FilterError(f"{at}.weight: want at most {MOST_WEIGHT:g} either way")
+                raise FilterError(f"{at}.weight: want -{MOST_WEIGHT:g} .. {MOST_WEIGHT:g}")
             parts.append((ItemFilter.parse(boost["filter"], f"{at}.filter"), weight))
         parts.sort(key=lambda part: (part[0].key, part[1]))
         texts = (f"[{wanted.key},{weight}]" for wanted, weight in parts)
         return cls(f"[{','.join(texts)}]", tuple(parts))
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.float32]:
-        """(items,) float32 what each item gains, in the attributes' order.
+        """(items,) float32 boost of each item, in the attributes' order.
 
         Raises:
-            FilterError: an attribute that items do not have, or of another type.
+            FilterError: an attribute that items do not have, or that has another type.
         """
         total = np.zeros(len(attributes.order), np.float32)
         for wanted, weight in self.parts:
@@ -243,7 +244,7 @@ class ItemBoosts:
 
 
 class _Parser:
-    """Counts parts while it parses, so that no input makes it work for long."""
+    """Counts parts while it parses, so that parsing takes bounded time."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -305,160 +306,9 @@ class _Parser:
         self._parts += more
         if self._parts > MOST_PARTS:
             raise FilterError(
-                f"{at}: the filter has more than {MOST_PARTS} clauses and values; make an "
-                "attribute of what they have in common"
+                f"{at}: the filter has more than {MOST_PARTS} clauses and values; add an attribute "
+                "for what they have in common"
             )
-
-
-@dataclass(frozen=True)
-class FilterStats:
-    """Counters of a `FilterCache`; boosts count as masks.
-
-    Attributes:
-        hits: masks that were there.
-        misses: masks that had to be made.
-        evictions: masks dropped for room.
-        entries: masks kept now.
-        bytes: that they take.
-        seconds: spent making masks.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    entries: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-
-class FilterCache:
-    """Row masks of the filters used last, and boosts; may be shared between threads.
-
-    Attributes:
-        trie: the catalog.
-        attributes: of its items, in the order of `trie.row_items`.
-    """
-
-    def __init__(
-        self,
-        trie: ItemTrie,
-        attributes: Attributes,
-        max_bytes: int = 1 << 28,
-        *,
-        left: NDArray[np.bool_] | None = None,
-        after: FilterCache | None = None,
-    ) -> None:
-        """Keep masks of up to `max_bytes` in all.
-
-        Args:
-            trie: the catalog.
-            attributes: of its items.
-            max_bytes: memory for masks.
-            left: (items,) bool in the attributes' order, the items that are still there; None for
-                all. No mask has another one, and no boost counts for one.
-            after: the cache that this one stands in for from now on, whose counters go on, and
-                whose memory is used where the trie is the same.
-
-        Raises:
-            ValueError: `max_bytes` is negative.
-        """
-        if max_bytes < 0:
-            raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
-        self.trie, self.attributes = trie, attributes
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[type, str], RowMask | Boost] = OrderedDict()
-        self._lock = threading.Lock()
-        self._hits = self._misses = self._evictions = self._bytes = 0
-        self._seconds = 0.0
-        self._left = left
-        self._memory: MaskRoom | None = None
-        if after is not None:
-            with after._lock:
-                self._hits, self._misses = after._hits, after._misses
-                self._evictions, self._seconds = after._evictions, after._seconds
-            if after.trie is trie:
-                self._memory = after._memory
-
-    @property
-    def stats(self) -> FilterStats:
-        """What has happened so far."""
-        with self._lock:
-            counters = self._hits, self._misses, self._evictions
-            return FilterStats(*counters, len(self._kept), self._bytes, self._seconds)
-
-    def mask(self, wanted: ItemFilter | Mapping[str, Any]) -> RowMask:
-        """The items that a filter allows; made on first use, outside of any lock.
-
-        Raises:
-            FilterError: a malformed filter, or one that does not fit the attributes.
-        """
-        if not isinstance(wanted, ItemFilter):
-            wanted = ItemFilter.parse(wanted)
-        return self._get(RowMask, wanted, self._mask)
-
-    def boost(self, wanted: ItemBoosts) -> Boost:
-        """What items gain; made on first use, outside of any lock.
-
-        Raises:
-            FilterError: one of the filters does not fit the attributes.
-        """
-        return self._get(Boost, wanted, self._boost)
-
-    def _mask(self, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
-        return RowMask.of(trie, items if self._left is None else items & self._left, self._room)
-
-    def prepare(self) -> None:
-        """Get memory for some masks now, so that the first filters do not wait for it."""
-        if self._memory is None:
-            self._memory = self._new_room(_READY)
-
-    @property
-    def _room(self) -> MaskRoom:
-        """Room for the masks that are kept, and for some that are still used."""
-        if self._memory is None:
-            self._memory = self._new_room(0)  # one of several that threads make stays
-        return self._memory
-
-    def _new_room(self, ready: int) -> MaskRoom:
-        place = self.trie.padded_states + len(self.trie.dense_flags)
-        mask = self.trie.num_items + 4 * self.trie.num_rows + place
-        ready = min(_USED * place, ready)
-        return MaskRoom(self.trie, min(_PLACES, self._max_bytes // mask) + _USED, ready)
-
-    def _boost(self, trie: ItemTrie, items: NDArray[np.float32]) -> Boost:
-        if self._left is not None:  # an item that is not there must not raise the bound of a prefix
-            items = np.where(self._left, items, items.min())
-        return Boost.of(trie, items)
-
-    def _get(
-        self,
-        kind: type[K],
-        wanted: ItemFilter | ItemBoosts,
-        make: Callable[[ItemTrie, NDArray[Any]], K],
-    ) -> K:
-        key = kind, wanted.key
-        with self._lock:
-            found = self._kept.get(key)
-            if isinstance(found, kind):
-                self._kept.move_to_end(key)
-                self._hits += 1
-                return found
-        start = time.perf_counter()
-        made = make(self.trie, wanted.evaluate(self.attributes))
-        seconds = time.perf_counter() - start
-        with self._lock:
-            self._misses += 1
-            self._seconds += seconds
-            # another thread may have been faster; then all share what it made
-            kept = self._kept.setdefault(key, made)
-            self._kept.move_to_end(key)
-            if kept is made:
-                self._bytes += made.nbytes
-            while self._bytes > self._max_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                self._bytes -= dropped.nbytes
-                self._evictions += 1
-            return kept if isinstance(kept, kind) else made
 
 
 def _text(value: Any) -> str:
@@ -472,7 +322,7 @@ def _kind(value: Scalar) -> Kind:
 
 
 def _scalar(value: Any, at: str) -> Scalar:
-    """A value to compare with, checked; 2.0 becomes 2."""
+    """Check a value to compare with; 2.0 becomes 2."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -485,7 +335,7 @@ def _scalar(value: Any, at: str) -> Scalar:
 def _number(value: Any, at: str, want: str = "a number") -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FilterError(f"{at}: want {want}, got {_show(value)}")
-    if not -(2**63) <= value < 2**63:  # false for what is not a number, too
+    if not -(2**63) <= value < 2**63:  # also false for NaN
         raise FilterError(f"{at}: want a number that fits 64 bits")
     return int(value) if math.floor(value) == value else value
 
@@ -501,7 +351,7 @@ def _or(names: tuple[str, ...]) -> str:
 
 
 def _show(value: Any) -> str:
-    """Short, whatever it is."""
+    """A short description of any value."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):

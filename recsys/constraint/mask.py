@@ -1,7 +1,8 @@
-"""Row masks: which part of a trie a request may reach, by what it may get and what it must not.
+"""Row masks: which states of a trie a request may reach, given its filter and its exclusions.
 
-With the number of allowed rows before each row, a state is alive iff its range holds one; a few
-excluded rows are counted against that, without touching the sums. NumPy, but for `to`.
+A state is alive if its range of rows contains an allowed one, which running counts of the allowed
+rows answer. Excluded rows are counted against these counts, which stay as they are. NumPy only, but
+for `RowMask.to`.
 """
 
 from __future__ import annotations
@@ -18,53 +19,60 @@ from numpy.typing import ArrayLike, NDArray
 
 from recsys.constraint.trie import NO_STATE, ItemTrie
 
-_SPARSE = 200  # rows for each that is allowed, where those that are get looked up one by one
+_SPARSE = 200  # from this many rows per allowed row on, allowed rows are looked up one by one
 
 
 class MaskRoom:
-    """Memory for the flags of many masks in one array, so that one look-up serves different ones.
+    """Shared memory for the flags of many masks, so that one look-up reads several masks.
 
-    What masks do not use yet is address space only, unless it is asked to be ready: it may take
-    longer to get memory from an operating system than to make a mask. The place of a mask that
-    nothing holds any more is given to the next.
+    Unused parts are address space only, except for the bytes that are prepared: getting memory from
+    the operating system can take longer than computing a mask. When a mask is garbage-collected,
+    its part is reused.
 
     Attributes:
         flags: (n (S + C + F),) bool; the first are those of a mask that allows everything.
     """
 
-    def __init__(self, trie: ItemTrie, masks: int, ready: int = 0) -> None:
-        """Room for `masks` masks over `trie` at a time, the first `ready` bytes as memory."""
+    def __init__(self, trie: ItemTrie, masks: int, prepared: int = 0) -> None:
+        """Reserve room for `masks` masks over `trie`, and touch the first `prepared` bytes."""
         everything = all_flags(trie)
         size = len(everything)
         self.flags = np.empty((masks + 1) * size, np.bool_)
         self.flags[:size] = everything
-        self.flags[size : size + ready] = False
+        self.flags[size : size + prepared] = False
         self._free = deque(range(size, (masks + 1) * size, size))  # its ends are thread-safe
 
     def take(self) -> int | None:
-        """Where the flags of a mask may be written; None if all is in use."""
+        """Start of a free part for the flags of a mask; None if there is none."""
         try:
-            return self._free.popleft()  # the one used last, which is memory already
+            return self._free.popleft()  # the part used last, whose memory is already there
         except IndexError:
             return None
 
     def give_back_with(self, mask: RowMask, start: int) -> None:
-        """Once nothing holds `mask`, its flags' place is free again."""
+        """Free the part at `start` when `mask` is garbage-collected."""
         weakref.finalize(mask, self._free.appendleft, start)
 
 
 @dataclass(frozen=True, eq=False)
 class RowMask:
-    """The items that a filter allows, as a trie sees them.
+    """The items that a filter allows, by the rows and states of a trie.
+
+    >>> trie = ItemTrie.build([[5, 7], [9, 1], [5, 3]])
+    >>> mask = RowMask.of(trie, np.array([False, True, True])[trie.row_items])
+    >>> mask.rows.tolist(), mask.eligible
+    ([True, False, True], 2)
 
     Attributes:
-        trie: the mask is made for; no other trie takes it.
-        items: (items,) bool, by place in `ItemTrie.row_items`; `rows` itself where none is shared.
-        alive: (S + C + F,) bool, the states that have one below; False behind the last state, so
-            that C children may be read from any; then the same of dense depths, as
+        trie: the trie that the mask belongs to.
+        items: (items,) bool, in the order of `ItemTrie.row_items`; `rows` itself if every row has
+            one item.
+        alive: (S + C + F,) bool, whether a state has an allowed row below; then C times False, so
+            that C children may be read from any state; then the same for dense depths, laid out as
             `ItemTrie.dense_flags`.
-        rows: (R,) bool, whether a row has an allowed item; a part of `alive`.
-        room: that `alive` is a part of, and where it begins there; None if it is on its own.
+        rows: (R,) bool, whether a row has an allowed item; a view of `alive`.
+        room: shared memory that contains `alive`, and the start of `alive` in it; None if it has
+            memory of its own.
     """
 
     trie: ItemTrie
@@ -76,15 +84,15 @@ class RowMask:
 
     @classmethod
     def of(cls, trie: ItemTrie, items: NDArray[np.bool_], room: MaskRoom | None = None) -> RowMask:
-        """From (items,) bool, by place in `trie.row_items`; in `room` while there is some.
+        """Make a mask from (items,) bool in the order of `trie.row_items`, in `room` if it has any.
 
         Raises:
-            ValueError: another type or shape.
+            ValueError: wrong dtype or shape.
         """
         items = np.asarray(items)
         if items.dtype != np.bool_ or items.shape != trie.row_items.shape:
             raise ValueError(
-                f"a mask is {trie.row_items.shape} bool, one an item; got {items.dtype} "
+                f"a mask is {trie.row_items.shape} bool, one per item; got {items.dtype} "
                 f"{items.shape}"
             )
         start = None if room is None else room.take()
@@ -113,16 +121,16 @@ class RowMask:
         return mask
 
     def excluded_rows(self, items: ArrayLike) -> NDArray[np.int32]:
-        """Rows that have no item left but these and those that are not allowed."""
+        """Rows without an item that is allowed and not among `items`."""
         return self.trie.excluded_rows(items, self.items)
 
     @cached_property
     def before(self) -> NDArray[np.int32]:
-        """(R + 1,) how many of the rows before each one have an allowed item."""
+        """(R + 1,) number of rows before each row that have an allowed item."""
         return _running(self.rows)
 
     def to(self, device: str | torch.device) -> torch.Tensor:
-        """`alive` on `device`; copied once a device and kept."""
+        """`alive` on `device`; copied once per device and kept."""
         key = str(device)
         if key not in self._devices:
             self._devices[key] = torch.from_numpy(self.alive).to(device)
@@ -130,22 +138,22 @@ class RowMask:
 
     @cached_property
     def eligible(self) -> int:
-        """How many items are allowed."""
+        """Number of allowed items."""
         return int(np.count_nonzero(self.items))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, at most: `before` is made when it is asked for."""
+        """Most bytes of all arrays; `before` is computed on first use."""
         items = 0 if self.items is self.rows else self.items.nbytes
         return items + 4 * (len(self.rows) + 1) + self.alive.nbytes
 
 
 def _set_sparse(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:
-    """Set what lies above the leaves of a mask, by the ancestors of each that is allowed."""
+    """Set the states above the leaves of a mask, by the ancestors of each allowed leaf."""
     alive[: trie.depth_start[-2]] = False
     flags = alive[trie.padded_states :]
     rows: NDArray[np.integer] = np.flatnonzero(leaves).astype(np.int32)
-    below = rows  # places of the states that are alive, at the depth below
+    below = rows  # numbers of the live states, at the depth below
     for depth in reversed(range(trie.num_levels)):
         first, last = trie.depth_start[depth : depth + 2]
         starts = trie.starts_at(depth)
@@ -159,7 +167,7 @@ def _set_sparse(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.boo
 
 
 def _set_levels(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:
-    """The same by running counts of the leaves that are allowed."""
+    """Set the states above the leaves of a mask, by running counts of the allowed leaves."""
     before = _running(leaves)
     for depth in range(trie.num_levels):
         first, last = trie.depth_start[depth : depth + 2]
@@ -171,7 +179,7 @@ def _set_levels(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.boo
         if dense is not None:
             first, last, behind = trie.depth_start[depth : depth + 3]
             there = slice(dense.start, dense.start + (last - first) * dense.width)
-            flags[there][trie.dense_flags[there]] = alive[last:behind]  # both in row order
+            flags[there][trie.dense_flags[there]] = alive[last:behind]  # in row order on both sides
 
 
 def all_flags(trie: ItemTrie) -> NDArray[np.bool_]:
@@ -185,20 +193,20 @@ def dead_states(
     excluded: Sequence[NDArray[np.integer]],
     masks: Sequence[RowMask | None] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """States that hold nothing but excluded rows: one (B, D) a depth 1 .. L.
+    """States below which all allowed rows are excluded: one (B, D) for each depth 1 .. L.
 
-    A state is dead where as many excluded rows lie below it as allowed ones; excluded rows that are
-    not allowed anyway count as neither.
+    A state is dead if as many excluded rows lie below it as allowed ones. Excluded rows that the
+    mask does not allow are not counted.
 
     Args:
         trie: the catalog.
-        excluded: rows of each request; B of them.
-        masks: what each request may get; None for everything.
+        excluded: excluded rows of each of B requests.
+        masks: mask of each request; None allows everything.
 
     Returns:
         Ascending states, padded with `NO_STATE`.
     """
-    batch, end = len(excluded), trie.num_states  # of keys: (request, state) as one integer
+    batch, end = len(excluded), trie.num_states  # a key is (request, state) as one integer
     request = np.repeat(np.arange(batch), [len(rows) for rows in excluded])
     row = np.concatenate([np.zeros(0, np.int64), *excluded]).astype(np.int64)
     request, row = np.divmod(np.unique(request * trie.num_rows + row), trie.num_rows)
@@ -216,7 +224,7 @@ def dead_states(
         stop: NDArray[np.integer] = row + 1
         if depth < trie.num_levels:
             starts = trie.starts_at(depth)
-            # of the same type, or all of `starts` would be converted
+            # searchsorted would convert all of `starts` to another type
             below = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
             start, following = starts[below], np.minimum(below + 1, len(starts) - 1)
             stop = np.where(following > below, starts[following], trie.num_rows)
@@ -236,7 +244,7 @@ def dead_states(
 
 
 def _running(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """How many are true before each place, and in all."""
+    """Number of true flags before each index, and in total."""
     total = np.zeros(len(flags) + 1, np.int32)
     np.cumsum(flags, dtype=np.int32, out=total[1:])
     return total

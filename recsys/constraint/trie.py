@@ -12,12 +12,12 @@ Rows are the distinct sequences in lexicographic order. States are numbered brea
      /  \      \
    3: 3  7: 4   1: 5      depth 2     rows [0, 1)  [1, 2)  [2, 3)
 
-Sequences of unequal length end in a token of their own, repeated up to the longest one's length;
-what follows an end is forced, and costs no score (`recsys.decoding.expand`).
+If sequences have unequal lengths, an end token fills each of them up to the longest length. After
+the first end token the rest is forced and adds nothing to the score (`recsys.decoding.expand`).
 
-A state is one integer, so forking a beam or rewinding it costs nothing. What can be had from other
-arrays is not stored: ten million items take less than 40 bytes each. Torch is not needed here; `to`
-makes the tensors that decoding reads (`recsys.constraint.transitions`).
+A state is one integer, so copying or rewinding a beam costs nothing. Values that follow from other
+arrays are not stored: ten million items take less than 40 bytes each. `DeviceTrie.of` makes the
+tensors that decoding reads (`recsys.constraint.transitions`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recsys.errors import ArtifactError
 
 NO_STATE = (1 << 31) - 1
 """The state of a beam that does not exist. It is greater than every state of a trie, so ascending
-states keep their order, and no array of a trie is long enough to be read at it."""
+states stay in order, and every array of a trie is shorter than it."""
 _SHAPE = "trie.json"
 _TABLE = 1 << 24  # tokens below it are looked up in a table, larger ones are sorted
 
@@ -47,19 +47,27 @@ _TABLE = 1 << 24  # tokens below it are looked up in a table, larger ones are so
 class ItemTrie:
     """A frozen trie over item token sequences; R rows, S states, I of them inner, L levels.
 
+    >>> trie = ItemTrie.build([[5, 7], [9, 1], [5, 3]])
+    >>> trie.rows.tolist()
+    [[5, 3], [5, 7], [9, 1]]
+    >>> trie.item_row.tolist()
+    [1, 2, 0]
+    >>> trie.num_states, trie.branching
+    (6, (2, 2))
+
     Attributes:
         rows: (R, L) int16, or int32 for larger tokens: distinct sequences, sorted.
         row_items: (items,) int32 items grouped by row, ascending inside a row.
         row_item_start: (R + 1,) int32; where each row's items begin in `row_items`.
         item_row: (items,) int32 row of each item.
         alphabet: (A,) int64 tokens that occur, ascending.
-        symbol: (S,) int16, or int32 for larger alphabets: place in `alphabet` of the token that
-            leads into each state. Nothing leads into the root; its entry is 0.
+        symbol: (S,) int16, or int32 for larger alphabets: index in `alphabet` of the token that
+            leads into each state; 0 for the root, which has none.
         first_child: (I + 1,) int32; inner states come before the leaves.
         inner_start: (I,) int32 first row of each inner state.
         depth_start: (L + 2,) first state of each depth.
-        branching: (L,) most children of any state, by depth of the parent.
-        end: token that fills sequences up to L; None if all are as long.
+        branching: (L,) largest number of children of a state, by depth of the state.
+        end: token that fills sequences up to L; None if all have length L.
     """
 
     rows: NDArray[np.signedinteger]
@@ -77,13 +85,13 @@ class ItemTrie:
 
     @classmethod
     def build(cls, tokens: ArrayLike | Sequence[ArrayLike], *, end: int | None = None) -> ItemTrie:
-        """Build from one token sequence an item.
+        """Build from one token sequence per item.
 
         Args:
             tokens: (items, L) integers from 0 to 2^31 - 1 in any order; rows may repeat
                 (collisions).
-            end: token that ends sequences shorter than the longest; lengths may then differ. It is
-                predicted like any other, as an end of sequence is, and occurs in no sequence.
+            end: token that ends sequences shorter than the longest; lengths may then differ. The
+                model predicts it like any other token, and no sequence may contain it.
 
         Raises:
             ValueError: empty, not 2-D, not integers, or a token out of range.
@@ -118,43 +126,43 @@ class ItemTrie:
 
     @property
     def num_rows(self) -> int:
-        """R, distinct sequences."""
+        """Number of distinct sequences, R."""
         return len(self.rows)
 
     @property
     def num_items(self) -> int:
-        """Items, colliding ones counted each."""
+        """Number of items; items that share a row count separately."""
         return len(self.item_row)
 
     @property
     def num_levels(self) -> int:
-        """L."""
+        """Length of a sequence, L."""
         return int(self.rows.shape[1])
 
     @property
     def num_states(self) -> int:
-        """S, the root and the leaves included."""
+        """Number of states S, including the root and the leaves."""
         return len(self.symbol)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored arrays, and of the flags made of them."""
+        """Bytes of all stored arrays and of the flags derived from them."""
         made = [self.dense_flags, *(dense.before for dense in self.dense if dense is not None)]
         return sum(array.nbytes for array in [*self._arrays().values(), *made])
 
     @property
     def padded_states(self) -> int:
-        """S + C, so that the most children of any state may be read from any."""
+        """S + C: length of arrays from which C entries can be read at any state."""
         return self.num_states + max(self.branching)
 
     @property
     def dense_flags(self) -> NDArray[np.bool_]:
-        """(F,) which symbols follow the states of dense depths."""
+        """(F,) whether each symbol follows each state of the dense depths."""
         return self._layout[0]
 
     @property
     def dense(self) -> tuple[DenseDepth | None, ...]:
-        """Each depth 0 .. L - 1 that is dense (`recsys.constraint.dense`); None for the others."""
+        """Layout of each depth 0 .. L - 1 (`recsys.constraint.dense`); None if it is not dense."""
         return self._layout[1]
 
     @cached_property
@@ -180,7 +188,7 @@ class ItemTrie:
 
     @cached_property
     def row_stop(self) -> NDArray[np.int32]:
-        """(S,) row behind the last one of each state."""
+        """(S,) end of the row range of each state, exclusive."""
         stop = np.append(self.row_start[1:], np.int32(self.num_rows))
         stop[np.asarray(self.depth_start[1:]) - 1] = self.num_rows
         return stop
@@ -190,7 +198,7 @@ class ItemTrie:
         return self.inner_start[self.depth_start[depth] : self.depth_start[depth + 1]]
 
     def width(self, depth: int, beams: int) -> int:
-        """Most beams that a `beams`-wide search can keep at `depth`; known up front."""
+        """Upper bound on the live beams of a `beams`-wide search at `depth`."""
         width = 1
         for d in range(depth):
             states = self.depth_start[d + 2] - self.depth_start[d + 1]
@@ -204,17 +212,17 @@ class ItemTrie:
     def excluded_rows(
         self, items: ArrayLike, allowed: NDArray[np.bool_] | None = None
     ) -> NDArray[np.int32]:
-        """Rows all of whose items are among `items`, ascending, each once.
+        """Rows whose items are all excluded, ascending, each once.
 
-        A leaf that still has an allowed item stays alive, whatever else it holds.
+        A row that still has an allowed item is not excluded.
 
         Args:
-            items: dense items.
-            allowed: (items,) bool by place in `row_items`, as `RowMask.items`; items that are not
-                allowed count as if they were listed. None allows all.
+            items: excluded items, as dense indices.
+            allowed: (items,) bool in the order of `row_items`, as `RowMask.items`; items that are
+                not allowed count as excluded. None allows all.
 
         Raises:
-            ValueError: items that are no integers, or that the trie does not have.
+            ValueError: items that are not integers, or are out of range.
         """
         items = integers("items", items)
         if len(items) and (items.min() < 0 or items.max() >= self.num_items):
@@ -231,10 +239,10 @@ class ItemTrie:
         return np.asarray(rows[np.bincount(owner[left], minlength=len(rows)) == 0], np.int32)
 
     def places_of(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """All items of some rows, as places in `row_items`, row by row.
+        """Positions in `row_items` of all items of some rows, row by row.
 
         Returns:
-            Which of the rows each belongs to, and the places.
+            For each position the index of its row in `rows`, and the positions.
         """
         start = self.row_item_start[rows].astype(np.intp)
         sizes = self.row_item_start[rows + 1] - start
@@ -243,7 +251,7 @@ class ItemTrie:
         return owner, start[owner] + np.arange(len(owner)) - (ends - sizes)[owner]
 
     def statistics(self) -> dict[str, Any]:
-        """Shape of the trie per depth: states, mean and largest branching, single-child share."""
+        """Sizes of the trie, and by level: states, branching, and the share of single children."""
         children = np.diff(self.first_child)
         levels = []
         for depth in range(self.num_levels):
@@ -267,7 +275,7 @@ class ItemTrie:
         }
 
     def save(self, folder: Path) -> None:
-        """Write one .npy file an array, and `trie.json`, into `folder`; made if it is missing."""
+        """Write one .npy file per array, and `trie.json`, into `folder`; create it if needed."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in self._arrays().items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
@@ -280,7 +288,7 @@ class ItemTrie:
 
     @classmethod
     def open(cls, folder: Path) -> ItemTrie:
-        """What `save` wrote, memory-mapped: pages are read when they are first looked at.
+        """Open what `save` wrote, memory-mapped: pages are read on first use.
 
         Raises:
             ArtifactError: a file is missing, damaged, or of a size that contradicts the others.
@@ -288,7 +296,7 @@ class ItemTrie:
         try:
             shape = json.loads((folder / _SHAPE).read_text(encoding="utf-8"))
             depth_start, branching = tuple(shape["depth_start"]), tuple(shape["branching"])
-            # copy on write: the tensors made of them want writable memory, and never write
+            # Copy on write: torch requires writable memory, although nothing is written.
             arrays = {
                 name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False).view(
                     np.ndarray
@@ -302,7 +310,7 @@ class ItemTrie:
         return trie
 
     def release(self) -> None:
-        """Let go of the tensors: they name the trie, and only a collector would find the circle."""
+        """Free the tensors, which hold a reference to the trie and so form a reference cycle."""
         self.on_devices.clear()
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
@@ -334,7 +342,7 @@ _ARRAYS = tuple(f.name for f in fields(ItemTrie) if str(f.type).startswith("NDAr
 
 
 def _filled(sequences: Any, end: int) -> NDArray[np.int64]:
-    """(items, L) the sequences, each followed by `end` up to the longest one's length."""
+    """(items, L) the sequences, each filled with `end` up to the longest length."""
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     if not lengths.all():
         raise ValueError(f"item {int(lengths.argmin())} has an empty sequence")
@@ -350,17 +358,17 @@ def _filled(sequences: Any, end: int) -> NDArray[np.int64]:
 
 
 def _smallest(most: int) -> type[np.int16 | np.int32]:
-    """The integer type that holds 0 .. most."""
+    """The smallest integer type for 0 .. most."""
     return np.int16 if most <= np.iinfo(np.int16).max else np.int32
 
 
 def _sorted(
     tokens: NDArray[Any], least: list[int], most: list[int]
 ) -> tuple[NDArray[np.int32], list[NDArray[Any]]]:
-    """Order of the sequences, equal ones in their own order, and the levels in that order.
+    """Stable sort of the sequences: the order, and each level in that order.
 
-    Where they fit, sequence and place are packed into one integer, and the integers are sorted: no
-    indirection, and no gathers afterwards.
+    If they fit, sequence and index are packed into one integer and the integers are sorted, which
+    needs no indirect sort and no gathers.
     """
     dtype = _smallest(max(most))
     bits = [int(b - a).bit_length() for a, b in zip(least, most, strict=True)]
@@ -393,7 +401,7 @@ def _number_states(
     tuple[int, ...],
     tuple[int, ...],
 ]:
-    """States of sorted distinct rows; `new[d][r]` marks a new prefix of length d + 1."""
+    """Number the states of sorted distinct rows; `new[d][r]` marks a new prefix of length d + 1."""
     num_levels = len(columns)
     starts = [np.zeros(1, np.int32)]
     starts += [np.flatnonzero(flags).astype(np.int32) for flags in new]

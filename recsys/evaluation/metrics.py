@@ -20,7 +20,13 @@ RESAMPLES_AT_A_TIME = 64  # bounds memory: 64 * users counts
 
 @dataclass(frozen=True)
 class Hits:
-    """Which places of the ranked lists name a target.
+    """Which places of the ranked lists contain a target.
+
+    >>> hits = Hits.of([[4, 7, 2], [1, 0, 5]], targets=Histories.of([[7], [5, 9]]))
+    >>> hits.found.tolist()
+    [[False, True, False], [False, False, True]]
+    >>> recall_at_k(hits, 3).tolist(), mrr_at_k(hits, 2).tolist()
+    ([1.0, 0.5], [0.5, 0.0])
 
     Attributes:
         found: (n, k) bool.

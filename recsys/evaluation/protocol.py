@@ -8,7 +8,7 @@ with a `rank` method can be measured; nothing here knows how it ranks, or how re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.dataset import Dataset, Examples, Targets
-from recsys.errors import DataError
+from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.metrics import (
     Hits,
     coverage_at_k,
@@ -32,8 +32,7 @@ from recsys.evaluation.metrics import (
 )
 from recsys.interactions import Histories
 from recsys.progress import track
-from recsys.retrieval import digest
-from recsys.splits import LABELS, TRAIN, SplitName
+from recsys.splits import LABELS, TRAIN
 
 Seen = Literal["masked", "unmasked"]
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
@@ -146,6 +145,10 @@ class Ranking:
     seconds: float
 
 
+Rankings = dict[str, dict[Seen, Ranking]]
+"""Ranker -> mode -> lists."""
+
+
 @dataclass(frozen=True)
 class Result:
     """Everything that was measured.
@@ -170,7 +173,7 @@ class Result:
     histories: Histories
     targets: dict[Targets, Histories]
     popularity: NDArray[np.int64]
-    rankings: dict[str, dict[Seen, Ranking]]
+    rankings: Rankings
     facts: dict[str, Any]
     metrics: list[dict[str, Any]]
     comparisons: list[dict[str, Any]]
@@ -236,121 +239,6 @@ def evaluate(
     )
 
 
-def check_no_leak(dataset: Dataset, split: SplitName) -> None:
-    """Check, event by event, that learning and histories end before the split's first event.
-
-    Raises:
-        DataError: the split has no events, or a training history or a history reaches into it.
-    """
-    events, num_users = dataset.interactions, len(dataset.interactions.user_ids)
-    learned = np.flatnonzero(dataset.split == TRAIN)
-    asked = np.flatnonzero(dataset.split == LABELS[split])
-    if len(asked) == 0:
-        raise DataError(
-            f"the data set has no {split} events; prepare it with a split that has some"
-        )
-    first = np.full(num_users, len(events))
-    np.minimum.at(first, events.user[asked], asked)
-    if (learned >= first[events.user[learned]]).any():
-        raise DataError(f"leak: a user's training events reach into the {split} split")
-    if not np.array_equal(dataset.train_histories.items, events.item[learned]):
-        raise DataError("leak: training histories hold events that are not labelled training")
-    examples = dataset.examples(split)
-    before = first[examples.users] - events.histories.offsets[examples.users]
-    if not np.array_equal(examples.histories.lengths, before):
-        raise DataError(f"leak: histories do not end where the {split} split begins")
-
-
-def check_ids(
-    fitted_on: str | None, dataset: Dataset, split: SplitName, *, learned: bool = False
-) -> list[str]:
-    """Check that semantic IDs were learned from the training events, and nothing else.
-
-    Args:
-        fitted_on: `digest` of the histories that their features were made of; None where they were
-            imported, or where that was not kept.
-        dataset: that the model is measured on.
-        split: likewise.
-        learned: whether they were learned, and not imported.
-
-    Returns:
-        What a reader must know if that cannot be told.
-
-    Raises:
-        DataError: they were learned from other events.
-    """
-    if fitted_on not in (None, digest(dataset.train_histories)):
-        raise DataError(
-            "leak: semantic IDs were learned from other events than the data set's training "
-            f"events; run from the stage 'ids' on again before measuring the {split} split"
-        )
-    if fitted_on is not None or not learned:
-        return []
-    return [
-        "The bundle does not say which events its semantic IDs were learned from; run from the "
-        "stage 'ids' on again to have that checked."
-    ]
-
-
-def check_sasrec(fitted_on: str | None, dataset: Dataset, split: SplitName) -> None:
-    """Check that the SASRec that taught a model learned from the training events, and nothing else.
-
-    Args:
-        fitted_on: `digest` of the histories that it learned; None where there is none.
-        dataset: that the model is measured on.
-        split: likewise.
-
-    Raises:
-        DataError: it learned from other events.
-    """
-    if fitted_on not in (None, digest(dataset.train_histories)):
-        raise DataError(
-            "leak: the SASRec that taught the model learned from other events than the data set's "
-            f"training events; run from the stage 'sasrec' on again before measuring the {split} "
-            "split"
-        )
-
-
-def check_retrieval(
-    counts: NDArray[np.float64], fitted_on: str | None, dataset: Dataset, split: SplitName
-) -> list[str]:
-    """Check that what a retrieval has learned from are the training events, and nothing else.
-
-    Args:
-        counts: (items,) events that it has counted.
-        fitted_on: `digest` of the histories that it was fitted on; without it counts have to do.
-        dataset: that it is measured on.
-        split: likewise.
-
-    Returns:
-        What a reader must know if that cannot be told for sure.
-
-    Raises:
-        DataError: it was fitted on other events, or has counted more than there are to train on.
-    """
-    if fitted_on not in (None, digest(dataset.train_histories)):
-        raise DataError(
-            "leak: retrieval was fitted on other events than the data set's training events; run "
-            f"the stages 'retrieval' and 'bundle' again before measuring the {split} split"
-        )
-    trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
-    over = np.flatnonzero(counts > trained + 1e-6)
-    if len(over):
-        item = int(over[0])
-        raise DataError(
-            f"leak: retrieval has counted {counts[item]:g} events of item "
-            f"{str(dataset.item_ids[item])!r}, the training events have {trained[item]} (and so "
-            f"with {len(over)} items); fit it on training events before measuring the {split} split"
-        )
-    if fitted_on is not None:
-        return []
-    return [
-        "The bundle's retrieval does not say which events it was fitted on. It has counted no more "
-        "of any item than there are training events; run the stages 'retrieval' and 'bundle' again "
-        "to have that checked exactly."
-    ]
-
-
 def sample(examples: Examples, config: EvaluationConfig) -> Examples:
     """The users of the sample, the same for every kind of targets."""
     if config.users is None or config.users >= len(examples):
@@ -382,7 +270,8 @@ def _rank(
     order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
     start = time.perf_counter()
     with track(f"{name}, seen {mode}", len(histories)) as bar:
-        for rows in _batches(order, config.batch_size):
+        for batch in range(0, len(order), config.batch_size):
+            rows = order[batch : batch + config.batch_size]
             given = histories.take(rows)
             items[rows], scores[rows] = ranker.rank(given, k, mode == "masked")
             _check(name, items[rows], given if mode == "masked" else None, num_items)
@@ -390,11 +279,6 @@ def _rank(
     seconds = time.perf_counter() - start
     hits = {kind: Hits.of(items, asked) for kind, asked in targets.items()}
     return Ranking(items, scores, hits, seconds)
-
-
-def _batches(order: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
 
 
 def _check(name: str, items: NDArray[np.int32], masked: Histories | None, num_items: int) -> None:
@@ -413,42 +297,44 @@ def _check(name: str, items: NDArray[np.int32], masked: Histories | None, num_it
             raise ValueError(f"{name}: recommends an item of the history, which is masked")
 
 
+def _values(
+    rankings: Rankings, kinds: Sequence[Targets], ks: tuple[int, ...]
+) -> tuple[list[dict[str, Any]], NDArray[np.float64]]:
+    """What each column of the second result is, and (n, columns) a number per user."""
+    about, columns = [], []
+    for ranker, modes in rankings.items():
+        for mode, ranking in modes.items():
+            for kind in kinds:
+                for metric, function in METRICS.items():
+                    for k in ks:
+                        row = {"seen": mode, "targets": kind, "metric": metric, "k": k}
+                        about.append({"ranker": ranker, **row})
+                        columns.append(function(ranking.hits[kind], k))
+    return about, np.stack(columns, axis=1)
+
+
 def _measure(
-    rankings: dict[str, dict[Seen, Ranking]], config: EvaluationConfig
+    rankings: Rankings, config: EvaluationConfig
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Metrics over all users, and the first ranker minus each other one from the same draws."""
-    keys, columns = [], []
-    for name, modes in rankings.items():
-        for mode, ranking in modes.items():
-            for kind, hits in ranking.hits.items():
-                for metric, k, values in _metrics(hits, config.ks):
-                    keys.append((name, mode, kind, metric, k))
-                    columns.append(values)
-    values = np.stack(columns, axis=1)
+    about, values = _values(rankings, ("next", "all"), config.ks)
     means = values.mean(axis=0)
     drawn = resampled_means(values, resamples=config.resamples, seed=config.seed)
-    place = {key: i for i, key in enumerate(keys)}
-    metrics, comparisons = [], []
-    first = next(iter(rankings))
-    for key, i in place.items():
-        name, mode, kind, metric, k = key
-        about = {"seen": mode, "targets": kind, "metric": metric, "k": k}
-        metrics.append({"ranker": name, **about, **vars(interval(means[i], drawn[:, i]))})
-        if name != first:
-            j = place[(first, *key[1:])]
-            gap = interval(means[j] - means[i], drawn[:, j] - drawn[:, i])
-            comparisons.append({"ranker": first, "against": name, **about, **vars(gap)})
+    metrics = [
+        {**row, **vars(interval(mean, draws))}
+        for row, mean, draws in zip(about, means, drawn.T, strict=True)
+    ]
+    first, size = next(iter(rankings)), len(about) // len(rankings)  # columns of a ranker
+    comparisons = []
+    for i, row in enumerate(about[size:], start=size):
+        j = i % size  # the same column of the first ranker
+        gap = interval(means[j] - means[i], drawn[:, j] - drawn[:, i])
+        comparisons.append({**row, "ranker": first, "against": row["ranker"], **vars(gap)})
     return metrics, comparisons
 
 
-def _metrics(hits: Hits, ks: tuple[int, ...]) -> Iterator[tuple[str, int, NDArray[np.float64]]]:
-    for metric, function in METRICS.items():
-        for k in ks:
-            yield metric, k, function(hits, k)
-
-
 def _coverage(
-    rankings: dict[str, dict[Seen, Ranking]],
+    rankings: Rankings,
     popularity: NDArray[np.int64],
     vectors: NDArray[np.floating[Any]] | None,
     config: EvaluationConfig,
@@ -473,18 +359,10 @@ def _coverage(
 
 
 def _segments(
-    rankings: dict[str, dict[Seen, Ranking]],
-    of_users: dict[str, NDArray[np.int64]],
-    config: EvaluationConfig,
+    rankings: Rankings, of_users: dict[str, NDArray[np.int64]], config: EvaluationConfig
 ) -> list[dict[str, Any]]:
     """Metrics of the next event within each segment of users; empty segments give no rows."""
-    keys, columns = [], []
-    for name, modes in rankings.items():
-        for mode, ranking in modes.items():
-            for metric, k, values in _metrics(ranking.hits["next"], config.ks):
-                keys.append({"ranker": name, "seen": mode, "metric": metric, "k": k})
-                columns.append(values)
-    values = np.stack(columns, axis=1)
+    about, values = _values(rankings, ("next",), config.ks)
     rows = []
     for by, column in of_users.items():
         bounds = SEGMENTS[by]
@@ -494,9 +372,10 @@ def _segments(
             if len(inside) == 0:
                 continue
             drawn = resampled_means(inside, resamples=config.resamples, seed=config.seed)
-            for key, mean, draws in zip(keys, inside.mean(axis=0), drawn.T, strict=True):
-                found = vars(interval(mean, draws))
-                rows.append({"by": by, "segment": name, "users": len(inside), **key, **found})
+            for row, mean, draws in zip(about, inside.mean(axis=0), drawn.T, strict=True):
+                found = {"by": by, "segment": name, "users": len(inside), **row}
+                del found["targets"]
+                rows.append({**found, **vars(interval(mean, draws))})
     return rows
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow.parquet as pq
 
-from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.artifacts import Output, read_manifest
 from recsys.bundle import CATALOG, QUANTIZER, load_sasrec
 from recsys.catalog import Catalog
 from recsys.config import as_dict
@@ -26,16 +25,8 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.evaluation import report, widths
 from recsys.evaluation.baselines import fit_baselines
-from recsys.evaluation.protocol import (
-    EvaluationConfig,
-    Ranker,
-    check_ids,
-    check_no_leak,
-    check_retrieval,
-    check_sasrec,
-    evaluate,
-    sample,
-)
+from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
+from recsys.evaluation.protocol import EvaluationConfig, Ranker, evaluate, sample
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
@@ -102,16 +93,16 @@ def evaluate_bundle(
         "bundle": read_manifest(bundle_path, "bundle").digest,
         "dataset": Dataset.manifest(dataset_path).digest,
     }
-    settings = _settings(config)
-    if force or not up_to_date(out_path, KIND, settings, parents):
-        _write(Path(bundle_path), Path(dataset_path), config, Path(out_path), parents)
+    output = Output(Path(out_path), KIND, _settings(config), parents, force)
+    if not output.is_current():
+        _write(Path(bundle_path), Path(dataset_path), config, output)
     _show(json.loads((Path(out_path) / JSON).read_text(encoding="utf-8")))
     return Path(out_path)
 
 
 @dataclass(frozen=True)
-class _Ahead:
-    """A ranker whose lists were made ahead.
+class _Precomputed:
+    """A ranker that looks its lists up.
 
     Attributes:
         places: history, as bytes -> its place among the lists.
@@ -127,74 +118,80 @@ class _Ahead:
         return items[rows, :k], scores[rows, :k]
 
 
-class _Worker:
-    """One process's recommender; a bundle is loaded once a process."""
+Lists = list[tuple[Ranked, Ranked]]
+"""Of each mode, the first ranker's lists and those of the model alone."""
 
-    recommender: Recommender
+_in_process: list[Recommender] = []  # a worker process's recommender, once it is loaded
 
-    @classmethod
-    def start(cls, bundle: Path, dtype: str, threads: int) -> None:
-        import torch
 
-        from recsys.recommender import Recommender
+def _load_in_process(bundle: Path, dtype: str, threads: int) -> None:
+    import torch
 
-        torch.set_num_threads(threads)
-        cls.recommender = Recommender.load(bundle, dtype=dtype, check=False)
+    from recsys.recommender import Recommender
 
-    @classmethod
-    def rank(
-        cls, histories: Histories, k: int, modes: tuple[bool, ...], beams: int | None, batch: int
-    ) -> list[tuple[Ranked, Ranked]]:
-        return cls.recommender.rank_modes(histories, k, modes, beams=beams, batch_size=batch)
+    torch.set_num_threads(threads)
+    _in_process.append(Recommender.load(bundle, dtype=dtype, check=False))
+
+
+def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
+    return _in_process[0].rank_modes(histories, **options)
 
 
 class _Search:
-    """All users' lists, chunk by chunk, in this process or in several; a context."""
+    """Ranks all users, chunk by chunk, in this process or in several; a context manager."""
 
     def __init__(
         self, bundle: Path, recommender: Recommender, users: int, config: EvaluationConfig
     ) -> None:
-        self.config, self._stack = config, ExitStack()
-        self._map: Callable[..., Iterable[list[tuple[Ranked, Ranked]]]] = map
-        _Worker.recommender = recommender
-        most = -(-users // WORTH_A_PROCESS)
-        if (config.processes or most) > 1:
-            import torch
+        import torch
 
-            threads = torch.get_num_threads()
-            processes = config.processes or min(threads, most)
-            if processes > 1:
-                pool = ProcessPoolExecutor(
-                    processes,
-                    mp_context=get_context("spawn"),
-                    initializer=_Worker.start,
-                    initargs=(bundle, config.dtype, max(1, threads // processes)),
-                )
-                self._map = self._stack.enter_context(pool).map
+        self.config, self._recommender = config, recommender
+        self._pool: ProcessPoolExecutor | None = None
+        threads = torch.get_num_threads()
+        processes = config.processes or min(threads, -(-users // WORTH_A_PROCESS))
+        if processes > 1:
+            self._pool = ProcessPoolExecutor(
+                processes,
+                mp_context=get_context("spawn"),
+                initializer=_load_in_process,
+                initargs=(bundle, config.dtype, max(1, threads // processes)),
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        if self._pool is not None:
+            self._pool.shutdown()
 
-    def lists(
-        self, what: str, histories: Histories, modes: tuple[bool, ...], beams: int | None
-    ) -> list[tuple[Ranked, Ranked]]:
-        """What `Recommender.rank_modes` says of all histories."""
+    def rank(
+        self, title: str, histories: Histories, modes: tuple[bool, ...], beams: int | None
+    ) -> Lists:
+        """The result of `Recommender.rank_modes` for all histories; `title` names the progress."""
         k, n = max(self.config.ks), len(histories)
         items = np.full((len(modes), 2, n, k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
-        # Alike lengths share a batch; what takes longest comes first, so that no process is late.
+        # Similar lengths share a batch. The longest come first, so that no process finishes late.
         order = np.argsort(-histories.lengths, kind="stable")
         work = [order[start : start + CHUNK] for start in range(0, n, CHUNK)]
-        same = ([value] * len(work) for value in (k, modes, beams, self.config.batch_size))
-        with track(what, n) as bar:
-            found = self._map(_Worker.rank, [histories.take(rows) for rows in work], *same)
+        chunks = [histories.take(rows) for rows in work]
+        size = self.config.batch_size
+        options: dict[str, Any] = {
+            "k": k,
+            "exclude_seen": modes,
+            "beams": beams,
+            "batch_size": size,
+        }
+        with track(title, n) as bar:
+            found: Iterable[Lists]
+            if self._pool is None:
+                found = (self._recommender.rank_modes(chunk, **options) for chunk in chunks)
+            else:
+                found = self._pool.map(_rank_in_process, chunks, [options] * len(chunks))
             for rows, lists in zip(work, found, strict=True):
                 for mode, both in enumerate(lists):
-                    for which, (mine, rated) in enumerate(both):
-                        items[mode, which, rows], scores[mode, which, rows] = mine, rated
+                    for which, (ranked, rated) in enumerate(both):
+                        items[mode, which, rows], scores[mode, which, rows] = ranked, rated
                 bar.advance(len(rows))
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
 
@@ -202,10 +199,10 @@ class _Search:
 def _rankers(search: _Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
     """The recommender's rankers, by name: all lists of all modes, from one search a user."""
     modes = tuple(mode == "masked" for mode in search.config.seen_modes)
-    found = search.lists("model", histories, modes, search.config.beams)
+    found = search.rank("model", histories, modes, search.config.beams)
     places = {history.tobytes(): place for place, history in enumerate(histories)}
     first, alone = (
-        _Ahead(places, {mode: both[which] for mode, both in zip(modes, found, strict=True)})
+        _Precomputed(places, {mode: both[which] for mode, both in zip(modes, found, strict=True)})
         for which in range(2)
     )
     return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
@@ -217,7 +214,7 @@ def _swept(
     """Lists of the headline's mode at another beam width."""
     mode = search.config.seen_modes[0] == "masked"
     start = time.perf_counter()
-    ((first, alone),) = search.lists(f"beam width {beams}", histories, (mode,), beams)
+    ((first, alone),) = search.rank(f"beam width {beams}", histories, (mode,), beams)
     seconds = time.perf_counter() - start
     items = {BLENDED: first[0]} if _blends(recommender) else {}
     return widths.Swept(beams, items | {MODEL: alone[0]}, seconds)
@@ -228,33 +225,28 @@ def _blends(recommender: Recommender) -> bool:
     return retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
 
 
-def _write(
-    bundle_path: Path,
-    dataset_path: Path,
-    config: EvaluationConfig,
-    out_path: Path,
-    parents: dict[str, str],
-) -> None:
+def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, output: Output) -> None:
     from recsys.recommender import Recommender
 
     dataset = Dataset.load(dataset_path)
     recommender = Recommender.load(bundle_path, dtype=config.dtype)
-    _check_catalog(recommender.catalog, dataset)
+    _check_catalog(recommender.bundle.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
-    settings = _settings(config)
-    with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
+    parents = dict(output.parents)
+    with output.write(info) as folder:
         check_no_leak(dataset, config.split)
         warnings = _warnings(recommender.manifest.parents, parents["dataset"])
-        warnings += check_ids(
-            recommender.manifest.info.get("ids_fitted_on"),
-            dataset,
-            config.split,
-            learned=(bundle_path / CATALOG / QUANTIZER).is_dir(),
-        )
-        check_sasrec(recommender.manifest.info.get("sasrec_fitted_on"), dataset, config.split)
-        if (known := recommender.retrieval) is not None:
-            warnings += check_retrieval(known.counts, known.fitted_on, dataset, config.split)
+        known, facts = recommender.retrieval, recommender.manifest.info
+        ids, sasrec = facts.get("ids_fitted_on"), facts.get("sasrec_fitted_on")
+        if ids is not None or (bundle_path / CATALOG / QUANTIZER).is_dir():  # else imported
+            warnings += check_fitted_on("semantic IDs", ids, dataset, "from the stage 'ids' on")
+        if sasrec is not None:
+            check_fitted_on("SASRec", sasrec, dataset, "from the stage 'sasrec' on")
+        if known is not None:
+            stages = "the stages 'retrieval' and 'bundle'"
+            warnings += check_fitted_on("retrieval", known.fitted_on, dataset, stages)
+            check_counts(known.counts, dataset)
         asked = sample(dataset.examples(config.split, "next"), config).histories
         with _Search(bundle_path, recommender, len(asked), config) as search:
             ahead = _rankers(search, recommender, asked)

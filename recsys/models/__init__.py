@@ -1,1 +1,1 @@
-"""Driving Hugging Face decoders: tokens, positions, masks, slots. Knows no beams and no items."""
+"""Running Hugging Face decoders on explicit tokens, positions, masks and cache slots."""

@@ -1,9 +1,9 @@
 """Which Hugging Face architectures `TreeModel` runs, and up to which position.
 
-An architecture is verified if a tree pass (ragged prompts, nodes in arbitrary slots, several
-passes) gives the logits of the model's own plain forward. Running without an error proves nothing:
-some models ignore the positions or the mask that they are given. `tests/recsys/test_architectures`
-compares every causal LM of transformers; `docs/architectures.md` has the result and the reasons.
+An architecture is verified if tree passes (prompts of unequal lengths, nodes in arbitrary slots,
+several passes) give the logits of the model's own plain forward. That a model runs without an error
+proves nothing, because some ignore the given positions or mask. `tests/recsys/test_architectures`
+compares every causal LM of transformers; `docs/architectures.md` has the results and the reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERIFIED = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# Their table of positions has `max_position_embeddings` rows and no more.
+# Their table of positions has `max_position_embeddings` rows.
 FIXED_POSITIONS = frozenset({"biogpt", "codegen", "ctrl", "gpt2", "gpt_bigcode", "gptj", "opt"})
 
 
@@ -36,8 +36,8 @@ def _softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(logits / cap) * cap
 
 
-# What an architecture does to the LM head's output: field of the configuration, architectures,
-# computation. Elsewhere a field that is set may mean anything.
+# How architectures change the output of the LM head: field of the configuration, architectures that
+# use it in this way, computation.
 _AFTER_HEAD: tuple[tuple[str, frozenset[str], Callable[..., torch.Tensor]], ...] = (
     (
         "final_logit_softcapping",
@@ -55,14 +55,14 @@ _AFTER_HEAD: tuple[tuple[str, frozenset[str], Callable[..., torch.Tensor]], ...]
 
 
 def check_architecture(config: PretrainedConfig) -> None:
-    """Refuse what has not been verified.
+    """Refuse architectures and configurations that have not been verified.
 
     Args:
-        config: of the whole model, before `get_text_config`.
+        config: configuration of the whole model, before `get_text_config`.
 
     Raises:
-        ValueError: an architecture that is not in `VERIFIED`, or a configuration of one that is,
-            but with ALiBi, cross-attention or attention to later tokens.
+        ValueError: the architecture is not in `VERIFIED`, or the configuration has ALiBi,
+            cross-attention or attention to later tokens.
     """
     name = config.model_type
     if name not in VERIFIED:
@@ -87,13 +87,13 @@ def check_architecture(config: PretrainedConfig) -> None:
 
 
 def after_head(config: PretrainedConfig) -> list[tuple[Callable[..., torch.Tensor], float]]:
-    """What is done to the LM head's output, in order: functions of (logits, value).
+    """Operations on the output of the LM head, in order: functions of (logits, value).
 
     Args:
-        config: of the text model.
+        config: configuration of the text model.
 
     Raises:
-        ValueError: a field asks for something that this architecture is not known to do.
+        ValueError: a field is set that this architecture is not known to use.
     """
     steps = []
     for field in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
@@ -108,28 +108,28 @@ def after_head(config: PretrainedConfig) -> list[tuple[Callable[..., torch.Tenso
         elif value != 1:
             raise ValueError(
                 f"architecture {_kind(config)!r} with {field}={value!r} scales its logits in a "
-                f"way that is not known here; it is not supported, see {_DOCS}"
+                f"way that has not been verified; it is not supported, see {_DOCS}"
             )
     return steps
 
 
 def exact_positions(config: PretrainedConfig) -> int | None:
-    """Positions that a pass may have so that its logits do not depend on the rest of the pass.
+    """Number of positions up to which the logits of a token do not depend on the rest of its pass.
 
     Rotary embeddings of type `dynamic` and `longrope` choose their frequencies by the largest
-    position of a pass. A long prompt would change the scores of a short one beside it, and keys
-    kept from a shorter pass would have other frequencies than the queries of a longer one. Below
+    position of a pass. A long prompt would change the scores of a short one in the same batch, and
+    keys from a shorter pass would have other frequencies than the queries of a longer one. Up to
     the length that the model was trained with, all passes have the same frequencies.
 
-    A `dynamic` embedding that has seen a longer pass, outside this package, goes back to its first
-    frequencies in a pass shorter than `max_position_embeddings`, but not in one of that length. The
-    last position is therefore not counted. `longrope` chooses anew in every pass.
+    After a longer pass outside this package, a `dynamic` embedding returns to its first frequencies
+    in a pass shorter than `max_position_embeddings`, but not in one of exactly that length. So the
+    last position is not counted. `longrope` chooses anew in every pass.
 
     Args:
-        config: of the text model.
+        config: configuration of the text model.
 
     Returns:
-        Prompt and generated tokens together; None for no limit.
+        Limit for prompt and generated tokens together; None for no limit.
     """
     limits = [config.max_position_embeddings] if _kind(config) in FIXED_POSITIONS else []
     parameters = getattr(config, "rope_parameters", None) or {}

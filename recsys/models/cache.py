@@ -1,16 +1,15 @@
 """SlotCache: keys and values of one batch in fixed buffers, written by slot.
 
-A slot holds one token of one request: a prompt token or a node of its tree. The prompt is stored
-once a request and each node once, whatever the number of beams; who may look at which slot is the
-mask's business (`recsys.models.mask`). Token p of a prompt always lies in slot p, so keys and
-values kept from an earlier call (`recsys.models.prefix_store`) are bit for bit what this one would
-have computed.
+A slot holds one token of one request: a prompt token or a node of its tree. The prompt and each
+node are stored once per request, whatever the number of beams. The attention mask says which slots
+a token attends to (`recsys.models.mask`). Token p of a prompt is always in slot p, so keys and
+values from an earlier call (`recsys.models.prefix_store`) are bit for bit those of this call.
 
 Slots `0 .. prompt` belong to the prompt and the rest to nodes. Both parts are rounded up to whole
-blocks of `SLOT_BLOCK`: the kernels then have no remainder to sum differently, and at one fixed
-`prompt` an answer has the same bits alone and beside any batch mates.
+blocks of `SLOT_BLOCK`, so that kernels have no remainder that they would sum in another order. With
+a fixed `prompt`, an answer then has the same bits alone and in any batch.
 
-Hugging Face models take this object as `past_key_values`; of that interface only `update` is used.
+Hugging Face models take this object as `past_key_values`; they only use `update`.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ def whole_blocks(slots: int) -> int:
 
 
 def key_value_shape(config: PretrainedConfig) -> tuple[int, int, int]:
-    """Layers, key and value heads, and width of a head."""
+    """Number of layers, number of key/value heads, and size of a head."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if getattr(config, "multi_query", False):  # Falcon's newer ones have the field and ignore it
+    if getattr(config, "multi_query", False):  # newer Falcon models have the field and ignore it
         heads = heads if getattr(config, "new_decoder_architecture", False) else 1
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_hidden_layers, heads, size
@@ -47,7 +46,7 @@ class Storage:
 
     Attributes:
         values: (layers, 2, tokens, H_kv, D).
-        finite: () bool on the same device, whether all that was written since the last `clean` is
+        finite: () bool on the same device, whether all values written since the last `clean` are
             finite; None if nothing was written.
     """
 
@@ -55,10 +54,10 @@ class Storage:
     finite: torch.Tensor | None = None
 
     def clean(self) -> Storage:
-        """The storage, filled with zeros if something in it is not finite.
+        """Fill the storage with zeros if it contains values that are not finite, and return it.
 
-        A masked slot contributes 0 x value to attention, which a NaN would survive. The flag is
-        read when the storage is lent again, so that no decode waits for the device because of it.
+        A masked slot contributes 0 x value to attention, which is NaN if the value is. The flag is
+        read when the storage is lent again, so that no decode waits for the device.
         """
         if self.finite is not None and not bool(self.finite):
             self.values.zero_()
@@ -69,22 +68,31 @@ class Storage:
 class SlotCache:
     """Key and value buffers of every layer, (B, slots, H_kv, D) each.
 
+    >>> storage = Storage(torch.zeros(1, 2, 32, 1, 4))
+    >>> cache = SlotCache(storage, batch=1, prompt=5, nodes=3)
+    >>> cache.prompt, cache.slots
+    (16, 32)
+    >>> cache.select(write=torch.tensor([[0, 16]]), view=17)  # a prompt token and a node
+    >>> keys, values = cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), layer_idx=0)
+    >>> keys.shape, keys.sum().item()
+    (torch.Size([1, 1, 17, 4]), 8.0)
+
     Attributes:
-        buffer: (layers, 2, B, slots, H_kv, D). Stale slots are finite (`Storage.clean`).
-        prompt: prompt slots, in whole blocks; the first node's slot.
-        slots: all slots, in whole blocks.
+        buffer: (layers, 2, B, slots, H_kv, D). Unused slots are finite (`Storage.clean`).
+        prompt: number of prompt slots, in whole blocks, and slot of the first node.
+        slots: number of all slots, in whole blocks.
     """
 
     is_compileable = False
 
     def __init__(self, storage: Storage, batch: int, prompt: int, nodes: int) -> None:
-        """Lay a cache over `storage`.
+        """Use the front of `storage` as a cache.
 
         Args:
-            storage: with room for batch x slots tokens.
-            batch: requests.
-            prompt: prompt slots at least.
-            nodes: node slots at least.
+            storage: has room for batch x slots tokens.
+            batch: number of requests.
+            prompt: minimum number of prompt slots.
+            nodes: minimum number of node slots.
         """
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
@@ -97,11 +105,11 @@ class SlotCache:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token of one request takes in all layers."""
+        """Bytes of one token of one request in all layers."""
         return int(self.buffer[:, :, 0, 0].numel() * self.buffer.element_size())
 
     def note(self, finite: torch.Tensor) -> None:
-        """Remember whether what was written is finite; nothing waits for the device.
+        """Record whether the written values are finite, without waiting for the device.
 
         Args:
             finite: () bool.
@@ -110,22 +118,22 @@ class SlotCache:
         self._storage.finite = finite if before is None else before & finite
 
     def copy_from(self, other: SlotCache) -> None:
-        """Take over the slots of a cache with the same requests and prompt slots.
+        """Copy all slots of a cache with the same requests and prompt slots.
 
         Args:
-            other: has no more slots than this one.
+            other: a cache with at most as many slots.
         """
         self.buffer[:, :, :, : other.slots] = other.buffer
         if other._storage.finite is not None:
             self.note(other._storage.finite)
 
     def select(self, write: torch.Tensor, view: int) -> None:
-        """Say where the next forward writes and what it sees.
+        """Set the slots that the next forward writes and reads.
 
         Args:
-            write: (B, S) int64 slot of each of its tokens. Two tokens of a request may share a slot
-                if they are the same token at the same position (padding by repetition).
-            view: attention is given slots `0 .. view` (the mask's last axis).
+            write: (B, S) int64 slot of each token. Two tokens of a request may share a slot if they
+                are the same token at the same position (padding by repetition).
+            view: attention reads slots `0 .. view` (the last axis of the mask).
         """
         first = torch.arange(len(write), device=write.device).unsqueeze(-1) * self.slots
         self._write, self._view = (write + first).flatten(), view
@@ -133,7 +141,7 @@ class SlotCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (B, H_kv, S, D) keys and values, return all that is in view."""
+        """Write (B, H_kv, S, D) keys and values; return those of all slots in view."""
         cached = self.buffer[layer_idx]
         for buffer, new in zip(cached, (keys, values), strict=True):
             buffer.flatten(0, 1).index_copy_(0, self._write, new.transpose(1, 2).flatten(0, 1))
@@ -141,21 +149,21 @@ class SlotCache:
         return in_view[0], in_view[1]
 
     def keep(self, requests: torch.Tensor) -> None:
-        """Go on with some requests of the batch only, moved to the front in place.
+        """Keep some requests of the batch, moved to the front in place.
 
         Args:
-            requests: (b,) int64 places in the batch, ascending.
+            requests: (b,) int64 indices in the batch, ascending.
         """
         kept = self.buffer.index_select(2, requests)
         self.buffer = self.buffer[:, :, : len(requests)]
         self.buffer.copy_(kept)
 
     def gather(self, slots: torch.Tensor, first: int) -> None:
-        """Move the slots that are still needed together: collection of what is dead.
+        """Compact the cache: move the slots that are still needed together.
 
         Args:
             slots: (B, n) int64 slots to keep.
-            first: they come to lie in slots `first .. first + n`.
+            first: they move to slots `first .. first + n`.
         """
         layers, _, batch, _, heads, size = self.buffer.shape
         index = slots.view(1, 1, batch, -1, 1, 1).expand(layers, 2, -1, -1, heads, size)
@@ -167,14 +175,14 @@ class SlotCache:
 
 
 class CachePool:
-    """Storage for caches, allocated once and lent for the time of a decode.
+    """Storage for caches, allocated once and lent for the duration of a decode.
 
     Attributes:
-        lent: caches that are out; 0 between decodes, however they ended.
+        lent: number of caches in use; 0 between decodes, even after errors.
     """
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Serve models of one configuration."""
+        """Make an empty pool for models of one configuration."""
         self._shape, self._dtype, self._device = key_value_shape(config), dtype, device
         self._free: list[Storage] = []
         self._lock = threading.Lock()
@@ -182,7 +190,7 @@ class CachePool:
 
     @contextmanager
     def lend(self, batch: int, prompt: int, nodes: int) -> Iterator[SlotCache]:
-        """A cache for `batch` requests; its storage goes back when the block is left."""
+        """Lend a cache for `batch` requests; its storage returns when the context is left."""
         tokens = batch * (whole_blocks(prompt) + whole_blocks(nodes))
         with self._lock:
             self.lent += 1
@@ -196,12 +204,12 @@ class CachePool:
                 storage = Storage(torch.zeros(shape, dtype=self._dtype, device=self._device))
             yield SlotCache(storage.clean(), batch, prompt, nodes)
         except BaseException:
-            storage = None  # what failed may have left values that are not finite
+            storage = None  # a failed pass may have left values that are not finite
             raise
         finally:
             with self._lock:
                 self.lent -= 1
                 if storage is not None:
-                    # the smallest that fits is found first, and the largest are kept
+                    # The smallest storage that fits is found first, and the largest ones are kept.
                     self._free = sorted([*self._free, storage], key=lambda s: s.values.shape[2])
                     self._free = self._free[-_FREE_BUFFERS:]

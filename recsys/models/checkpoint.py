@@ -1,10 +1,9 @@
 """Checkpoints: LLaMA models by size, and Hugging Face folders read and written.
 
 Weights are safetensors, never pickle, and code that comes with a checkpoint is never run. A folder
-may hold `adapter/`, a LoRA adapter of the weights beside it, which is added into them as they are
-read: apart it would cost two more matrix products a layer, and a copy of the embedding, in every
-pass. Nothing outside the folder is looked up. This module knows sizes and files; how a model is
-trained or asked is not its business.
+may contain `adapter/`, a LoRA adapter of the weights beside it, which is merged into them on
+reading: a separate adapter would cost two more matrix products per layer, and a copy of the
+embedding, in every pass. Nothing outside the folder is read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from recsys.errors import ArtifactError, ConfigError
 from recsys.vocabulary import Vocabulary
 
 ADAPTER = "adapter"
-BESIDE = ".."  # what an adapter calls the weights that it belongs to, so that the folder can move
+BESIDE = ".."  # base model of an adapter, relative to it, so that the folder can move
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,10 @@ class Architecture:
     Attributes:
         hidden_size: width of a token's state.
         intermediate_size: width of the feed-forward layer.
-        layers: decoder layers.
-        heads: attention heads; few wide ones are quicker on a CPU than many narrow ones.
-        kv_heads: key and value heads; None for as many as heads.
-        tied: one matrix for token embeddings and LM head.
+        layers: number of decoder layers.
+        heads: attention heads; few wide heads are faster on a CPU than many narrow ones.
+        kv_heads: key/value heads; None for as many as `heads`.
+        tied: whether token embeddings and LM head share one matrix.
         attention_dropout: share of attention weights dropped while training.
     """
 
@@ -76,7 +75,7 @@ PRESETS = {
 
 
 def architecture(preset: str, overrides: Mapping[str, Any] | None = None) -> Architecture:
-    """A preset with some sizes replaced.
+    """Get a preset, with some sizes replaced.
 
     Raises:
         ConfigError: unknown preset or size.
@@ -92,11 +91,12 @@ def architecture(preset: str, overrides: Mapping[str, Any] | None = None) -> Arc
 def build(
     sizes: str | Mapping[str, Any] | Architecture, vocabulary: Vocabulary
 ) -> LlamaForCausalLM:
-    """A LLaMA model with random weights over `vocabulary`.
+    """Make a LLaMA model with random weights for `vocabulary`.
 
     Args:
-        sizes: a preset's name, an `Architecture`, or its values (missing ones are those of `tiny`).
-        vocabulary: its size, padding token and prefix.
+        sizes: name of a preset, an `Architecture`, or its values (missing ones are those of
+            `tiny`).
+        vocabulary: gives the size, the padding token and the first token of prompts.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -115,7 +115,7 @@ def build(
         tie_word_embeddings=sizes.tied,
         pad_token_id=vocabulary.pad,
         bos_token_id=vocabulary.prefix[0] if vocabulary.prefix else None,
-        eos_token_id=None,  # a semantic ID has a known length; nothing ends it
+        eos_token_id=None,  # a semantic ID has a known length and needs no end token
     )
     return LlamaForCausalLM(config)
 
@@ -123,17 +123,17 @@ def build(
 def load_model(
     folder: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Any:
-    """Read a checkpoint folder as a causal LM; `adapter/`, if it holds one, is added in.
+    """Read a checkpoint folder as a causal LM, and merge `adapter/` if there is one.
 
     Args:
         folder: a Hugging Face checkpoint directory with safetensors weights.
-        dtype: of the weights; None keeps the stored one. An adapter is added in before.
-        device: where they go.
+        dtype: dtype of the weights, applied after an adapter is merged; None keeps the stored one.
+        device: device of the weights.
 
     Raises:
-        ArtifactError: not a checkpoint, weights that are not safetensors, an architecture that
-            transformers does not have built in, an adapter of weights that lie elsewhere, or a
-            NaN or infinity in any weight or adapter.
+        ArtifactError: not a checkpoint, weights that are not safetensors, an architecture that is
+            not built into transformers, an adapter of weights in another place, or a NaN or
+            infinity in any weight or adapter.
     """
     from transformers import AutoModelForCausalLM
 
@@ -157,17 +157,17 @@ def load_model(
     except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
         raise ArtifactError(f"{folder}: not a loadable checkpoint: {error}") from error
     if adapted and dtype is not None:
-        for parameter in model.parameters():  # buffers, the rotary frequencies, keep their own
+        for parameter in model.parameters():  # not the buffers with the rotary frequencies
             parameter.data = parameter.data.to(dtype)
     _require_finite(folder, model.state_dict())
     return model.to(device).eval()
 
 
 def _add_in(model: Any, folder: Path) -> Any:
-    """`model` with the adapter in `folder` added into its weights, in their own type.
+    """Merge the adapter in `folder` into the weights of `model`, in their dtype.
 
     Raises:
-        ArtifactError: not a LoRA adapter in safetensors, one of weights that lie elsewhere, or
+        ArtifactError: not a LoRA adapter in safetensors, an adapter of weights in another place, or
             one with a NaN or infinity.
     """
     from peft import PeftModel, get_peft_model_state_dict
@@ -182,19 +182,19 @@ def _add_in(model: Any, folder: Path) -> Any:
             f"are used; put them there and set base_model_name_or_path to {BESIDE!r}"
         )
     model = PeftModel.from_pretrained(model, os.fspath(folder), autocast_adapter_dtype=False)
-    # Before it is added in: afterwards the weights would be named, which may be sound.
+    # Check before merging: afterwards the message would name the weights, which may be finite.
     _require_finite(folder, get_peft_model_state_dict(model, save_embedding_layers=False))
     return model.merge_and_unload()
 
 
 def _require_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors with a NaN or infinity: every score they reach would be one, or be masked.
+    """Refuse tensors with a NaN or infinity.
 
     Raises:
-        ArtifactError: it names the first such tensor.
+        ArtifactError: the message names the first such tensor.
     """
     for name, tensor in tensors.items():
-        narrow = tensor.is_floating_point() and tensor.itemsize == 1  # torch has no isfinite of it
+        narrow = tensor.is_floating_point() and tensor.itemsize == 1  # torch lacks their isfinite
         if not (tensor.float() if narrow else tensor).isfinite().all():
             raise ArtifactError(
                 f"{folder}: {name} ({tensor.dtype}) has values that are not finite (NaN or "
@@ -206,12 +206,12 @@ def _require_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True) -> None:
     """Write a checkpoint folder that `load_model` reads.
 
-    A peft model is consumed: it is merged, or taken apart into base weights and `adapter/`.
+    A peft model cannot be used afterwards: it is merged, or split into base weights and `adapter/`.
 
     Args:
         model: a causal LM or a peft model of one.
-        folder: the directory, made if need be.
-        merge: whether a peft adapter is added into the weights.
+        folder: the directory, created if needed.
+        merge: whether a peft adapter is merged into the weights.
     """
     if hasattr(model, "peft_config"):
         if merge:
@@ -221,7 +221,7 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
             for config in model.peft_config.values():
                 config.base_model_name_or_path = BESIDE
             model.save_pretrained(os.fspath(adapter), save_embedding_layers=False)
-            (adapter / "README.md").unlink(missing_ok=True)  # a card template about nothing
+            (adapter / "README.md").unlink(missing_ok=True)  # an empty template
             model = model.unload()
     with quiet():
         model.save_pretrained(os.fspath(folder))
@@ -229,11 +229,7 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers and peft say to each other rather than to the person at the screen.
-
-    That is progress bars that flash by for a file or two, and peft's use of a name that
-    transformers has deprecated.
-    """
+    """Silence transformers and peft: progress bars, and a deprecation warning about peft itself."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -248,7 +244,7 @@ def quiet() -> Iterator[None]:
 
 
 def _require(folder: Path, config: str, weights: str) -> dict[str, Any]:
-    """The config of `folder`; ArtifactError if it is unreadable or no safetensors are with it."""
+    """Read the config of `folder`; ArtifactError if that fails or there are no safetensors."""
     try:
         values = dict(json.loads((folder / config).read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:

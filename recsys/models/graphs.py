@@ -1,19 +1,17 @@
-"""PassGraphs: passes of a model at fixed sizes and addresses, captured once and replayed.
+"""PassGraphs: passes of a model at fixed sizes and addresses, captured as CUDA graphs and replayed.
 
-On a GPU a pass over few tokens takes longer to launch than to compute. Captured as a CUDA graph it
-is one launch, but its sizes and addresses are then fixed. So a pass is padded up to the next
-captured shape, copied into that graph's static tensors, replayed, and its logits are cut out:
+On a GPU, a pass over few tokens takes longer to launch than to compute. A CUDA graph is a single
+launch, but with fixed sizes and addresses. So a pass is padded to the next captured shape, copied
+into the graph's static tensors and replayed, and its logits are sliced out:
 
-- a request that lacks tokens or rows repeats its last one: the same value into the same slot again;
-- a batch that lacks requests repeats the last one, in a part of the storage that nobody uses;
-- slots that a pass has not in view are masked; what is stale there is finite.
+- a request with too few tokens or rows repeats its last one, which writes the same slot again;
+- a batch with too few requests repeats the last one, in an unused part of the storage;
+- slots out of view are masked; old values there are finite.
 
-Keys and values lie at a fixed address too: one storage with `slots` slots for each of `batch`
-requests, lent to one decode at a time. A decode that does not get it, and a pass for which no shape
-was captured, run without graphs; both are counted. What a pass computes is `TreeModel.run`, with or
-without a graph, up to the rounding of kernels of another size.
-
-This module knows shapes, buffers and capture. When to decode what is not its business.
+Keys and values also need a fixed address: one storage with `slots` slots for each of `batch`
+requests, lent to one decode at a time. A decode that does not get it, and a pass without a fitting
+graph, run without graphs; both are counted. A pass computes `TreeModel.run` with or without a
+graph, up to the rounding of kernels of another size.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from transformers import PretrainedConfig
@@ -33,8 +30,8 @@ from recsys.models.tree_forward import TreeModel
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 _STEP = 8
-# Padding is worth less than the launches it saves while the weights are what is waited for: an H200
-# is busy with the tokens themselves from about 180 a pass, whatever the model.
+# Padding costs little as long as a pass is bound by reading the weights: on an H200, up to about
+# 180 tokens per pass, whatever the model.
 _FREE_TOKENS = 128
 _MOST_PADDING = 2
 _WARM_UPS = 3
@@ -46,9 +43,9 @@ class PassShape:
 
     Attributes:
         batch: requests.
-        new: tokens to run, a request.
+        new: tokens to run per request.
         view: slots in view.
-        rows: rows whose logits are wanted, a request.
+        rows: rows per request whose logits are needed.
     """
 
     batch: int
@@ -62,7 +59,7 @@ class PassShape:
         return self.batch * self.new
 
     def rounded(self) -> PassShape:
-        """The shape to capture for this one: a power of two of requests, the rest in steps."""
+        """The shape to capture for this one: requests as a power of two, the rest in steps."""
         return PassShape(
             _round_up(self.batch),
             -(-self.new // _STEP) * _STEP,
@@ -71,7 +68,7 @@ class PassShape:
         )
 
     def fits(self, captured: PassShape) -> bool:
-        """Whether a graph of shape `captured` can run this pass without too much padding."""
+        """Whether a graph of shape `captured` can run this pass with acceptable padding."""
         return (
             self.batch <= captured.batch
             and self.new <= captured.new
@@ -83,17 +80,17 @@ class PassShape:
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """What a `PassGraphs` holds and has done.
+    """Sizes of a `PassGraphs` now, and counts since it was made.
 
     Attributes:
         graphs: captured shapes.
-        bytes: of the storage and of all static tensors. On a GPU the graphs' temporaries come on
-            top; they share one memory pool, about the size of the largest graph's.
-        replays: passes that were replayed.
-        fallbacks: passes that were not, by reason: `cache`, the decode had not got the storage;
-            `shape`, nothing that fits was captured.
-        refused: decodes that did not get the storage, by reason: `busy`, another one had it;
-            `size`, more requests or slots than it has.
+        bytes: size of the storage and of all static tensors. On a GPU the graphs also share a
+            memory pool for temporaries, about the size of the largest graph's.
+        replays: passes that ran as graphs.
+        fallbacks: passes that did not, by reason: `cache`, the decode did not have the storage;
+            `shape`, no captured shape fits.
+        refused: decodes that did not get the storage, by reason: `busy`, another decode had it;
+            `size`, it has too few requests or slots.
     """
 
     graphs: int
@@ -103,20 +100,16 @@ class GraphStatistics:
     refused: dict[str, int]
 
 
-class Capture(Protocol):
-    """A backend: turns a computation on fixed tensors into something that can be replayed."""
-
-    def __call__(
-        self, run: Callable[[], torch.Tensor]
-    ) -> tuple[Callable[[], object], torch.Tensor]:
-        """Capture `run`; returns what replays it, and the tensor that each replay writes."""
+Run = Callable[[], torch.Tensor]
+Capture = Callable[[Run], tuple[Callable[[], object], torch.Tensor]]
+"""Captures a computation on fixed tensors; returns the replay and the tensor that it writes."""
 
 
 class CudaCapture:
     """CUDA graphs on one stream, over one memory pool.
 
-    Graphs of one pool may overwrite each other's results; whoever replays copies its own out before
-    the next replay. Capture the largest shape first: the smaller ones then find room in its memory.
+    Graphs of one pool may overwrite each other's results, so the caller copies a result before the
+    next replay. Capture the largest shape first, so that the smaller ones reuse its memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -125,14 +118,12 @@ class CudaCapture:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(
-        self, run: Callable[[], torch.Tensor]
-    ) -> tuple[Callable[[], object], torch.Tensor]:
-        """See `Capture`."""
+    def __call__(self, run: Run) -> tuple[Callable[[], object], torch.Tensor]:
+        """Capture `run` as a graph; see `Capture`."""
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
-            # libraries choose kernels and take workspaces at first use, which no graph may hold
+            # Libraries choose kernels and allocate workspaces on first use, not during capture.
             with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     run()
@@ -145,10 +136,10 @@ class CudaCapture:
         return graph.replay, logits
 
 
-def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-    """A `Capture` for any device: a replay runs the computation once more, on the same tensors.
+def run_again(run: Run) -> tuple[Callable[[], object], torch.Tensor]:
+    """A `Capture` for any device: a replay runs the computation again, on the same tensors.
 
-    It saves nothing. Buffers, padding and fallbacks are those of CUDA graphs, without a GPU.
+    It saves no time, but tests buffers, padding and fallbacks without a GPU.
     """
     logits = run().clone()
     return lambda: logits.copy_(run()), logits
@@ -158,11 +149,11 @@ class PinnedPool(CachePool):
     """A `CachePool` that first lends one storage at a fixed address.
 
     Attributes:
-        storage: of (layers, 2, batch x slots, H_kv, D).
-        batch: requests it has room for.
-        slots: slots of each.
-        pinned: the cache that lies in it, while it is lent.
-        refused: decodes that did not get it, by reason.
+        storage: the storage, (layers, 2, batch x slots, H_kv, D).
+        batch: number of requests that fit.
+        slots: slots of each request.
+        pinned: the cache in this storage while it is lent, else None.
+        refused: decodes that did not get the storage, by reason.
     """
 
     def __init__(
@@ -177,9 +168,9 @@ class PinnedPool(CachePool):
         """Allocate the storage.
 
         Args:
-            config: of the models served.
-            dtype: of keys and values.
-            device: where they lie.
+            config: configuration of the model.
+            dtype: dtype of keys and values.
+            device: device of keys and values.
             batch: most requests of a decode.
             slots: most slots of a request, prompt and nodes each in whole blocks.
         """
@@ -193,7 +184,7 @@ class PinnedPool(CachePool):
 
     @contextmanager
     def lend(self, batch: int, prompt: int, nodes: int) -> Iterator[SlotCache]:
-        """See `CachePool`; all of a request's slots count as node slots behind the prompt's."""
+        """As `CachePool.lend`; all other slots of the pinned storage are node slots."""
         first_node = whole_blocks(prompt)
         fits = batch <= self.batch and first_node + whole_blocks(nodes) <= self.slots
         mine = None
@@ -211,7 +202,7 @@ class PinnedPool(CachePool):
         try:
             yield mine
         except BaseException:
-            self.storage.values.zero_()  # what failed may have left values that are not finite
+            self.storage.values.zero_()  # a failed pass may leave values that are not finite
             raise
         finally:
             with self._lock:
@@ -224,7 +215,7 @@ class PassGraph:
     def __init__(
         self, model: TreeModel, shape: PassShape, pool: PinnedPool, capture: Capture
     ) -> None:
-        """Capture; any slot of `pool.storage` may be written."""
+        """Capture the shape; this may write any slot of `pool.storage`."""
         self.shape, self._dtype = shape, model.score_dtype
         device = pool.storage.values.device
         # tokens, positions and slots to write in one tensor: one copy fills all three
@@ -247,7 +238,7 @@ class PassGraph:
 
     @property
     def bytes(self) -> int:
-        """Of the static tensors."""
+        """Size of the static tensors."""
         tensors = (self._inputs, self._rows, self._logits, *self._masks.values())
         return sum(t.nbytes for t in tensors)
 
@@ -259,7 +250,7 @@ class PassGraph:
         write: torch.Tensor,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run a pass that fits; arguments and result as in `TreeModel.forward`."""
+        """Run a pass that fits; arguments and result are those of `TreeModel.forward`."""
         batch, new = tokens.shape
         if rows is None:
             rows = torch.arange(new, device=tokens.device).expand(batch, -1)
@@ -277,29 +268,29 @@ class PassGraphs:
     """The captured passes of one model; `attach` makes the model use them.
 
     Attributes:
-        pool: of the model's caches; holds the storage.
-        missed: rounded shapes of the passes for which nothing was captured. `warm_up(missed)` after
-            some decodes of each kind captures what these decodes need.
+        pool: the model's caches.
+        missed: rounded shapes of passes without a fitting graph. Call `warm_up(missed)` after some
+            decodes to capture what such decodes need.
     """
 
     def __init__(
         self, model: TreeModel, *, batch: int, slots: int, capture: Capture | None = None
     ) -> None:
-        """Allocate the storage; nothing is captured yet, and the model does not use it yet.
+        """Allocate the storage. Nothing is captured, and the model does not use it yet.
 
         Args:
-            model: no decode may be running on it.
-            batch: most requests of a decode on graphs; rounded up as theirs are.
-            slots: most slots of a request of one, prompt and nodes each in whole blocks.
+            model: the model; no decode may be running on it.
+            batch: most requests of a decode on graphs, rounded up as in the shapes.
+            slots: most slots of a request, prompt and nodes each in whole blocks.
             capture: None for CUDA graphs on a GPU and `run_again` elsewhere.
 
         Raises:
-            ValueError: a model that looks at its positions from the host.
+            ValueError: a model that reads its positions on the host.
         """
         # transformers.modeling_rope_utils.dynamic_frequency_update branches on the largest position
         if "dynamic" in _rope_types(model.config):
             raise ValueError(
-                "rope_type 'dynamic' waits for the device in every pass, which no graph can hold; "
+                "rope_type 'dynamic' waits for the device in every pass, which a graph cannot; "
                 "use the model without graphs"
             )
         if capture is None:
@@ -327,15 +318,15 @@ class PassGraphs:
 
     @property
     def shapes(self) -> list[PassShape]:
-        """What has been captured, fewest tokens first."""
+        """Captured shapes, fewest tokens first."""
         return [graph.shape for graph in self._graphs]
 
     @torch.inference_mode()
     def warm_up(self, shapes: Iterable[PassShape]) -> None:
-        """Capture graphs for passes of these shapes, rounded; those there are stay.
+        """Capture graphs for passes of these shapes, rounded up; existing graphs stay.
 
         Args:
-            shapes: what a planner wants to be quick.
+            shapes: shapes of frequent passes.
 
         Raises:
             ValueError: a shape is larger than the storage.
@@ -363,13 +354,13 @@ class PassGraphs:
     def find(
         self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
     ) -> PassGraph | None:
-        """The graph with the fewest tokens that can run a pass; None to run it without.
+        """The graph with the fewest tokens that can run a pass; None if there is none.
 
         Args:
-            tokens: (B, S) of the pass.
-            cache: that it uses.
+            tokens: (B, S) tokens of the pass.
+            cache: cache of the pass.
             view: slots in view.
-            rows: (B, R) wanted rows, or None for all.
+            rows: (B, R) indices of the rows, or None for all.
         """
         batch, new = tokens.shape
         shape = PassShape(batch, new, view, new if rows is None else rows.shape[1])
@@ -386,7 +377,7 @@ class PassGraphs:
         return found
 
     def statistics(self) -> GraphStatistics:
-        """Sizes now and counts since the start."""
+        """Sizes now and counts since this object was made."""
         with self._lock:
             return GraphStatistics(
                 graphs=len(self._graphs),
@@ -398,17 +389,17 @@ class PassGraphs:
 
 
 def _size(shape: PassShape) -> tuple[int, int, int]:
-    """Order of graphs: tokens first, which is what padding costs."""
+    """Sort key of graphs: tokens first, because they determine the cost of padding."""
     return shape.tokens, shape.view, shape.rows
 
 
 def _round_up(batch: int) -> int:
-    """Requests of the graphs that run `batch` of them."""
+    """Number of requests of the graphs that run `batch` requests."""
     return next((b for b in BATCHES if b >= batch), batch)
 
 
 def _fill(static: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy (b, s, ...) values into (B, S, ...); the last place and the last request repeat."""
+    """Copy (b, s, ...) values into (B, S, ...); repeat the last entry and the last request."""
     batch, count = values.shape[:2]
     static[:batch, :count] = values
     if count < static.shape[1]:
@@ -418,7 +409,7 @@ def _fill(static: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:
-    """Kinds of rotary embedding, of the model or of each type of its layers."""
+    """Types of rotary embedding, of the model or of each type of its layers."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return {value.get("rope_type", "default") for value in nested or [parameters]}

@@ -1,6 +1,6 @@
-"""Attention masks by position: who may look at whom. Additive float masks, 0 or -inf.
+"""Attention masks by position, as additive floats: 0 or -inf.
 
-Every query sees at least itself, so no softmax row is empty and nothing becomes NaN.
+Every query attends at least to itself, so no row of the softmax is empty and none becomes NaN.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 def prompt_mask(
     places: torch.Tensor, slots: int, *, window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """(B, 1, S, slots) causal mask of prompt tokens; node slots come behind and are unseen.
+    """(B, 1, S, slots) causal mask of prompt tokens; node slots come after them and are masked.
 
     Args:
-        places: (B, S) int64 position, and so slot, of each token.
-        slots: slots in view, more than any place.
-        window: positions that a token looks back, itself included; None for all.
-        dtype: of the model.
+        places: (B, S) int64 position, which is the slot, of each token.
+        slots: slots in view, more than any position.
+        window: positions that a token attends to, including its own; None for all before it.
+        dtype: dtype of the mask.
     """
     distance = places.unsqueeze(-1) - torch.arange(slots, device=places.device)
     seen = distance >= 0
@@ -36,16 +36,16 @@ def tree_mask(
     window: int | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(B, 1, W, prompt + nodes) mask of tree nodes over the prompt's slots, then the tree's.
+    """(B, 1, W, prompt + nodes) mask of tree nodes over the prompt's slots and the tree's.
 
     Args:
-        ancestors: (B, W, nodes) bool, each query's ancestors and itself among the nodes in view.
+        ancestors: (B, W, nodes) bool, whether each node in view is the query or an ancestor of it.
         lengths: (B,) prompt tokens of each request.
         prompt: prompt slots.
         depth: (B, W) depth of the queries, 1 for the first generated token.
         node_depth: (B, nodes) depth of the nodes in view.
-        window: positions that a token looks back, itself included; None for all.
-        dtype: of the model.
+        window: positions that a token attends to, including its own; None for all before it.
+        dtype: dtype of the mask.
     """
     batch, width, _ = ancestors.shape
     place = torch.arange(prompt, device=lengths.device)

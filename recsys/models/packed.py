@@ -1,12 +1,12 @@
-"""Packed weights: linear layers for answering on a CPU, their matrices laid out for its vectors.
+"""Packed weights: linear layers for inference on a CPU, with matrices in oneDNN's own layout.
 
-oneDNN's products of a packed float32 matrix take half the time of BLAS's on processors that BLAS
-does not know well, and none more elsewhere. What a row comes to does not depend on the rows beside
-it, so an answer keeps its bits in every batch. Packed layers are for inference alone: the packing
-does not follow a change of the weights.
+On processors that BLAS supports badly, oneDNN's products with a packed float32 matrix take half the
+time of BLAS's, and elsewhere no more. A row of the product does not depend on the other rows, so an
+answer has the same bits in every batch. Packed layers are for inference only, because the packed
+copy does not follow changes of the weights.
 
-oneDNN writes a program of half a megabyte for every number of rows that it meets, and takes longer
-over it than over the product. So rows go through it in blocks, the last one filled up, of 42 sizes.
+oneDNN generates half a megabyte of code for every number of rows, which takes longer than the
+product. So rows are processed in blocks that are padded to one of 42 sizes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-_BLOCK = 4096  # rows at a time; a multiple of the steps
-_STEPS = ((128, 16), (512, 64), (_BLOCK, 128))  # up to so many rows: filled up to a multiple of
+_BLOCK = 4096  # rows of a block; a multiple of the steps
+_STEPS = ((128, 16), (512, 64), (_BLOCK, 128))  # (most rows, they are padded to a multiple of)
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer of float32 on a CPU, with its weights as they were and a packed copy."""
+    """A float32 linear layer on a CPU, with its weights and a packed copy of them."""
 
     def __init__(self, plain: nn.Linear) -> None:
-        """Pack the weights of `plain`, and share them."""
+        """Share the weights of `plain` and pack a copy."""
         super().__init__(plain.in_features, plain.out_features, bias=False, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), None)
@@ -50,10 +50,10 @@ class PackedLinear(nn.Linear):
 
 
 def pack(model: Any) -> Any:
-    """`model` with its linear layers packed in place, where that is possible.
+    """Pack the linear layers of `model` in place where possible, and return it.
 
-    Left alone are weights of other types or on other devices, layers that are no plain `nn.Linear`,
-    and a torch without oneDNN.
+    Weights of other types or on other devices, and subclasses of `nn.Linear`, are left unchanged,
+    as is everything if torch was built without oneDNN.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return model

@@ -1,8 +1,8 @@
 """TreeModel: one forward of a Hugging Face decoder over explicit tokens, positions, mask and slots.
 
-The one call serves prefill, beam step, draft and verification. The model's code stays
-Hugging Face's; it is given position ids, a 4-D additive mask and a `SlotCache`, and its LM head is
-applied only to the rows that are wanted. It does not know what a beam or an item is.
+The same call serves prefill, beam steps, drafting and verification. The model's code is Hugging
+Face's; it gets position ids, a 4-D additive mask and a `SlotCache`, and its LM head is applied only
+to the rows whose logits are needed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from recsys.models.architectures import after_head, check_architecture, exact_po
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.prefix_store import PrefixStore
 
-# On a CPU a matrix product of one to three rows takes another kernel, and rounds differently, than
-# the same rows in a larger one. Queries and wanted rows therefore come in fours there, so that a
-# request gets the same bits alone and in a batch.
+# On a CPU, a matrix product of one to three rows uses another kernel, which rounds differently,
+# than the same rows in a larger product. So queries and rows are padded to multiples of four there,
+# and a request gets the same bits alone and in a batch.
 _ROWS = 4
 
 
@@ -34,31 +34,48 @@ class CapturedPass(Protocol):
         write: torch.Tensor,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Logits of the wanted rows; the arguments are those of `TreeModel.forward`."""
+        """Logits of the rows; the arguments are those of `TreeModel.forward`."""
 
 
 class CapturedPasses(Protocol):
-    """Passes of a model that were captured ahead."""
+    """Captured passes of a model."""
 
     def find(
         self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
     ) -> CapturedPass | None:
-        """A captured pass that can run these tokens, or None to run them uncaptured."""
+        """A captured pass that can run these tokens; None if there is none."""
 
 
 class TreeModel:
-    """A decoder-only causal LM that can be asked about any tree of tokens.
+    """A decoder-only causal LM that runs any tree of tokens in one pass.
+
+    >>> from recsys.models.mask import prompt_mask
+    >>> from recsys.testing import tiny_model
+    >>> model, prompt = TreeModel(tiny_model("llama", 64)), torch.tensor([[3, 1, 4, 1]])
+    >>> places = torch.arange(4)[None]
+    >>> with model.pool.lend(batch=1, prompt=4, nodes=8) as cache:
+    ...     logits = model.forward(
+    ...         prompt,
+    ...         places,
+    ...         lambda window: prompt_mask(places, 4, window=window, dtype=model.dtype),
+    ...         cache,
+    ...         write=places,
+    ...         view=4,
+    ...         rows=torch.tensor([[3]]),
+    ...     )
+    >>> logits.shape
+    torch.Size([1, 1, 64])
 
     Attributes:
-        config: the model's configuration.
+        config: configuration of the text model.
         window: sliding window in positions, or None.
         vocabulary_size: rows of the LM head.
-        max_positions: positions, of a prompt and its generated tokens, at which logits are those of
-            the plain forward; None for no limit.
-        pool: storage of its caches.
-        prefixes: prompts kept for later calls, or None.
-        version: of the model in the prefix store.
-        graphs: passes captured ahead, or None (`recsys.models.graphs.PassGraphs.attach`).
+        max_positions: number of positions, of a prompt and its generated tokens together, up to
+            which logits equal those of the plain forward; None for no limit.
+        pool: storage of the caches.
+        prefixes: prefix cache, or None.
+        version: version of the model in the prefix cache.
+        graphs: captured passes, or None (`recsys.models.graphs.PassGraphs.attach`).
     """
 
     graphs: CapturedPasses | None = None
@@ -74,8 +91,8 @@ class TreeModel:
 
         Args:
             model: Hugging Face decoder-only causal LM.
-            prefixes: store of prompts' keys and values to look up and to fill.
-            version: tells this model's entries from another's in the same store.
+            prefixes: prefix cache to read and to fill.
+            version: distinguishes this model's entries from those of other models in `prefixes`.
 
         Raises:
             ValueError: an architecture that has not been verified (`recsys.models.architectures`),
@@ -86,8 +103,8 @@ class TreeModel:
         check_architecture(model.config)
         if model.training:
             raise ValueError(
-                f"{type(model).__name__} is in training mode, where dropout makes every pass "
-                "another one; call model.eval() first"
+                f"{type(model).__name__} is in training mode, where dropout changes every pass; "
+                "call model.eval() first"
             )
         self.config = model.config.get_text_config()
         self._after_head = after_head(self.config)
@@ -112,41 +129,41 @@ class TreeModel:
 
     @classmethod
     def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
-        """`model` itself if it is one, else wrapped."""
+        """Wrap `model`, unless it is a `TreeModel`."""
         return model if isinstance(model, cls) else cls(model)
 
     def keep_prefixes(self, max_bytes: int, version: str = "") -> None:
-        """Keep the keys and values of prompts for later calls, in at most `max_bytes`."""
-        self.prefixes = PrefixStore.for_model(self, max_bytes)
+        """Add a prefix cache of at most `max_bytes`."""
+        self.prefixes = PrefixStore(self.config, self.dtype, self.device, max_bytes)
         self.version = version
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """Device of the weights."""
         return torch.device(self._head.weight.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         dtype: torch.dtype = self._head.weight.dtype
         return dtype
 
     @property
     def score_dtype(self) -> torch.dtype:
-        """What scores are summed in: float64 for a float64 model, else float32."""
+        """Dtype of scores: float64 for a float64 model, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     @property
     def mask_kinds(self) -> dict[str, int | None]:
-        """Sliding window, or None, of each kind of mask that the layers need."""
+        """Sliding window, or None, by kind of mask that the layers need."""
         kinds = {"sliding_attention": self.window}
         return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
 
     def check_positions(self, longest: int) -> None:
-        """Refuse more positions than those at which the model is exact; call it before any work.
+        """Refuse more positions than those at which the model is exact.
 
         Args:
-            longest: tokens of a prompt and those generated behind it that are run.
+            longest: tokens of a prompt, plus generated tokens that are run.
 
         Raises:
             ValueError: it is more than `max_positions`.
@@ -175,19 +192,19 @@ class TreeModel:
         Args:
             tokens: (B, S) int64.
             positions: (B, S) int64.
-            mask: sliding window (or None) -> (B or 1, 1, S, slots in view) additive mask; asked
-                once, or twice for models that mix sliding and full layers.
-            cache: where keys and values go and come from.
+            mask: function from sliding window (or None) to the (B or 1, 1, S, slots in view)
+                additive mask; called twice for models that mix sliding and full attention.
+            cache: keys and values.
             write: (B, S) int64 slots of these tokens.
-            view: attention sees slots `0 .. view`.
-            rows: (B, R) places in S whose logits are wanted; None for all.
+            view: attention reads slots `0 .. view`.
+            rows: (B, R) indices in S whose logits are returned; None for all.
 
         Returns:
             (B, R, vocabulary) logits, float32 (float64 from a float64 model).
 
         Raises:
-            ValueError: on a CPU, as `check_positions`. Elsewhere reading the positions would wait
-                for the device, so the caller checks ahead what it knows on the host.
+            ValueError: on a CPU, as `check_positions`. On other devices, reading the positions
+                would wait for the device, so the caller has to check on the host.
         """
         if self.max_positions is not None and self.device.type == "cpu":
             self.check_positions(int(positions.max()) + 1)
@@ -216,14 +233,14 @@ class TreeModel:
         cache: SlotCache,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What a pass computes: nothing in it waits for the device, so it can be captured.
+        """Compute a pass. Nothing in it waits for the device, so it can be captured.
 
         Args:
-            tokens: as `forward`'s, like `positions` and `rows`.
-            positions: of the tokens.
-            masks: one of each kind of `mask_kinds`.
-            cache: with the pass selected.
-            rows: wanted rows.
+            tokens: as in `forward`, like `positions` and `rows`.
+            positions: positions of the tokens.
+            masks: a mask for each of `mask_kinds`.
+            cache: cache, after `SlotCache.select`.
+            rows: indices of the rows.
 
         Returns:
             Logits in the model's own dtype.
@@ -244,5 +261,5 @@ class TreeModel:
 
 
 def _round_up(count: int, device: torch.device) -> torch.Tensor:
-    """Places 0 .. count - 1, the last one repeated up to a multiple of `_ROWS`."""
+    """Indices 0 .. count - 1, the last one repeated up to a multiple of `_ROWS`."""
     return torch.arange(-(-count // _ROWS) * _ROWS, device=device).clamp_(max=count - 1)

@@ -17,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recsys.errors import ArtifactError
-from recsys.semantic_ids.features import FeatureEncoder, Words
+from recsys.semantic_ids.features import FeatureEncoder
 from recsys.semantic_ids.quantizer import Quantizer, decode, squared_distances
+from recsys.semantic_ids.words import Words
 
 FILE = "encoder.json"
 

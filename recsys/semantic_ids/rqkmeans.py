@@ -32,7 +32,14 @@ class RQKMeansConfig:
 
 
 class RQKMeans:
-    """Residual k-means; `centroids` (L, V, F) live in feature space."""
+    """Residual k-means; `centroids` (L, V, F) lie in feature space.
+
+    >>> features = np.array([[0, 0], [0, 1], [9, 0], [9, 1]], np.float32)
+    >>> quantizer = RQKMeans.fit(features, levels=2, codebook_size=2, config=RQKMeansConfig())
+    >>> codes = quantizer.encode(features)
+    >>> bool((quantizer.reconstruct(codes) == features).all())
+    True
+    """
 
     def __init__(self, centroids: NDArray[np.float32]) -> None:
         self.centroids = centroids

@@ -73,7 +73,14 @@ class Losses(NamedTuple):
 
 
 class RQVAE:
-    """A fitted RQ-VAE; `centroids` (L, V, D) live in the encoder's latent space."""
+    """A fitted RQ-VAE; `centroids` (L, V, D) lie in the encoder's latent space.
+
+    >>> features = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    >>> config = RQVAEConfig(latent_dim=4, hidden=(8,), warmup_steps=2, steps=3)
+    >>> quantizer = RQVAE.fit(features, levels=3, codebook_size=4, config=config)
+    >>> quantizer.encode(features).shape, quantizer.centroids.shape
+    ((20, 3), (3, 4, 4))
+    """
 
     def __init__(
         self, encoder: nn.Sequential, decoder: nn.Sequential, centroids: NDArray[np.float32]

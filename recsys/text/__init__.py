@@ -1,10 +1,59 @@
-"""Text: titles, grammars and free text under beam search, for models that keep their own tokens.
+"""Text: titles, grammars and free text under beam search or sampling, for language models.
 
-The recommender does not need this package; `recsys explain` does.
+A model that writes text keeps its own tokenizer. A `Constraint` says which tokens may follow, and
+`generate_text` and `sample_text` obey it. The recommender does not import this package; only
+`recsys explain` does.
 """
 
 from __future__ import annotations
 
-from recsys.text.beam import Texts, generate_text
+from recsys.text.beam import BeamSettings, Texts, generate_text
+from recsys.text.constraint import Constraint, tree_states
+from recsys.text.explain import Explainer, Explanation
+from recsys.text.grammar import (
+    Grammar,
+    choice,
+    delimited_list,
+    delimited_subsequence,
+    free_json,
+    json_schema,
+    lark,
+    parse,
+    regex,
+    structured,
+    substring_of,
+)
+from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
+from recsys.text.sample import SampledText, sample_text
+from recsys.text.titles import TitleBeams, TitleTrie, generate_titles
+from recsys.text.token_trie import TextTokenizer, TokenTrie
 
-__all__ = ["Texts", "generate_text"]
+__all__ = [
+    "BeamSettings",
+    "Constraint",
+    "Explainer",
+    "Explanation",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarConstraint",
+    "SampledText",
+    "TextTokenizer",
+    "Texts",
+    "TitleBeams",
+    "TitleTrie",
+    "TokenTrie",
+    "choice",
+    "delimited_list",
+    "delimited_subsequence",
+    "free_json",
+    "generate_text",
+    "generate_titles",
+    "json_schema",
+    "lark",
+    "parse",
+    "regex",
+    "sample_text",
+    "structured",
+    "substring_of",
+    "tree_states",
+]

@@ -34,7 +34,7 @@ class ByteTrie:
 
     @classmethod
     def build(cls, strings: Sequence[bytes]) -> ByteTrie:
-        """Build from strings in any order; equal strings share their end."""
+        """Build from strings in any order; equal strings end at the same node."""
         distinct = sorted(set(strings))
         lengths = np.asarray([len(s) for s in distinct], np.int64)
         start = np.cumsum(lengths) - lengths
@@ -60,11 +60,11 @@ class ByteTrie:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """Number of nodes, N."""
         return len(self.key) + 1
 
     def child(self, nodes: NDArray[np.int64], byte: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) child of each node along a byte, or `NOWHERE`; a node may be `NOWHERE` itself."""
+        """(n,) child of each node by byte, or `NOWHERE`; nodes may be `NOWHERE`, too."""
         key = nodes * 256 + byte
         place = np.searchsorted(self.key, key)
         found = place < len(self.key)
@@ -74,7 +74,7 @@ class ByteTrie:
     def children(
         self, nodes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """All children of (n,) nodes: place of the parent in `nodes`, the child, its byte."""
+        """All children of (n,) nodes: index of the parent in `nodes`, child, byte."""
         first = self.first_child[nodes]
         parent, child = spread(first, self.first_child[nodes + 1])
         return parent, child, self.key[child - 1] & 255
@@ -83,7 +83,7 @@ class ByteTrie:
 def spread(
     start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers of all ranges one after the other, each with the place of its range."""
+    """Index of the range, and value, of all values of (n,) ranges in order."""
     count = stop - start
     place = np.repeat(np.arange(len(start)), count)
     before = np.cumsum(count) - count

@@ -1,11 +1,11 @@
-"""What a constraint on token sequences is, whatever it is made of.
+"""Constraint: the protocol of everything that says which tokens may follow.
 
-A state is one integer. Nothing in a constraint moves: to fork a beam, copy its state; to rewind,
-use an older one. So states may be asked about at any node of a draft tree, in any order, and
-`allowed` gives the masks of a whole tree in one call.
+A state is one integer, and a constraint has no position of its own. To fork a beam, copy its state;
+to rewind, use an older state. So `allowed` returns the masks of all nodes of a draft tree in one
+call, in any order.
 
-Three things implement it: items' token sequences (`ItemConstraint`), titles in all their
-tokenisations (`TitleTrie`), and texts of a grammar (`GrammarConstraint`).
+`TitleTrie` (titles in all their tokenisations) and `GrammarConstraint` (texts of a grammar)
+implement it.
 """
 
 from __future__ import annotations
@@ -16,61 +16,61 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 DEAD = -1
-"""The state behind a token that is not allowed; it allows nothing."""
+"""The state after a token that is not allowed; no token may follow."""
 
 ROOT = -1
-"""In `tree_states`, the parent of a node that follows the starting state."""
+"""In `tree_states`, the parent of nodes that follow the starting state."""
 
 
 class Constraint(Protocol):
-    """Which tokens may follow. A sequence is whole once an end token has been taken.
+    """Which tokens may follow. A sequence is complete when it has an end token.
 
     Equal states have the same continuations.
     """
 
     @property
     def vocabulary_size(self) -> int:
-        """V, tokens."""
+        """Number of tokens, V."""
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a sequence; allowed where it may end, and nothing is allowed behind."""
+        """Tokens that end a sequence, allowed where it may end; no token may follow them."""
 
     def initial(self) -> int:
         """The state of the empty sequence."""
 
     def allowed(self, states: ArrayLike) -> NDArray[np.bool_]:
-        """(n, V) tokens that may follow each of (n,) states; every one leads to some whole."""
+        """(n, V) tokens that may follow (n,) states; each leads to some complete sequence."""
 
     def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
-        """(n,) states behind (n,) tokens; `DEAD` for a token that is not allowed."""
+        """(n,) states after (n,) tokens; `DEAD` for a token that is not allowed."""
 
     def merge_keys(self, states: ArrayLike) -> NDArray[np.int64]:
-        """(n,) what each of (n,) states stands for; of beams with equal keys one need go on."""
+        """(n,) keys of (n,) states; among beams with equal keys, only the best goes on."""
 
     def forced(self, states: ArrayLike) -> list[list[int]]:
-        """Of each state, the run of tokens with which every continuation may be begun.
+        """For each state, tokens with which every continuation may begin; often empty.
 
-        They need no forward. Often empty.
+        They need no forward pass.
         """
 
 
 def tree_states(
     constraint: Constraint, tokens: ArrayLike, parents: ArrayLike, start: int | None = None
 ) -> NDArray[np.int64]:
-    """States at all nodes of a draft tree; `constraint.allowed` of them is the tree's mask.
+    """States at all nodes of a draft tree; `constraint.allowed(states)` gives their masks.
 
     Args:
-        constraint: of the tree's sequences.
-        tokens: (n,) one a node.
-        parents: (n,) an earlier node each, or `ROOT`.
-        start: state that the tree grows from; the initial one if None.
+        constraint: the constraint.
+        tokens: (n,) token of each node.
+        parents: (n,) parent of each node, an earlier node or `ROOT`.
+        start: state above the tree; the initial state if None.
 
     Returns:
         (n,) states, `DEAD` at and below a node that is not allowed.
 
     Raises:
-        ValueError: a parent that does not come before its node.
+        ValueError: a parent that is not before its node.
     """
     tokens, parents = np.asarray(tokens, np.int64), np.asarray(parents, np.int64)
     late = np.flatnonzero((parents >= np.arange(len(parents))) | (parents < ROOT))

@@ -1,9 +1,8 @@
 """Why an item was recommended: JSON in a fixed form, written by a language model.
 
-Each answer names the item, titles of the history that it follows from, and a reason in words. The
-first two can only be what they should be: the item is forced and costs no forward, and the titles
-are chosen from the history. The reason is the model's own, at most so many characters; how true it
-is, is the model's affair. Knows titles, and nothing of how the items were found.
+An answer contains the item, titles of the history, and a reason in words. A grammar forces the
+item, which costs no forward pass, and restricts the titles to those of the history. The reason is
+free text of bounded length; nothing checks that it is true.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from recsys.text.sample import SampledText, sample_text
 from recsys.text.token_trie import TextTokenizer
 
 PROMPT = "A customer liked: {history}.\nRecommended next: {item}.\nWhy, as JSON:\n"
-_ESCAPED = 6  # bytes of the longest way to write a character: \u0000
+_ESCAPED = 6  # most bytes of a character in JSON: \u0000
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Explanation:
     """Why one item was recommended.
 
     Attributes:
-        item: its title.
+        item: title of the item.
         because: titles of the history, each once.
-        reason: in words.
+        reason: the reason in words.
     """
 
     item: str
@@ -45,12 +44,12 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """An explanation and where it comes from.
+    """An explanation and the text it was read from.
 
     Attributes:
-        explanation: the answer.
-        json: its text, as it was written.
-        written: tokens, and what they took.
+        explanation: the explanation.
+        json: its text.
+        written: tokens of the text, and their cost.
     """
 
     explanation: Explanation
@@ -62,7 +61,7 @@ _READER = TypeAdapter(Explanation)
 
 
 class Explainer:
-    """Writes explanations with one model; keeps compiled grammars, one of them from the start."""
+    """Writes explanations with one language model."""
 
     def __init__(
         self,
@@ -79,13 +78,13 @@ class Explainer:
         Args:
             model: a Hugging Face decoder-only causal LM that writes text.
             tokenizer: its fast tokenizer.
-            prompt: text in front, with `{history}` and `{item}`.
-            longest_reason: characters.
-            most_because: titles of the history that may be named, 0 for none.
-            longest_history: titles that the model is shown, the last ones.
+            prompt: text of the prompt, with `{history}` and `{item}`.
+            longest_reason: most characters of a reason.
+            most_because: most titles of the history in an explanation.
+            longest_history: most titles in the prompt, the last ones of the history.
 
         Raises:
-            ValueError: a limit out of its range, or a tokenizer that cannot serve.
+            ValueError: a limit out of its range, or a tokenizer that is not supported.
         """
         for name, value, least in (
             ("longest_reason", longest_reason, 1),
@@ -104,16 +103,16 @@ class Explainer:
 
     @classmethod
     def load(cls, folder: Path, *, model: Any | None = None, **options: Any) -> Self:
-        """Read a local checkpoint with its tokenizer, as a bundle's target may be.
+        """Read a local checkpoint with its tokenizer, such as a bundle's target.
 
         Args:
             folder: the checkpoint.
-            model: the checkpoint's model, where it has been read already.
-            **options: as `__init__`'s.
+            model: the model of the checkpoint, if it has been loaded already.
+            **options: options of the constructor.
 
         Raises:
-            ArtifactError: no loadable checkpoint, one without a tokenizer, which writes no text, or
-                one whose tokenizer cannot serve.
+            ArtifactError: the checkpoint cannot be loaded, has no tokenizer, or has one that is not
+                supported.
         """
         from transformers import AutoTokenizer
 
@@ -147,8 +146,8 @@ class Explainer:
         Args:
             history: titles that the user liked, oldest first.
             items: titles of the recommended items.
-            temperature: 0 for the most probable words.
-            seed: of the draws.
+            temperature: temperature of sampling; 0 takes the most probable tokens.
+            seed: seed of the draws.
 
         Raises:
             ValueError: an item without a title.
@@ -178,7 +177,7 @@ class Explainer:
         ]
 
     def _grammar(self, shown: list[str], item: str) -> Grammar:
-        """What an answer looks like. That no title is named twice, no JSON schema can say."""
+        """The grammar of an answer. A JSON schema cannot express that titles do not repeat."""
         titles = [json.dumps(title, ensure_ascii=False) for title in shown]
         most = min(self._most_because, len(titles))
         begin = f'{{"item":{json.dumps(item, ensure_ascii=False)},"because":['
@@ -188,11 +187,11 @@ class Explainer:
             subsequence_rules("because", titles, ",", 0, most) if most else 'because: ""',
             f"reason: %json {json.dumps(reason)}",
         ]
-        # of literals and one string: no terminals that may touch, as a stranger's grammar may have
+        # Literals and one string: the grammar has no adjacent terminals, so `forced` is safe.
         return replace(lark("\n".join(rules)), field="explanation")
 
     def _longest(self, shown: list[str], item: str) -> int:
-        """Tokens that any answer fits into: each writes a byte at least, and one ends."""
+        """Upper bound on the tokens of an answer: at most one per byte, and the end token."""
         widest = sorted(shown, key=lambda title: len(json.dumps(title)))[-self._most_because :]
         frame = json.dumps({"item": item, "because": widest, "reason": ""})
         return len(frame) + _ESCAPED * self._longest_reason + 1

@@ -1,6 +1,6 @@
 """Grammars: regular expressions, context-free grammars, JSON schemas, and shorthands for them.
 
-A `Grammar` describes a set of texts. `recsys.text.grammar_constraint` compiles one for a tokenizer.
+`recsys.text.grammar_constraint` compiles a `Grammar` for a tokenizer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,19 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True)
 class Grammar:
-    """Which texts are meant; hashable, so that equal grammars are compiled once.
+    """A set of texts; hashable, so that equal grammars are compiled once.
+
+    >>> from recsys.testing import byte_level_tokenizer
+    >>> from recsys.text import GrammarCompiler, TextTokenizer
+    >>> tokenizer = TextTokenizer(byte_level_tokenizer(["yes", "no"], 260))
+    >>> constraint = GrammarCompiler(tokenizer).constraint(choice(["yes", "no"]))
+    >>> first = constraint.allowed([constraint.initial()])[0].nonzero()[0].tolist()
+    >>> sorted(tokenizer.decode([token]) for token in first)
+    ['n', 'no', 'y']
 
     Attributes:
-        field: the constructor's name, with which errors begin.
-        kind: what `text` is.
+        field: name of the constructor, with which error messages begin.
+        kind: kind of `text`.
         text: an expression, a grammar in Lark's syntax, or a JSON schema.
     """
 
@@ -50,16 +58,16 @@ def lark(grammar: str) -> Grammar:
 def json_schema(schema: dict[str, Any] | str) -> Grammar:
     """JSON of a schema, without white space between its parts.
 
-    A text may be as long as the schema lets it: give strings a `maxLength`, arrays a `maxItems`.
+    The schema bounds the length of a text: give strings a `maxLength` and arrays a `maxItems`.
 
     Raises:
-        ValueError: no JSON, or nested deeper than `MAX_DEPTH` levels.
+        ValueError: not JSON, or nested deeper than `MAX_DEPTH` levels.
     """
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except json.JSONDecodeError as error:
-            raise ValueError(f"json_schema: no JSON: {error}") from None
+            raise ValueError(f"json_schema: not JSON: {error}") from None
         except RecursionError:
             raise ValueError(f"json_schema: nested deeper than {MAX_DEPTH} levels") from None
     if not isinstance(schema, dict):
@@ -85,10 +93,10 @@ def structured(kind: type) -> Grammar:
 
 
 def free_json(depth: int = 3, items: int = 8, length: int = 64) -> Grammar:
-    """Any JSON, bounded so that it ends.
+    """Any JSON of bounded size.
 
     Args:
-        depth: levels of arrays and objects inside each other; 0 for none.
+        depth: levels of nested arrays and objects; 0 for none.
         items: most members of an array or object.
         length: most characters of a string or key.
     """
@@ -116,18 +124,18 @@ def free_json(depth: int = 3, items: int = 8, length: int = 64) -> Grammar:
 def choice(options: Sequence[str]) -> Grammar:
     """One of some texts."""
     if not options:
-        raise ValueError("choice: no option")
-    # one terminal, not a rule of many: the parser then has one item to follow, the lexer the rest
+        raise ValueError("choice: there are no options")
+    # One terminal rather than a rule with many alternatives: the lexer is faster than the parser.
     texts = " | ".join(map(_literal, options))
     return Grammar("choice", "lark", f"start: OPTION\nOPTION: {texts}")
 
 
 def substring_of(text: str, unit: str = "characters") -> Grammar:
-    """A part of a text, the empty one included: quotes that cannot be made up.
+    """A part of a text, possibly empty: verbatim quotations.
 
     Args:
         text: the text.
-        unit: a part begins and ends between any "characters", or only at "words".
+        unit: whether a part may begin and end between any "characters", or only between "words".
     """
     keys = {"characters": "substring_chars", "words": "substring_words"}
     if unit not in keys:
@@ -144,24 +152,24 @@ def delimited_list(
     more = f"({_literal(delimiter)} ITEM){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
     whole = f"ITEM {more}" if least else f"(ITEM {more})?"
     item = f"ITEM: /{regex_to_lark(pattern, ASCII)}/"
-    # one terminal again: where items may touch, a rule would leave open which of them goes on
+    # One terminal again: with a rule, adjacent items would be ambiguous.
     return Grammar("delimited_list", "lark", f"start: LIST\nLIST: {whole}\n{item}")
 
 
 def delimited_subsequence(
     candidates: Sequence[str], delimiter: str = ", ", *, least: int = 1, most: int | None = None
 ) -> Grammar:
-    """`least` to `most` of some candidates, in their order, each at most once: a slate.
+    """`least` to `most` of some candidates, in their order, each at most once.
 
     Args:
-        candidates: the shortlist.
-        delimiter: between two of them.
-        least: fewest.
-        most: most; all if None.
+        candidates: the candidates.
+        delimiter: text between two of them.
+        least: smallest number.
+        most: largest number; all if None.
     """
     most = len(candidates) if most is None else most
     if not candidates:
-        raise ValueError("delimited_subsequence: no candidate")
+        raise ValueError("delimited_subsequence: there are no candidates")
     _check_counts("delimited_subsequence", least, most)
     if least > len(candidates):
         raise ValueError(f"delimited_subsequence: least is {least} of {len(candidates)} candidates")
@@ -173,17 +181,9 @@ def delimited_subsequence(
 def subsequence_rules(
     name: str, candidates: Sequence[str], delimiter: str, least: int, most: int
 ) -> str:
-    """Lark rules of `delimited_subsequence`, to be part of a larger grammar.
-
-    Args:
-        name: of the rule that others refer to.
-        candidates: as there, like the others; `most` and `least` may be reached.
-        delimiter: between two candidates.
-        least: fewest.
-        most: most.
-    """
-    # NAME_i_k: candidates i and later may follow, k are written. Those that cannot come to `least`
-    # any more have no rule.
+    """Lark rules of `delimited_subsequence` for use in a larger grammar, beginning with `name`."""
+    # NAME_i_k: k candidates are written, and candidates i and later may follow. There is no rule
+    # where `least` cannot be reached any more.
     rules = [f"{name}: {name}_0_0"]
     for i in range(len(candidates) + 1):
         for k in range(min(i, most) + 1):
@@ -200,10 +200,10 @@ def subsequence_rules(
 
 
 def parse(kind: type, text: str) -> Any:
-    """The value that a text of `structured(kind)` means.
+    """The value that a text of `structured(kind)` encodes.
 
     Raises:
-        ValueError: the text was cut short, or breaks a rule that a schema cannot express.
+        ValueError: the text was cut, or violates a rule that a schema cannot express.
     """
     from pydantic import TypeAdapter
 
@@ -221,7 +221,7 @@ def _check_counts(field: str, least: int, most: int) -> None:
 
 
 def _check_depth(schema: dict[str, Any]) -> None:
-    """Raise `ValueError` for a schema nested too deep, naming where."""
+    """Raise `ValueError` with the path if a schema is nested too deeply."""
     stack: list[tuple[Any, tuple[str, ...]]] = [(schema, ())]
     while stack:
         value, path = stack.pop()
@@ -235,7 +235,7 @@ def _check_depth(schema: dict[str, Any]) -> None:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with objects that have no other than the named properties."""
+    """The schema without additional properties in any object."""
     if isinstance(schema, list):
         return [_closed(inner) for inner in schema]
     if not isinstance(schema, dict):

@@ -37,7 +37,7 @@ class GrammarConstraint:
     """
 
     def __init__(self, parser: Parser, tokenizer: TextTokenizer, field: str) -> None:
-        """Take over `parser`, which stands at the beginning of a text."""
+        """Use `parser`, which is at the beginning of a text."""
         self._parser, self._tokenizer, self._field = parser, tokenizer, field
         self.vocabulary_size = tokenizer.vocabulary_size
         self.end_tokens = tokenizer.end_tokens
@@ -47,11 +47,11 @@ class GrammarConstraint:
         self._here, self._width = 0, -(-self.vocabulary_size // 8)
 
     def initial(self) -> int:
-        """The beginning of the text."""
+        """The state at the beginning of a text."""
         return 0
 
     def allowed(self, states: ArrayLike) -> NDArray[np.bool_]:
-        """(n, V) tokens that go on with some text; end tokens where one is complete."""
+        """(n, V) tokens that continue a text; end tokens where a text is complete."""
         states = np.asarray(states, np.int64)
         bits = np.zeros((len(states), self._width), np.uint8)
         for line, state in zip(bits, states.tolist(), strict=True):
@@ -61,7 +61,7 @@ class GrammarConstraint:
         return mask.view(np.bool_)
 
     def advance(self, states: ArrayLike, tokens: ArrayLike) -> NDArray[np.int64]:
-        """(n,) states behind (n,) tokens."""
+        """(n,) states after (n,) tokens."""
         states, tokens = np.asarray(states, np.int64), np.asarray(tokens, np.int64)
         return np.asarray(
             [self._step(s, t) for s, t in zip(states.tolist(), tokens.tolist(), strict=True)],
@@ -73,10 +73,10 @@ class GrammarConstraint:
         return np.asarray(states, np.int64)
 
     def forced(self, states: ArrayLike) -> list[list[int]]:
-        """Tokens of the bytes that every text goes on with, as the tokenizer would cut them.
+        """Tokens of the bytes with which every text continues, as the tokenizer would split them.
 
-        Other tokens for the same bytes are allowed too; taking these leaves the texts as they are.
-        The end token is among them where nothing else may follow.
+        Other tokens for the same bytes are also allowed; the texts are the same. The end token is
+        included if nothing else may follow.
         """
         return [self._run(state) for state in np.asarray(states, np.int64).tolist()]
 
@@ -92,14 +92,14 @@ class GrammarConstraint:
         ends = np.flatnonzero(self.allowed([state])[0]).tolist() == sorted(self.end_tokens)
         if ends:
             return [*run, self.end_tokens[0]]
-        # what follows may be one token with the end of the run
+        # The end of the run may be part of a longer token.
         return self._tokenizer.parser.tokenize_partial(text)[0]
 
     def _has_ended(self, state: int) -> bool:
         return self._token[state] in self.end_tokens
 
     def _bits(self, state: int) -> NDArray[np.uint8]:
-        """Mask of a state, a bit a token."""
+        """Mask of a state, one bit per token."""
         if state not in self._mask:
             if self._has_ended(state):
                 mask = np.zeros(self._width, np.uint8)
@@ -107,12 +107,12 @@ class GrammarConstraint:
                 self._go(state)
                 mask = self._parser.bits()
                 if not mask.any():
-                    raise ValueError(f"{self._field}: a text has begun that cannot end")
+                    raise ValueError(f"{self._field}: the text so far has no end")
             self._mask[state] = mask
         return self._mask[state]
 
     def _step(self, state: int, token: int) -> int:
-        """The state behind one token."""
+        """The state after a token."""
         if state == DEAD or not 0 <= token < self.vocabulary_size:
             return DEAD
         if not self._bits(state)[token >> 3] >> (token & 7) & 1:
@@ -129,7 +129,7 @@ class GrammarConstraint:
         return node
 
     def _go(self, state: int) -> None:
-        """Walk the parser to a state."""
+        """Move the parser to a state."""
         back, there, forth = 0, state, []
         here = self._here
         while here != there:
@@ -147,12 +147,12 @@ class GrammarConstraint:
 
 @dataclass
 class CompilerStatistics:
-    """What a `GrammarCompiler` has done.
+    """Counts of a `GrammarCompiler`.
 
     Attributes:
-        hits: grammars found compiled.
-        misses: grammars compiled.
-        seconds: spent compiling.
+        hits: grammars that were already compiled.
+        misses: grammars that were compiled.
+        seconds: time spent on compiling.
     """
 
     hits: int = 0
@@ -161,7 +161,7 @@ class CompilerStatistics:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and keeps the last ones; safe to share between threads.
+    """Compiles grammars for one tokenizer and keeps the last ones; threads may share it.
 
     Attributes:
         tokenizer: the tokenizer.
@@ -172,8 +172,8 @@ class GrammarCompiler:
         """Start empty.
 
         Args:
-            tokenizer: whose tokens the constraints speak of.
-            capacity: grammars to keep; the one unused for longest goes first.
+            tokenizer: tokenizer of the constraints.
+            capacity: grammars to keep; the least recently used one is dropped first.
 
         Raises:
             ValueError: a capacity below 1.
@@ -188,7 +188,7 @@ class GrammarCompiler:
         return len(self._kept)
 
     def constraint(self, grammar: Grammar) -> GrammarConstraint:
-        """A constraint of its own for one search.
+        """Make a constraint for one search.
 
         Raises:
             ValueError: the grammar is malformed, too large, or matches no text; the message begins
@@ -201,7 +201,7 @@ class GrammarCompiler:
                 self.statistics.hits += 1
         if base is None:
             start = time.perf_counter()
-            base = self._compile(grammar)  # outside the lock: others need not wait
+            base = self._compile(grammar)  # outside the lock, so that other threads do not wait
             with self._lock:
                 self.statistics.misses += 1
                 self.statistics.seconds += time.perf_counter() - start
@@ -217,7 +217,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> Parser:
         parser = Parser.compile(grammar, self.tokenizer)
-        trial = parser.fork()  # an error would stay with it; and it warms what they share
+        trial = parser.fork()  # an error stays in this copy; what they share is warmed up
         try:
             some = bool(trial.bits().any())
         except ValueError:

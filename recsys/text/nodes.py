@@ -1,18 +1,17 @@
-"""The nodes of a search for texts: a shared-prefix cache that is kept clean.
+"""TextNodes: nodes of a beam search over texts, in a shared cache whose dead slots are collected.
 
-The beams of a request form a tree below its prompt. Each token takes one slot, however many beams
-share it, and most nodes soon have no beam below them: the beams of a long text share a trunk. Every
-few steps the dead are therefore **collected**: live is what some beam still sees (mark), the rest
-is forgotten (prune), and the live move together, oldest first (compact). So the trunk keeps its
-slots for good and only the young end of the tree is ever copied. What is held is the prompt, about
-one slot a generated token, and the last few steps of every beam: near greedy search, where one
-cache a beam takes K times as much.
+The beams of a request form a tree below its prompt. Each node takes one slot, however many beams
+share it. Most nodes soon have no beam below them, since the beams of a long text share a trunk. So
+every few steps the dead nodes are collected: nodes that some beam attends to are live (mark), the
+others are dropped (prune), and the live nodes move together, oldest first (compact). The trunk
+keeps its slots, and only the recent part of the tree is copied. The cache holds the prompt, about
+one slot per generated token, and the last few steps of every beam. That is close to greedy search;
+one cache per beam would take K times as much.
 
-The slots come from a budget that is allocated once; should the live nodes ever outgrow it, as they
-do where beams hardly differ and share little, the cache moves to a larger one (both are held while
-it does). Knows no scores and no rules of search.
+The slots are allocated once. If the live nodes need more, because the beams share little, the cache
+moves to a larger storage; meanwhile both are in memory.
 
-After: Chan et al., Efficient Beam Search for LLMs Using Trie-Based Decoding (EMNLP 2025).
+After Chan et al., Efficient Beam Search for LLMs Using Trie-Based Decoding (EMNLP 2025).
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from recsys.models.mask import tree_mask
 
 
 class TextNodes:
-    """The nodes behind the prompts: where they lie and which of them each beam sees.
+    """The nodes after the prompts: their slots, and which of them each beam attends to.
 
     Attributes:
-        count: slots in use, one number for the batch.
-        collections: times that dead slots were collected.
+        count: number of slots in use, the same for all requests.
+        collections: number of collections.
     """
 
     def __init__(self, tree: TokenTree, num_beams: int) -> None:
-        """No nodes yet, below the prompts of `tree`."""
+        """Start without nodes, below the prompts of `tree`."""
         self.tree, self.width = tree, num_beams
         self.count = self.collections = 0
         batch, room, device = len(tree.lengths), self.room, tree.lengths.device
@@ -42,7 +41,7 @@ class TextNodes:
 
     @property
     def room(self) -> int:
-        """Node slots."""
+        """Number of node slots."""
         return self.tree.cache.slots - self.tree.cache.prompt
 
     def forward(self, tokens: torch.Tensor, parents: torch.Tensor, depth: int) -> torch.Tensor:
@@ -50,8 +49,8 @@ class TextNodes:
 
         Args:
             tokens: (B, K) int64.
-            parents: (B, K) places in the step before.
-            depth: of these tokens, 1 below the prompt.
+            parents: (B, K) indices of the beams in the step before.
+            depth: depth of these tokens, 1 for the first generated one.
 
         Returns:
             (B, K, V) logits.
@@ -88,26 +87,26 @@ class TextNodes:
         return logits
 
     def keep(self, requests: torch.Tensor) -> None:
-        """Go on with some requests of the batch only; (b,) places."""
+        """Keep the requests at (b,) indices of the batch."""
         self.tree.keep(requests)
         self._seen, self._depth = self._seen[requests], self._depth[requests]
 
     def collect(self, parents: torch.Tensor) -> list[int]:
-        """Forget every node that no beam descends from, and move the others together.
+        """Drop all nodes without a beam below them, and move the others together.
 
         Args:
-            parents: (B, K) the beams' places in the last step that was run.
+            parents: (B, K) indices of the beams in the last step that was run.
 
         Returns:
-            Live nodes of each request.
+            Number of live nodes of each request.
         """
         live = pick(self._seen, parents).any(1)[:, : self.count]
         first_dead = live.long().cumprod(1).sum(1)
         counts: list[int]
         counts, trunk = torch.stack([live.sum(1), first_dead]).tolist()
         self.count, start = max(counts), min(trunk)
-        # Live before dead, oldest first. Requests with fewer live nodes keep some dead ones: nobody
-        # sees them.
+        # Live before dead, oldest first. Requests with fewer live nodes keep some dead ones, which
+        # no beam attends to.
         order = (~live).long().argsort(dim=1, stable=True)[:, start : self.count]
         cache = self.tree.cache
         cache.gather(cache.prompt + order, cache.prompt + start)
@@ -119,7 +118,7 @@ class TextNodes:
         return counts
 
     def reserve(self, nodes: int) -> None:
-        """Have room for `nodes` nodes; where that is more than now, a quarter more at least."""
+        """Make room for `nodes` nodes; the cache grows by at least a quarter."""
         if nodes > self.room:
             self.tree.move(max(nodes, self.room * 5 // 4))
             more = self.room - self._depth.shape[1]
@@ -128,13 +127,14 @@ class TextNodes:
 
 
 def node_budget(num_beams: int, max_new_tokens: int, collect_every: int) -> int:
-    """Node slots to allocate: a trunk, live branches of it, and the nodes of one period.
+    """Node slots to allocate: a trunk, its live branches, and the nodes between two collections.
 
-    Branches were 2 to 4 nodes a beam on models of perplexity 2.5 to 36 (`benchmarks/text_memory`).
+    Branches had 2 to 4 nodes per beam on models of perplexity 2.5 to 36
+    (`benchmarks/text_memory.py`).
     """
     return max_new_tokens + num_beams * (6 + collect_every)
 
 
 def pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(B, n, X) rows of (B, N, X) values at (B, n) places."""
+    """(B, n, X) rows of (B, N, X) values at (B, n) indices."""
     return values.gather(1, places.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

@@ -1,7 +1,7 @@
-"""A tokenizer as a constraint sees it: the bytes that each token writes, and which tokens end.
+"""The bytes of each token: `TokenTrie`, a vocabulary as a byte trie, and `TextTokenizer`.
 
-`TokenTrie` is the vocabulary as a byte trie. `TextTokenizer` is a real tokenizer: its bytes are
-taken from llguidance, which knows the byte-level and the byte-fallback kind.
+`TextTokenizer` reads a Hugging Face tokenizer through llguidance, which supports byte-level and
+byte-fallback tokenizers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class TokenTrie:
     """Tokens by their bytes.
 
     Attributes:
-        trie: of the bytes of all tokens that write some.
-        token_start: (nodes + 1,) where each node's tokens begin in `tokens`.
+        trie: bytes of all tokens that have any.
+        token_start: (nodes + 1,) start of each node's tokens in `tokens`.
         tokens: tokens by the node at which their bytes end, ascending inside a node.
-        spelling: bytes of each token; empty for one that writes nothing (special ones).
-        end_tokens: tokens that end a text; they write nothing.
+        spelling: bytes of each token; empty for special tokens.
+        end_tokens: tokens that end a text; they have no bytes.
     """
 
     trie: ByteTrie
@@ -44,7 +44,7 @@ class TokenTrie:
             ValueError: no end token, or one outside the vocabulary.
         """
         if not end_tokens:
-            raise ValueError("end_tokens: a text needs at least one token to end with")
+            raise ValueError("end_tokens: at least one token must end a text")
         for token in end_tokens:
             if not 0 <= token < len(spelling):
                 raise ValueError(
@@ -63,12 +63,12 @@ class TokenTrie:
 
     @cached_property
     def bytes_alone(self) -> NDArray[np.bool_]:
-        """(256,) whether a byte can be written by a token of its own."""
+        """(256,) whether a token consists of this byte alone."""
         return self.of_byte >= 0
 
     @cached_property
     def of_byte(self) -> NDArray[np.int64]:
-        """(256,) a token that writes one byte and no more, or -1."""
+        """(256,) a token that consists of this byte alone, or -1."""
         found = np.full(256, -1, np.int64)
         for token, data in enumerate(self.spelling):
             if len(data) == 1:
@@ -77,7 +77,7 @@ class TokenTrie:
 
     @cached_property
     def first_byte(self) -> NDArray[np.int16]:
-        """(V,) the first byte that each token writes; -1 for one that writes nothing."""
+        """(V,) first byte of each token; -1 for tokens without bytes."""
         return np.asarray([data[0] if data else -1 for data in self.spelling], np.int16)
 
 
@@ -85,31 +85,31 @@ class TextTokenizer:
     """A fast Hugging Face tokenizer, prepared for constraints.
 
     Attributes:
-        parser: llguidance's view of it.
+        parser: llguidance's form of it.
         end_tokens: tokens that end a text.
     """
 
     def __init__(
         self, tokenizer: Any, vocabulary_size: int | None = None, end_token: int | None = None
     ) -> None:
-        """Read the vocabulary; seconds for a large one, so keep the result.
+        """Read the vocabulary, which takes seconds for a large one.
 
         Args:
             tokenizer: a `transformers.PreTrainedTokenizerFast`.
-            vocabulary_size: rows of the model's head, where there are more than tokens.
-            end_token: ends a text; the tokenizer's own end token if None.
+            vocabulary_size: rows of the model's head, if there are more than tokens.
+            end_token: token that ends a text; the tokenizer's end token if None.
 
         Raises:
-            ValueError: no fast tokenizer, no end token, or a vocabulary smaller than its tokens.
+            ValueError: not a fast tokenizer, no end token, or a vocabulary that is too small.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ValueError(
-                f"tokenizer: {type(tokenizer).__name__} is no fast Hugging Face tokenizer"
+                f"tokenizer: {type(tokenizer).__name__} is not a fast Hugging Face tokenizer"
             )
         end = tokenizer.eos_token_id if end_token is None else end_token
         if end is None:
-            raise ValueError("end_token: the tokenizer has no end token of its own; name one")
+            raise ValueError("end_token: the tokenizer has no end token; pass one")
         tokens = len(tokenizer)
         if vocabulary_size is not None and vocabulary_size < tokens:
             raise ValueError(
@@ -123,12 +123,12 @@ class TextTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """V."""
+        """Number of tokens, V."""
         return self.parser.vocab_size
 
     @cached_property
     def tokens(self) -> TokenTrie:
-        """The vocabulary by its bytes; special tokens write none."""
+        """The vocabulary by bytes; special tokens have none."""
         parser = self.parser
         spelling = [
             b"" if parser.is_special_token(token) else parser.decode_bytes([token])
@@ -137,9 +137,9 @@ class TextTokenizer:
         return TokenTrie.build(spelling, self.end_tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text, without special ones."""
+        """Tokens of a text, without special tokens."""
         return self.parser.tokenize_str(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text that tokens write; end tokens write nothing."""
+        """Text of some tokens, without end tokens."""
         return self.parser.decode_str([t for t in tokens if t not in self.end_tokens])

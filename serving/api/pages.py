@@ -1,44 +1,24 @@
 """The web page, its files, and the list of endpoints."""
 
 # Annotations stay live here: FastAPI reads them.
-import hashlib
 import json
 import mimetypes
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from recsys.serving.api.routing import AnyPhase
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import ProblemError
 from recsys.serving.service import Phase, Service
 
 WEB = Path(__file__).parent.parent / "web"
 PAGES = Environment(loader=FileSystemLoader(WEB), autoescape=select_autoescape())
-
-
-@dataclass(frozen=True)
-class StaticFile:
-    """A file of the page, in memory."""
-
-    content: bytes
-    media_type: str
-    etag: str
-
-    @classmethod
-    def read(cls, path: Path) -> "StaticFile":
-        """Read a file; its suffix determines the media type."""
-        content = path.read_bytes()
-        kind = "text/javascript" if path.suffix == ".js" else mimetypes.guess_type(path.name)[0]
-        return cls(content, kind or "text/plain", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-
-
-# All files of /static; other names are refused, so no path can leave the folder.
-STATIC = {path.name: StaticFile.read(path) for path in sorted((WEB / "static").iterdir())}
+mimetypes.add_type("text/javascript", ".js")  # older tables have another type
+STATIC = StaticFiles(directory=WEB / "static")
 
 router = APIRouter(include_in_schema=False)
 
@@ -60,13 +40,9 @@ async def index(request: Request, service: AnyPhase) -> HTMLResponse:
 @requires(Scope.PUBLIC)
 async def static(path: str, request: Request) -> Response:
     """Scripts, styles and pictures of the page, which browsers revalidate on each use."""
-    file = STATIC.get(path)
-    if file is None:
-        raise ProblemError("not_found", f"The page has no file {path!r}.")
-    headers = {"etag": file.etag, "cache-control": "no-cache"}
-    if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
+    response = await STATIC.get_response(path, request.scope)
+    response.headers["cache-control"] = "no-cache"
+    return response
 
 
 @router.get("/openapi.json")

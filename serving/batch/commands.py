@@ -77,7 +77,7 @@ def score(
     settings = ServingSettings.load(
         config, set_ or (), name=name, bundle=bundle, histories=histories
     )
-    asked = {} if request is None else _fields(request)
+    fields = {} if request is None else _read_fields(request)
     if gpus and engine is not Engine.ray:
         raise ConfigError(
             "--gpus shares GPUs among Ray actors; local workers take --set serve.device=cuda"
@@ -86,7 +86,7 @@ def score(
         settings.bundle.absolute(),
         users and users.absolute(),
         settings.histories and settings.histories.absolute(),
-        {"k": k, **asked},
+        {"k": k, **fields},
         part_rows,
         settings.device,
         settings.dtype,
@@ -105,7 +105,7 @@ def score(
     )
 
 
-def _fields(request: Path) -> dict[str, Any]:
+def _read_fields(request: Path) -> dict[str, Any]:
     """Read the fields of a `--request` file."""
     try:
         found = json.loads(request.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from recsys.errors import ArtifactError
-from recsys.recommender import Recommender, RecommendRequest, Source
+from recsys.recommender import Recommendation, Recommender, RecommendRequest, Source
 from recsys.serving import answers, diversity
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.users import History
@@ -57,27 +57,27 @@ class Scorer:
 
         Raises:
             DataError: a row of the users' file is malformed.
-            FilterError, RequestError: the bundle cannot do what is asked.
+            FilterError, RequestError: the bundle does not support the request.
         """
         ids, histories = self._job.source.read(*self._job.rows(number))
         notes = [self._note(history) for history in histories]
         body, known = self._job.body, self._recommender.retrieval is not None
         falls_back = known and not answers.for_the_model(body)
         found: list[list[Found]] = [[] for _ in ids]
-        asked: dict[int, RecommendRequest] = {}
+        requests: dict[int, RecommendRequest] = {}
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
             request = answers.to_request(body, (history or [])[-MAX_HISTORY:])
             if note is not None and falls_back:
-                found[place] = self._recommender.fallback(request)[: body.k]
+                found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:
-                asked[place] = request
+                requests[place] = request
         # alike lengths share a batch; no answer depends on it
-        order = sorted(asked, key=lambda place: len(asked[place].history))
+        order = sorted(requests, key=lambda place: len(requests[place].history))
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
-            lists = self._answer([asked[place] for place in places])
+            lists = self._answer([requests[place] for place in places])
             for place, one in zip(places, lists, strict=True):
                 found[place] = one
         return pa.table(
@@ -111,5 +111,9 @@ class Scorer:
                     body.k,
                 )
                 one = [one[place] for place in chosen]
-            lists.append([(item.item_id, item.score, item.source) for item in one])
+            lists.append(_listed(one))
         return lists
+
+
+def _listed(found: Sequence[Recommendation]) -> list[Found]:
+    return [(one.item_id, one.score, one.source) for one in found]

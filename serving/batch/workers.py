@@ -155,7 +155,7 @@ def _hear(worker: Connection, part: int) -> pa.Table:
         found = worker.recv()
     except (EOFError, ConnectionResetError) as error:
         raise RecsysError(
-            f"a worker died at part {part} (out of memory?); run the command again to go on, with "
+            f"a worker died at part {part} (out of memory?); run the command again, with "
             "fewer --workers if need be"
         ) from error
     if isinstance(found, str):

@@ -53,8 +53,8 @@ class Handle:
 
     async def ask_all(self, call: Call) -> list[Reply]:
         """Send a call to every replica (`Replicas.ask_all`)."""
-        asked = self._handle.broadcast("answer", call)
-        replies = await asked.results_async(return_exceptions=True)
+        calls = self._handle.broadcast("answer", call)
+        replies = await calls.results_async(return_exceptions=True)
         for reply in replies:
             if isinstance(reply, Exception) and not isinstance(reply, self._lost):
                 raise reply

@@ -15,6 +15,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -114,7 +115,8 @@ class Door:
         call = Call.of(scope, body)
         if call.header(REQUEST_ID) is None:
             request_id = scope["state"]["request_id"].encode()
-            call.scope["headers"].append((REQUEST_ID, request_id))
+            headers = [*call.scope["headers"], (REQUEST_ID, request_id)]
+            return replace(call, scope={**call.scope, "headers": headers})
         return call
 
     async def _answer(self, call: Call) -> Reply:

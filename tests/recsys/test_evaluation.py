@@ -28,14 +28,8 @@ from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.compare import compare
-from recsys.evaluation.protocol import (
-    EvaluationConfig,
-    Result,
-    check_no_leak,
-    check_retrieval,
-    evaluate,
-    find,
-)
+from recsys.evaluation.leaks import check_fitted_on, check_no_leak
+from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find
 from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
@@ -711,7 +705,7 @@ def test_semantic_ids_of_other_events_are_refused(context: Context, shop: Datase
             (folder / "x.json").write_text("{}")
         if learned is shop.train_histories:
             run.stage(context)
-    with pytest.raises(DataError, match="leak: semantic IDs"):
+    with pytest.raises(DataError, match="leak: the bundle's semantic IDs"):
         run.stage(context)
 
 
@@ -722,16 +716,15 @@ def test_learned_semantic_ids_of_unknown_events_are_marked(context: Context) -> 
         (folder / "catalog" / "quantizer" / "x.json").write_text("{}")
     path = run.stage(context)
     (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
-    assert "semantic IDs were learned from" in warning
+    assert "semantic IDs learned from" in warning
 
 
-def test_a_retrieval_of_other_events_with_honest_counts_is_refused(shop: Dataset) -> None:
+def test_a_part_fitted_on_other_events_is_refused(shop: Dataset) -> None:
     trained = shop.train_histories
-    counts = np.bincount(trained.items, minlength=ITEMS).astype(float)
     other = Histories(trained.offsets, np.sort(trained.items))
-    with pytest.raises(DataError, match="leak: retrieval was fitted on other events"):
-        check_retrieval(counts, digest(other), shop, "test")
-    assert check_retrieval(counts, digest(trained), shop, "test") == []
+    with pytest.raises(DataError, match="leak: the bundle's retrieval learned from other events"):
+        check_fitted_on("retrieval", digest(other), shop, "the stage 'retrieval'")
+    assert check_fitted_on("retrieval", digest(trained), shop, "the stage 'retrieval'") == []
 
 
 def test_two_rankers_of_a_report_are_compared_user_by_user(

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
-from recsys.constraint.filters import MOST_PARTS, FilterCache, ItemBoosts, ItemFilter
+from recsys.constraint.filter_cache import FilterCache
+from recsys.constraint.filters import MOST_PARTS, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.errors import FilterError
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
@@ -246,7 +247,10 @@ def nested(depth):
         (clause("year", any=[2001, "2002"]), "'2002' is a text, but attribute 'year' is a number"),
         (clause("stock", match=1), "1 is a number, but attribute 'stock' is a truth value"),
         (clause("tags", range={"lt": 3}), "range compares numbers, but attribute 'tags' is a text"),
-        (clause("when", exists=True), r"'when' is of type timestamp\[s\], which no filter knows"),
+        (
+            clause("when", exists=True),
+            r"'when' is of type timestamp\[s\], which filters do not",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(expression, says):
@@ -348,10 +352,12 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
     ]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
-        found = beam_search(TARGET, prompts, trie, beams, **options)
+        found = beam_search(TARGET, SearchRequest(prompts, **options), trie, beams)
     else:
         drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        found = speculative_beam_search(TARGET, drafter, prompts, trie, beams, **options)
+        found = speculative_beam_search(
+            TARGET, drafter, SearchRequest(prompts, **options), trie, beams
+        )
     for i, prompt in enumerate(prompts):
         left = kept[i] & ~np.isin(np.arange(items), listed[i])
         wanted = min(beams, len(np.unique(tokens[left], axis=0)))
@@ -359,7 +365,10 @@ def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
         if not wanted:
             continue
         small = beam_search(
-            TARGET, [prompt], ItemTrie.build(tokens[left]), beams, normalize=normalize
+            TARGET,
+            SearchRequest([prompt], normalize=normalize),
+            ItemTrie.build(tokens[left]),
+            beams,
         )
         assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
         torch.testing.assert_close(

@@ -185,7 +185,7 @@ def test_requests_that_leave_move_to_the_front_of_the_same_storage():
 
 
 def test_prompts_kept_from_an_earlier_call_work_on_graphs():
-    store = PrefixStore.for_model(TreeModel(LLAMA), 1 << 20)
+    store = PrefixStore(LLAMA.config, LLAMA.dtype, LLAMA.device, 1 << 20)
     model, graphs = graphed(LLAMA, prefixes=store, version="a")
     rng = np.random.default_rng(1)
     trie = ItemTrie.build(random_catalog(rng, 60, 3))

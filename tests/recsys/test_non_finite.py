@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import (
     Engine,
     ModelDrafter,
+    SearchRequest,
     beam_search,
     complete,
     score_rows,
@@ -18,13 +21,16 @@ from recsys.decoding import (
 )
 from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import SequenceConstraint, random_catalog, tiny_model
-from recsys.text import generate_text
-from recsys.text.sample import sample_text
+from recsys.testing import random_catalog, tiny_model
+from recsys.text import BeamSettings, TitleTrie, TokenTrie, generate_text, sample_text
 
 BROKEN = 63  # a token that only histories hold
 CATALOGUE = random_catalog(np.random.default_rng(0), 60, 4, 60)
 TRIE = ItemTrie.build(CATALOGUE)
+TEXTS = TitleTrie.build(
+    [bytes(row) for row in CATALOGUE.tolist()],
+    TokenTrie.build([bytes([token]) for token in range(64)], [62]),
+)
 CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
 MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
 
@@ -42,13 +48,13 @@ SEARCHES = {
     "strict": lambda m, p: speculative_beam_search(m, None, p, TRIE, 8),
     "drafted": lambda m, p: speculative_beam_search(m, ModelDrafter(m, 40), p, TRIE, 8),
     "relaxed": lambda m, p: speculative_beam_search(
-        m, m, p, TRIE, 8, "relaxed", seeds=range(len(p))
+        m, m, SearchRequest(p, seeds=range(len(p))), TRIE, 8, "relaxed"
     ),
-    "sample": lambda m, p: beam_search(m, p, TRIE, 8, seeds=range(len(p))),
-    "shared": lambda m, p: shared_beam_search(m, p, range(len(p)), TRIE, 8),
+    "sample": lambda m, p: beam_search(m, SearchRequest(p, seeds=range(len(p))), TRIE, 8),
+    "shared": lambda m, p: shared_beam_search(m, p, TRIE, 8),
     "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
-    "text": lambda m, p: generate_text(m, p, 3, 6),
-    "constrained text": lambda m, p: sample_text(m, p, SequenceConstraint(TRIE.rows, 64, 62), 8),
+    "text": lambda m, p: generate_text(m, p, BeamSettings(3, 6)),
+    "constrained text": lambda m, p: sample_text(m, p, TEXTS, 8),
 }
 
 
@@ -109,19 +115,20 @@ def test_tokens_that_no_beam_has_are_never_run(way, bad):
         broken.model.embed_tokens.weight[bad] = float("nan")
     exclude = [[i for i, row in enumerate(rows) if row not in good]] * 2
     expected = sorted(i for i, row in enumerate(rows) if row in good)
-    ask = ([[2, 3], [4, 5, 6, 7]], trie, 8)
+    request = SearchRequest([[2, 3], [4, 5, 6, 7]], exclude=exclude)
     if way == "beam":
-        found = beam_search(broken, *ask, exclude=exclude)
+        found = beam_search(broken, request, trie, 8)
     elif way == "candidates":
-        found = beam_search(broken, *ask, exclude=exclude, candidates=[expected, expected[:1]])
+        request = replace(request, candidates=[expected, expected[:1]])
+        found = beam_search(broken, request, trie, 8)
     elif way == "shared":
-        found = shared_beam_search(broken, ask[0], [0, 1], trie, 8, exclude=exclude)
+        found = shared_beam_search(broken, request, trie, 8)
     elif way == "relaxed":
-        options = {"seeds": [1, 2], "exclude": exclude}
-        found = speculative_beam_search(broken, broken, *ask, "relaxed", **options)
+        request = replace(request, seeds=[1, 2])
+        found = speculative_beam_search(broken, broken, request, trie, 8, "relaxed")
     else:
         drafter = None if way == "exhaustive" else ModelDrafter(broken, 40)
-        found = speculative_beam_search(broken, drafter, *ask, exclude=exclude)
+        found = speculative_beam_search(broken, drafter, request, trie, 8)
     for line in found.rows.tolist():
         assert sorted(line) == [-1] * 5 + expected
 

@@ -10,26 +10,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig
 
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import tiny_model
 
-LAYERS, HEADS, SIZE = 2, 3, 5
+LAYERS, HEADS, SIZE = 2, 3, 6
 ROW = LAYERS * 2 * HEADS * SIZE * 4  # bytes of one token in float32
 SLOTS = 24
+CONFIG = LlamaConfig(num_hidden_layers=LAYERS, num_attention_heads=HEADS, hidden_size=18)
 
 
 def store_of(blocks, block=4):
-    return PrefixStore(
-        LAYERS,
-        HEADS,
-        SIZE,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        max_bytes=blocks * block * ROW + ROW - 1,
-        block=block,
-    )
+    max_bytes = blocks * block * ROW + ROW - 1
+    return PrefixStore(CONFIG, torch.float32, torch.device("cpu"), max_bytes, block)
 
 
 def pad(prompts):
@@ -85,21 +80,21 @@ def cached(store, prompt, version="v"):
 
 
 def assert_sound(store):
-    """Every block is in the tree or free; parents are there and newer than their children."""
+    """Every block is in use or free; without holders it can be evicted, after its children."""
     stats = store.statistics()
     assert stats.used + stats.free == stats.blocks == store.blocks
-    assert sorted([*store._order, *store._free]) == list(range(store.blocks))
-    assert {block: key for key, block in store._blocks.items()} == dict(store._order)
+    stored = [block for root in store._roots.values() for block in root.descendants()]
+    numbers = [block.number for block in stored] + store._free
+    assert len(set(numbers)) == len(numbers)
+    assert stats.pinned or len(numbers) == store.blocks  # dropped blocks may still be held
+    assert list(store._order) == [block for block in store._order if not block.holders]
+    assert set(store._order) == {block for block in stored if not block.holders}
     age = {block: place for place, block in enumerate(store._order)}
-    children = [0] * store.blocks
-    for block, (above, _) in store._order.items():
-        if above >= 0:
-            assert age[block] < age[above]
-            assert store._root[block] == store._root[above]
-            children[above] += 1
-        else:
-            assert above == store._root[block]
-    assert all(children[block] == store._children[block] for block in store._order)
+    for block in stored:
+        assert not block.dropped
+        assert block.parent.children[block.tokens] is block
+        assert block.holders >= sum(child.holders for child in block.children.values())
+        assert all(age[child] < age[block] for child in block.children.values() if block in age)
 
 
 def test_a_prefix_is_reused_in_whole_blocks_and_the_last_token_is_always_run():
@@ -132,9 +127,7 @@ def test_a_ragged_batch_loads_each_prompt_into_its_own_row():
     twin.insert(store, "v", prompts)
     with store.lookup("v", *pad(prompts)) as hit:
         assert hit.cached.tolist() == [8, 0, 8, 4]
-        assert hit.request.tolist() == [0] * 8 + [2] * 8 + [3] * 4
-        assert hit.position.tolist() == [*range(8), *range(8), *range(4)]
-        assert hit.pool[:4].tolist() == hit.pool[8:12].tolist()  # one block, two requests
+        assert hit.paths[0][0] is hit.paths[2][0]  # one block, two requests
         twin.check(store, hit, "v", prompts)
 
 
@@ -221,43 +214,33 @@ def test_two_holders_of_one_prefix_both_have_to_let_go():
     assert store.pinned == 0
 
 
-def test_versions_never_match_each_other_even_where_their_keys_have_the_same_hash():
+def test_versions_never_match_each_other():
     store, twin = store_of(20), Twin()
     prompt = list(range(9))
     twin.insert(store, "a", [prompt])
     assert cached(store, prompt, "b") == 0
     twin.insert(store, "b", [prompt])
-    # hash(-1) == hash(-2) in CPython: these two roots' keys collide in every dictionary
-    assert sorted(store._roots.values()) == [-2, -1]
-    first_keys = [key for key in store._blocks if key[0] < 0]
-    assert len({hash(key) for key in first_keys}) == 1 < len(first_keys)
     for version in "ab":
         with store.lookup(version, *pad([prompt])) as hit:
             assert hit.cached.tolist() == [8]
             twin.check(store, hit, version, [prompt])
 
 
-def test_keys_with_a_poisoned_hash_do_not_mix_users():
-    class Poisoned(tuple):
-        __slots__ = ()
-
+def test_keys_whose_hashes_collide_do_not_mix_users():
+    class Colliding(bytes):
         def __hash__(self):
             return 0
 
-    class OneBucket(dict):
-        """A dictionary in which all keys collide."""
-
-        def get(self, key):
-            return super().get(Poisoned(key))
-
-        def __setitem__(self, key, value):
-            super().__setitem__(Poisoned(key), value)
-
-        def __delitem__(self, key):
-            super().__delitem__(Poisoned(key))
+        __eq__ = bytes.__eq__
 
     store, twin = store_of(10), Twin()
-    store._blocks = OneBucket()
+    split = store._split
+
+    def collide(*arguments, **options):
+        prompts, lengths = split(*arguments, **options)
+        return [[Colliding(part) for part in prompt] for prompt in prompts], lengths
+
+    store._split = collide
     rng = np.random.default_rng(0)
     for _ in range(60):
         prompts = [rng.integers(0, 2, rng.integers(1, 20)).tolist() for _ in range(3)]
@@ -308,7 +291,7 @@ def test_a_failed_copy_leaves_nothing_that_could_be_found(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_indices", fail)
+        patch.setattr(store, "_slots", fail)
         with pytest.raises(MemoryError):
             twin.insert(store, "v", [range(13), range(13), [*range(8), 1, 1, 1, 1]])
         hit = store.lookup("v", *pad([range(13)]))
@@ -347,7 +330,7 @@ def test_caches_made_in_inference_mode_are_welcome():
 def test_a_store_for_a_model_fits_the_caches_of_that_model():
     model = TreeModel.of(tiny_model("llama-gqa", dtype=torch.float64))
     # 2 layers, keys and values, 2 heads of 8, 8 bytes, 4 tokens a block: 2,048 bytes
-    store = PrefixStore.for_model(model, max_bytes=5 * 2048 + 2047)
+    store = PrefixStore(model.config, model.dtype, model.device, max_bytes=5 * 2048 + 2047)
     assert (store.blocks, store.statistics().bytes) == (5, 5 * 2048)
     cache = torch.randn(2, 2, 1, 16, 2, 8, dtype=torch.float64)
     store.insert("v", *pad([range(9)]), cache)
@@ -365,24 +348,24 @@ def test_an_empty_batch_is_nothing_to_do():
 
 
 def test_errors_name_the_value_and_the_way_out():
-    with pytest.raises(ValueError, match=r"max_bytes is 959.*takes 960; give it more"):
-        PrefixStore(2, 3, 5, dtype=torch.float32, device=torch.device("cpu"), max_bytes=959)
+    with pytest.raises(ValueError, match=r"max_bytes is 1151.*takes 1152; give it more"):
+        PrefixStore(CONFIG, torch.float32, torch.device("cpu"), max_bytes=1151)
     with pytest.raises(ValueError, match="block is 0"):
         store_of(2, block=0)
     store, twin = store_of(4), Twin()
     tokens, lengths = pad([range(9)])
-    with pytest.raises(ValueError, match="lengths go from 10 to 10; prompts have 0 to 9"):
+    with pytest.raises(ValueError, match=r"lengths are \[10\]; give one integer from 0 to 9"):
         store.lookup("v", tokens, [10])
-    with pytest.raises(ValueError, match="one integer for each of the 1 prompts"):
+    with pytest.raises(ValueError, match="for each of the 1 prompts"):
         store.lookup("v", tokens, [9, 9])
     with pytest.raises(ValueError, match=r"give integers \(B, T\)"):
         store.lookup("v", tokens.astype(float), lengths)
     cache = twin.cache("v", [range(9)])
     with pytest.raises(ValueError, match="slots >= 9"):
         store.insert("v", tokens, lengths, cache[:, :, :, :8])
-    with pytest.raises(ValueError, match=r"torch\.float64 on cpu, the store torch\.float32"):
+    with pytest.raises(ValueError, match=r"torch\.float64 .* on cpu; .* need torch\.float32"):
         store.insert("v", tokens, lengths, cache.double())
-    with pytest.raises(ValueError, match="cache has strides"):
+    with pytest.raises(RuntimeError, match="stride"):
         store.insert("v", tokens, lengths, cache.repeat(1, 1, 2, 1, 1, 1)[:, :, :, :9])
     store.insert("v", tokens, lengths, cache)
     hit = store.lookup("v", tokens, lengths)
@@ -470,7 +453,7 @@ def test_ten_thousand_mixed_operations_leak_nothing(monkeypatch):
                     fail()
             case 6:
                 with monkeypatch.context() as patch, suppress(RuntimeError):
-                    patch.setattr(store, "_token_places", fail)
+                    patch.setattr(store, "_slots", fail)
                     twin.insert(store, version, prompts)  # fails where there is something new
             case 7:
                 if rng.random() < 0.05:

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
-from recsys.semantic_ids.features import (
-    FeatureConfig,
-    build_features,
-    collaborative_block,
-    fill_unseen,
-    sasrec_block,
-)
+from recsys.semantic_ids.collaborative import fill_unseen, ppmi_block, sasrec_block
+from recsys.semantic_ids.features import FeatureConfig, build_features
 
 NOTHING = Histories.of([])
 
@@ -143,7 +138,7 @@ def slow_ppmi(sequences, num_items, window):
 def test_the_collaborative_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     rng = np.random.default_rng(seed)
     sequences = [rng.integers(0, 12, rng.integers(0, 9)).tolist() for _ in range(users)]
-    block = collaborative_block(Histories.of(sequences), 12, window, 4, seed)
+    block = ppmi_block(Histories.of(sequences), 12, window, 4, seed)
     left, values, _ = np.linalg.svd(slow_ppmi(sequences, 12, window))
     if values[0] < 1e-9:
         assert not block.any()
@@ -158,7 +153,7 @@ def test_the_collaborative_block_is_the_svd_of_a_plain_python_ppmi(seed, users, 
 
 
 def test_an_item_that_nobody_trained_on_has_no_collaborative_row():
-    block = collaborative_block(Histories.of([[0, 1, 2], [0, 2, 3]]), 5, 3, 3, 0)
+    block = ppmi_block(Histories.of([[0, 1, 2], [0, 2, 3]]), 5, 3, 3, 0)
     assert not block[4].any()
 
 

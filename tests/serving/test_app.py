@@ -6,7 +6,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from recsys.errors import ArtifactError
-from recsys.recommender import RecommendRequest
+from recsys.recommender import RecommendRequest, RecommendResult
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas import (
@@ -54,6 +56,14 @@ def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
 def ids(response: httpx.Response) -> list[str]:
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
+
+
+def shortened(
+    fallback: Callable[[RecommendRequest], RecommendResult], request: RecommendRequest
+) -> RecommendResult:
+    """A fallback that knows two items only."""
+    result = fallback(request)
+    return replace(result, recommendations=result.recommendations[:2])
 
 
 # Recommendations
@@ -175,7 +185,7 @@ async def test_new_users_get_the_bare_prompt_without_retrieval(
 async def test_a_fallback_that_is_too_short_is_filled_up_by_the_model(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
-    known, recommender.fallback = recommender.fallback, lambda request: known(request)[:2]
+    recommender.fallback = partial(shortened, recommender.fallback)
     request = {"user": "eve", "k": 5, "filter": EVEN, "exclude_items": ["item-2"]}
     body = (await client.post(URL, json=request | {"include": ["metadata", "timing"]})).json()
     hidden = ["item-2", "item-0", "item-4"]
@@ -201,7 +211,7 @@ async def test_a_fallback_that_has_all_there_is_asks_no_model(
 async def test_a_fallback_stays_short_where_the_model_has_no_room(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
-    known, recommender.fallback = recommender.fallback, lambda request: known(request)[:2]
+    recommender.fallback = partial(shortened, recommender.fallback)
     tight = settings.model_copy(update={"queue_limit": 1, "max_batch": 1})
     async with running(tight, recommender=recommender) as (client, service):
         recommender.gate.clear()

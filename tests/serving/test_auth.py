@@ -28,8 +28,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "LOOK_AGAIN_S", 0.0)
+def check_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "CHECK_INTERVAL_S", 0.0)
 
 
 # The file
@@ -61,7 +61,7 @@ def test_a_key_is_found_and_no_other_text_is(file: Path) -> None:
         assert ring.find(other) is None
 
 
-@pytest.mark.usefixtures("look_at_once")
+@pytest.mark.usefixtures("check_at_once")
 def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file: Path) -> None:
     first = auth.create(file, "first", "read")
     ring = Keyring(file)
@@ -73,7 +73,7 @@ def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file: Path) -> N
     assert ring.find(second) is None  # the last one: nobody has a way in
 
 
-@pytest.mark.usefixtures("look_at_once")
+@pytest.mark.usefixtures("check_at_once")
 def test_a_file_that_breaks_later_keeps_the_keys_that_were_read(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

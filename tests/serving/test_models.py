@@ -163,12 +163,12 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         await until(lambda: recommender.busy)
         waiting = asyncio.create_task(client.post(URL, json={"history": ["item-2"]}))
         await until(lambda: service.models.waiting == 1)
-        loading = service._engine.load
+        loading = service._worker.load
 
         async def load(bundle: Path, loaded: Any = None) -> Any:
             return await loading(bundle, fake("two"))  # does not wait for the gate
 
-        service._engine.load = load
+        service._worker.load = load
         swap = asyncio.create_task(client.put("/v1/aliases/champion", json={"bundle": "two"}))
         await asyncio.sleep(0.05)
         recommender.gate.set()  # the worker is one, so the new one waits for its touch
@@ -301,14 +301,14 @@ async def test_a_bundle_that_changes_during_its_rollback_is_refused(
 ) -> None:
     async with running(models) as (client, service):
         await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        load = service._engine.load
+        load = service._worker.load
 
         async def late(path: Path, loaded: Any = None) -> Any:
             shutil.rmtree(path)
             make_bundle(path, 5)
             return await load(path, loaded)
 
-        monkeypatch.setattr(service._engine, "load", late)
+        monkeypatch.setattr(service._worker, "load", late)
         response = await client.post("/v1/aliases/champion/rollback")
         assert code(response) == (409, "alias_conflict")
         assert await answered_by(client) == "two"

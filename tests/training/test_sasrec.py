@@ -14,7 +14,7 @@ from recsys.artifacts import read_manifest
 from recsys.bundle import load_sasrec
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError
-from recsys.evaluation.protocol import check_sasrec
+from recsys.evaluation.leaks import check_fitted_on
 from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
@@ -168,8 +168,8 @@ def test_one_of_another_data_set_is_refused(make_context, shop):
     shop.write_parents(context.workspace, dataset=shop.chain_dataset(seed=5))
     with pytest.raises(ArtifactError, match="another dataset"):
         sasrec.trained(context)
-    with pytest.raises(DataError, match="leak: the SASRec"):
-        check_sasrec("0" * 64, shop.chain_dataset(), "test")
+    with pytest.raises(DataError, match="leak: the bundle's SASRec"):
+        check_fitted_on("SASRec", "0" * 64, shop.chain_dataset(), "from the stage 'sasrec' on")
 
 
 def test_nothing_is_made_where_nothing_is_asked_for(make_context):
@@ -179,7 +179,7 @@ def test_nothing_is_made_where_nothing_is_asked_for(make_context):
     assert not context.workspace.run("sasrec").exists()
 
 
-def test_ids_and_target_learn_from_it_and_a_report_has_it_as_a_baseline(make_context, shop):
+def test_ids_and_target_learn_from_it_and_a_report_shows_it(make_context, shop):
     context = make_context(
         sasrec=SMALL,
         ids={"levels": 3, "codebook_size": 4, "features": {"collaborative": "sasrec"}},

@@ -18,27 +18,30 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import (
-    SequenceConstraint,
     byte_level_tokenizer,
     random_catalog,
     random_prompts,
     tiny_model,
 )
-from recsys.text import generate_text
+from recsys.text import BeamSettings, generate_text
+from recsys.text.batch import repeated
 from recsys.text.constraint import DEAD
 from recsys.text.grammar import choice, lark
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.guide import repeated
-from recsys.text.title_trie import TitleTrie
-from recsys.text.titles import generate_titles
+from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
 SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
 TOKENS = TokenTrie.build(SPELLING, [1])
+CODES = TokenTrie.build([bytes([token]) for token in range(16)], [0])  # a token is a byte
 
 titles_ = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
+
+
+def generate(model, prompts, *sizes, constraint=None, **settings):
+    return generate_text(model, prompts, BeamSettings(*sizes, **settings), constraint=constraint)
 
 
 def log_probs(model, prompt, text):
@@ -82,7 +85,7 @@ def test_one_title_is_found_by_the_best_of_all_its_tokenisations_if_they_all_fit
     prompt = random_prompts(np.random.default_rng(seed), 1, 5, 16)[0]
     single = TitleTrie.build(titles, TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
     found = answers(
-        generate_text(
+        generate(
             DOUBLE, [prompt], 8, 6, constraint=single, length_penalty=0.0, num_return_sequences=8
         )
     )
@@ -144,7 +147,7 @@ def test_it_equals_a_plain_python_search_over_all_tokenisations(
 ):
     prompts = random_prompts(np.random.default_rng(seed), 2, 5, 16)
     trie = TitleTrie.build(titles, TOKENS)
-    found = generate_text(
+    found = generate(
         DOUBLE,
         prompts,
         num_beams,
@@ -168,12 +171,12 @@ def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
     trie = ItemTrie.build(random_catalog(rng, items, 3, 15) + 1)
     prompts = random_prompts(rng, 2, 6, 16)
     expected = beam_search(DOUBLE, prompts, trie, num_beams)
-    found = generate_text(
+    found = generate(
         DOUBLE,
         prompts,
         num_beams,
         4,
-        constraint=SequenceConstraint(trie.rows, 16, 0),
+        constraint=TitleTrie.build([bytes(row) for row in trie.rows.tolist()], CODES),
         length_penalty=0.0,
         num_return_sequences=num_beams,
     )
@@ -198,9 +201,9 @@ def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
 def test_every_request_may_have_its_own_constraint_and_unequal_lengths_leave_the_others_alone():
     prompts = random_prompts(np.random.default_rng(1), 3, 6, 16)
     tries = [TitleTrie.build(t, TOKENS) for t in (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])]
-    together = generate_text(DOUBLE, prompts, 3, 15, constraint=tries, num_return_sequences=3)
+    together = generate(DOUBLE, prompts, 3, 15, constraint=tries, num_return_sequences=3)
     for request, (prompt, trie) in enumerate(zip(prompts, tries, strict=True)):
-        alone = generate_text(DOUBLE, [prompt], 3, 15, constraint=trie, num_return_sequences=3)
+        alone = generate(DOUBLE, [prompt], 3, 15, constraint=trie, num_return_sequences=3)
         for a, b in zip(answers(alone), answers(together, request), strict=True):
             assert a[0] == b[0]
             assert a[1] == pytest.approx(b[1], abs=1e-9)
@@ -217,10 +220,10 @@ def test_equal_keys_are_repeats_of_the_best_of_them():
 
 def test_texts_that_are_not_whole_in_time_are_no_answers():
     trie = TitleTrie.build(["abc", "a"], TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
-    found = generate_text(DOUBLE, [np.array([3])], 4, 3, constraint=trie, num_return_sequences=4)
+    found = generate(DOUBLE, [np.array([3])], 4, 3, constraint=trie, num_return_sequences=4)
     assert [spelled(text) for text, _ in answers(found)] == ["a"]
     assert found.scores[0, 1:].tolist() == [-np.inf] * 3
-    nothing = generate_text(DOUBLE, [np.array([3])], 4, 1, constraint=trie)
+    nothing = generate(DOUBLE, [np.array([3])], 4, 1, constraint=trie)
     assert answers(nothing) == []
     assert nothing.tokens.shape == (1, 1, 0)
 
@@ -230,7 +233,7 @@ def test_grammars_constrain_beams_too():
     tokenizer = TextTokenizer(byte_level_tokenizer(texts, 270), 300)
     model = tiny_model("llama", 300)
     compiler = GrammarCompiler(tokenizer)
-    found = generate_text(
+    found = generate(
         model,
         [np.array([5, 6]), np.array([9])],
         4,
@@ -292,7 +295,7 @@ def test_every_title_that_a_llama_writes_is_in_the_catalog_and_once(name):
 )
 def test_constraints_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        generate_text(
+        generate(
             DOUBLE,
             [np.array([3])],
             2,
@@ -304,12 +307,12 @@ def test_constraints_that_do_not_fit_are_refused(arguments, message):
 def test_constraints_of_a_batch_end_alike():
     tries = [TitleTrie.build(["a"], TokenTrie.build(SPELLING, ends)) for ends in ([0], [1])]
     with pytest.raises(ValueError, match="differ in their end tokens"):
-        generate_text(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=tries)
+        generate(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=tries)
 
 
 def test_a_token_that_the_constraint_does_not_know_is_not_taken():
     model = tiny_model("llama", 64)
-    found = generate_text(
+    found = generate(
         model, [np.array([50])], 3, 8, constraint=TitleTrie.build(["abc", "ca"], TOKENS),
         num_return_sequences=3,
     )  # fmt: skip

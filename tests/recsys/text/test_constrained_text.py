@@ -28,7 +28,7 @@ from recsys.text.grammar import (
 )
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.sample import sample_text
-from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 TEXTS = [

@@ -1,4 +1,4 @@
-"""The protocol of constraints: items, titles and grammars, by each library, by the same rules."""
+"""The protocol of constraints: titles and grammars by the same rules."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.testing import SequenceConstraint, byte_level_tokenizer
+from recsys.testing import byte_level_tokenizer
 from recsys.text.constraint import DEAD, ROOT, tree_states
 from recsys.text.grammar import json_schema
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer
 
 TITLES = ["Heat", "Heat 2", "Alien", "Aliens", "Häuser", "Heat"]
 TOKENIZER = TextTokenizer(byte_level_tokenizer(TITLES, 290))
-CODES = np.random.default_rng(0).integers(1, 6, (20, 3))
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -27,13 +26,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 COMPILER = GrammarCompiler(TOKENIZER)
-KINDS = ("items", "titles", "grammar")
+KINDS = ("titles", "grammar")
 
 
 def make(kind):
     """A fresh constraint."""
-    if kind == "items":
-        return SequenceConstraint(CODES, 8, 7)
     if kind == "titles":
         return TitleTrie.build(TITLES, TOKENIZER.tokens)
     return COMPILER.constraint(json_schema(SCHEMA))
@@ -134,23 +131,6 @@ def test_forced_tokens_are_allowed_one_after_the_other(kind, seed):
         state = int(constraint.advance([state], [rng.choice(options)])[0])
 
 
-def test_items_are_their_token_sequences_and_an_end():
-    constraint = make("items")
-
-    def whole(state, prefix):
-        found = set()
-        for token in np.flatnonzero(constraint.allowed([state])[0]).tolist():
-            if token == 7:
-                ended = constraint.advance([state], [token])
-                assert not constraint.allowed(ended).any()
-                found.add(prefix)
-            else:
-                found |= whole(int(constraint.advance([state], [token])[0]), (*prefix, token))
-        return found
-
-    assert whole(constraint.initial(), ()) == {tuple(row) for row in CODES.tolist()}
-
-
 def test_a_tree_grows_from_any_state_and_a_wrong_token_kills_all_below():
     #   root ── H ──┬── e ── ?  (not allowed) ── a
     #               └── e
@@ -166,4 +146,4 @@ def test_a_tree_grows_from_any_state_and_a_wrong_token_kills_all_below():
 @pytest.mark.parametrize("parents", [[0], [ROOT, 2, ROOT], [-2]])
 def test_parents_come_first(parents):
     with pytest.raises(ValueError, match="parents come first"):
-        tree_states(make("items"), np.ones(len(parents)), parents)
+        tree_states(make("titles"), np.ones(len(parents)), parents)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,7 @@ from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import ARCHITECTURES, random_prompts, tiny_model
 from recsys.text import beam as text
-from recsys.text.beam import generate_text
+from recsys.text.beam import BeamSettings, generate_text
 
 MODELS = {name: tiny_model(name) for name in ARCHITECTURES}
 DOUBLE = tiny_model("llama-gqa", dtype=torch.float64)
@@ -30,6 +33,10 @@ rules = st.fixed_dictionaries(
         "early_stopping": st.sampled_from([False, True, "never"]),
     }
 )
+
+
+def generate(model, prompts, *sizes, constraint=None, **settings):
+    return generate_text(model, prompts, BeamSettings(*sizes, **settings), constraint=constraint)
 
 
 def answers(found, prompt):
@@ -113,7 +120,7 @@ def huggingface(model, prompts, num_beams, max_new_tokens, **rules_):
 @settings(max_examples=100, deadline=None)
 def test_it_equals_a_plain_python_beam_search_in_float64(seed, every, rules):
     prompts = random_prompts(np.random.default_rng(seed), 2, 9)
-    found = generate_text(
+    found = generate(
         DOUBLE, prompts, num_return_sequences=rules["num_beams"], collect_every=every, **rules
     )
     for i, prompt in enumerate(prompts):
@@ -134,7 +141,7 @@ def test_it_equals_a_plain_python_beam_search_in_float64(seed, every, rules):
 def test_it_equals_hugging_face_generate(architecture, seed, batch, every, rules):
     model, K = MODELS[architecture], rules["num_beams"]
     prompts = random_prompts(np.random.default_rng(seed), batch, 12)
-    found = generate_text(model, prompts, num_return_sequences=K, collect_every=every, **rules)
+    found = generate(model, prompts, num_return_sequences=K, collect_every=every, **rules)
     tokens, scores = huggingface(model, prompts, **rules)
     assert found.tokens.shape == tokens.shape
     # Hugging Face fills up with an end token where the padding is token 0
@@ -147,7 +154,7 @@ def test_it_equals_hugging_face_generate(architecture, seed, batch, every, rules
 @pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window", "qwen3-mixed-window"])
 def test_a_long_text_equals_hugging_face_and_its_slots_stay_few(architecture):
     model = MODELS[architecture]
-    found = generate_text(model, PROMPTS, 6, 120, eos_token_id=7, num_return_sequences=2)
+    found = generate(model, PROMPTS, 6, 120, eos_token_id=7, num_return_sequences=2)
     tokens, scores = huggingface(model, PROMPTS, 6, 120, eos_token_id=7)
     inside = torch.arange(found.tokens.shape[-1]) < found.lengths.unsqueeze(-1)
     assert torch.equal(found.tokens, (tokens[:, :2, : inside.shape[-1]] * inside))
@@ -171,21 +178,21 @@ def test_neither_collection_nor_its_interval_nor_the_budget_change_an_answer(
 ):
     prompts = random_prompts(np.random.default_rng(seed), 3, 9)
     model = TreeModel.of(DOUBLE)
-    kept = generate_text(model, prompts, collect=False, **rules)
+    kept = generate(model, prompts, collect_every=None, **rules)
     assert kept.collections == 0
     with pytest.MonkeyPatch.context() as patch:
         # just enough for the steps before the first collection: the cache has to grow
         patch.setattr(text, "node_budget", lambda K, _, g: K * g + budget)
-        found = generate_text(model, prompts, collect_every=every, **rules)
+        found = generate(model, prompts, collect_every=every, **rules)
     assert torch.equal(found.tokens, kept.tokens)
     torch.testing.assert_close(found.scores, kept.scores, atol=1e-9, rtol=1e-9)
     assert model.pool.lent == 0
 
 
 def test_the_cache_grows_when_the_live_nodes_do_not_fit(monkeypatch):
-    plenty = generate_text(DOUBLE, PROMPTS, 8, 40)
+    plenty = generate(DOUBLE, PROMPTS, 8, 40)
     monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
-    found = generate_text(DOUBLE, PROMPTS, 8, 40)
+    found = generate(DOUBLE, PROMPTS, 8, 40)
     assert torch.equal(found.tokens, plenty.tokens)
     assert found.stats[0].kv_slots > 16 + 8 * 8
     assert found.live == plenty.live
@@ -193,34 +200,34 @@ def test_the_cache_grows_when_the_live_nodes_do_not_fit(monkeypatch):
 
 def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
     rules_ = {"eos_token_id": list(range(10, 25)), "num_return_sequences": 4, "length_penalty": 0.3}
-    together = generate_text(DOUBLE, PROMPTS, 4, 30, **rules_)
+    together = generate(DOUBLE, PROMPTS, 4, 30, **rules_)
     assert len(set(together.lengths[:, 0].tolist())) > 1
     for i, prompt in enumerate(PROMPTS):
-        alone = generate_text(DOUBLE, [prompt], 4, 30, **rules_)
+        alone = generate(DOUBLE, [prompt], 4, 30, **rules_)
         assert answers(alone, 0)[0] == answers(together, i)[0]
         torch.testing.assert_close(alone.scores[0], together.scores[i], atol=1e-9, rtol=1e-9)
         assert alone.stats[0].target_passes == together.stats[i].target_passes
 
 
 def test_a_prompt_that_is_kept_from_an_earlier_call_is_not_run_again():
-    store = PrefixStore.for_model(TreeModel(DOUBLE), 1 << 20)
+    store = PrefixStore(DOUBLE.config, DOUBLE.dtype, DOUBLE.device, 1 << 20)
     model = TreeModel(DOUBLE, prefixes=store, version="v")
-    first = generate_text(model, [np.arange(1, 40)], 3, 12)
-    again = generate_text(model, [np.arange(1, 40)], 3, 12)
+    first = generate(model, [np.arange(1, 40)], 3, 12)
+    again = generate(model, [np.arange(1, 40)], 3, 12)
     assert first.stats[0].cached_tokens == 0 < again.stats[0].cached_tokens
     assert first.stats[0].target_tokens == 39 + 3 * 11
     assert torch.equal(first.tokens, again.tokens)
 
 
 def test_one_token_needs_one_pass_and_no_node():
-    found = generate_text(DOUBLE, [PROMPTS[0]], 3, 1, num_return_sequences=3)
+    found = generate(DOUBLE, [PROMPTS[0]], 3, 1, num_return_sequences=3)
     logits = DOUBLE(torch.from_numpy(PROMPTS[0])[None]).logits[0, -1]
     assert found.tokens[0, :, 0].tolist() == logits.topk(3).indices.tolist()
     assert (found.stats[0].target_passes, found.stats[0].kv_slots) == (1, 16)
 
 
 def test_no_prompts_give_no_texts():
-    found = generate_text(DOUBLE, [], 3, 5, num_return_sequences=2)
+    found = generate(DOUBLE, [], 3, 5, num_return_sequences=2)
     assert found.tokens.shape == (0, 2, 0)
     assert found.scores.shape == (0, 2)
     assert found.stats == []
@@ -239,7 +246,7 @@ def test_a_search_that_is_given_up_gives_its_cache_back(monkeypatch, after):
     monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)  # it also moves on the way
     monkeypatch.setattr(model, "forward", broken)
     with pytest.raises(KeyboardInterrupt):
-        generate_text(model, PROMPTS, 4, 30)
+        generate(model, PROMPTS, 4, 30)
     assert model.pool.lent == 0
 
 
@@ -256,7 +263,7 @@ def test_a_cache_that_cannot_grow_is_given_back(monkeypatch):
     monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
     monkeypatch.setattr(model.pool, "lend", scarce)
     with pytest.raises(MemoryError):
-        generate_text(model, PROMPTS, 4, 60)
+        generate(model, PROMPTS, 4, 60)
     assert model.pool.lent == 0
 
 
@@ -276,4 +283,10 @@ def test_a_cache_that_cannot_grow_is_given_back(monkeypatch):
 )
 def test_arguments_out_of_range_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        generate_text(DOUBLE, PROMPTS, **wrong)
+        generate(DOUBLE, PROMPTS, **wrong)
+
+
+def test_the_recommender_does_not_import_text_constraints():
+    code = "import sys, recsys.decoding, recsys.recommender; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [name for name in found.stdout.split() if name.startswith("recsys.text")]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recsys.testing import byte_level_tokenizer
 from recsys.text.byte_trie import NOWHERE, ByteTrie
 from recsys.text.constraint import DEAD
-from recsys.text.title_trie import TitleTrie
+from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
@@ -124,7 +124,7 @@ def test_what_follows_a_state_is_found_once():
 
 @given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
 @settings(max_examples=200, deadline=None)
-def test_a_text_stands_for_the_only_title_it_can_become(catalog):
+def test_a_text_merge_key_the_only_title_it_can_become(catalog):
     tokens = TokenTrie.build([b"a", b"b", b"c", b""], [3])
     titles = TitleTrie.build(catalog, tokens)
 
@@ -136,8 +136,8 @@ def test_a_text_stands_for_the_only_title_it_can_become(catalog):
 
     for prefix in {title[:n] for title in catalog for n in range(len(title) + 1)}:
         titles_below = {title for title in catalog if title.startswith(prefix)}
-        stands_for = titles_below.pop() if len(titles_below) == 1 else prefix
-        assert titles.merge_keys([state(prefix)]) == state(stands_for)
+        merge_key = titles_below.pop() if len(titles_below) == 1 else prefix
+        assert titles.merge_keys([state(prefix)]) == state(merge_key)
     ends = titles.advance([state(title) for title in catalog], [3] * len(catalog))
     assert titles.merge_keys(ends).tolist() == ends.tolist()
     assert titles.merge_keys([DEAD]) == DEAD
@@ -224,7 +224,7 @@ def test_a_tokenizer_of_another_kind_is_read_too():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokenizer": object()}, "tokenizer: object is no fast"),
+        ({"tokenizer": object()}, "tokenizer: object is not a fast"),
         ({"vocabulary_size": 10}, "vocabulary_size: 10 is less than the tokenizer's 258 tokens"),
     ],
 )

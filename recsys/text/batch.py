@@ -1,6 +1,6 @@
-"""Guide: the constraints of a batch, between tensors on a device and states on the host.
+"""BatchConstraint: the constraints of a batch, between tensors on a device and states on the host.
 
-Every request may have a constraint of its own; those that share one are asked about in one call.
+Every request may have its own constraint. Requests that share one are answered in one call.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from recsys.text.constraint import Constraint
 
 
-class Guide:
+class BatchConstraint:
     """Constraints of B requests.
 
     Attributes:
-        end_tokens: of all of them.
-        constraints: one a request.
+        end_tokens: end tokens, the same for all constraints.
+        constraints: one per request.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Guide:
         Args:
             constraint: one for all requests, or one each.
             batch: B.
-            vocabulary_size: V of the model; tokens that a constraint does not know are not allowed.
-            device: of the masks.
+            vocabulary_size: V of the model. Tokens beyond those of a constraint are not allowed.
+            device: device of the masks.
 
         Raises:
-            ValueError: another number of constraints than requests, unlike end tokens, or a
-                constraint with more tokens than the model.
+            ValueError: wrong number of constraints, different end tokens, or a constraint with
+                more tokens than the model.
         """
         shared = not isinstance(constraint, (list, tuple))
         self.constraints: list[Constraint] = (
@@ -59,13 +59,13 @@ class Guide:
         self._group()
 
     def initial(self, width: int) -> torch.Tensor:
-        """(B, width) states of empty texts."""
+        """(B, width) initial states."""
         states = [[c.initial()] * width for c in self.constraints]
         shape = (len(states), width)
         return torch.tensor(states, dtype=torch.int64, device=self._device).view(shape)
 
     def allowed(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W, V) tokens that may follow (B, W) states."""
+        """(B, W, V) whether each token may follow each of (B, W) states."""
         host = states.cpu().numpy()
         mask = np.zeros((*host.shape, self._vocabulary), np.bool_)
         for c, requests in self._groups:
@@ -74,7 +74,7 @@ class Guide:
         return torch.from_numpy(mask).to(self._device)
 
     def advance(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """(B, W) states behind (B, W) tokens; `DEAD` behind one that is not allowed."""
+        """(B, W) states after (B, W) tokens; `DEAD` after a token that is not allowed."""
         before, taken = torch.stack([states, tokens]).cpu().numpy()
         after = np.empty_like(before)
         for c, requests in self._groups:
@@ -84,7 +84,7 @@ class Guide:
         return torch.from_numpy(after).to(self._device)
 
     def merge_keys(self, states: torch.Tensor) -> torch.Tensor:
-        """(B, W) what (B, W) states stand for."""
+        """(B, W) merge keys of (B, W) states."""
         host = states.cpu().numpy()
         keys = np.empty_like(host)
         for c, requests in self._groups:
@@ -94,15 +94,15 @@ class Guide:
     def best(
         self, total: torch.Tensor, states: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The best candidates of each request of which no two stand for the same.
+        """The best continuations of each request with distinct merge keys.
 
         Args:
             total: (B, K * V) scores of all continuations, -inf for those not allowed.
-            states: (B, K) of the beams.
-            count: M, candidates wanted.
+            states: (B, K) states of the beams.
+            count: number of continuations, M.
 
         Returns:
-            (B, M) scores, best first, -inf where there are fewer; places in `total`; states.
+            (B, M) scores, best first, -inf if there are fewer; indices in `total`; states.
         """
         vocabulary = total.shape[1] // states.shape[1]
         many = count
@@ -120,12 +120,12 @@ class Guide:
         return scores, place.gather(1, order), after.gather(1, order)
 
     def keep(self, requests: torch.Tensor) -> None:
-        """Go on with some requests of the batch only; (b,) places."""
+        """Keep the requests at (b,) indices of the batch."""
         self.constraints = [self.constraints[i] for i in requests.tolist()]
         self._group()
 
     def _group(self) -> None:
-        """Requests by their constraint."""
+        """Group the requests by their constraint."""
         groups: dict[int, tuple[Constraint, list[int]]] = {}
         for request, c in enumerate(self.constraints):
             groups.setdefault(id(c), (c, []))[1].append(request)
@@ -133,7 +133,7 @@ class Guide:
 
 
 def repeated(keys: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """(B, M) whether a better place of the same request has an equal key; first wins if equal."""
+    """(B, M) whether a better entry of the same request has the same key; ties go to the first."""
     ranked = scores.sort(dim=1, descending=True, stable=True).indices
     ordered, order = keys.gather(1, ranked).sort(dim=1, stable=True)
     again = torch.zeros_like(ordered, dtype=torch.bool)

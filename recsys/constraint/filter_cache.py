@@ -1,0 +1,169 @@
+"""FilterCache: row masks and boosts of the filters used last, for one trie and its attributes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.constraint.attributes import Attributes
+from recsys.constraint.boost import Boost
+from recsys.constraint.filters import ItemBoosts, ItemFilter
+from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.trie import ItemTrie
+
+K = TypeVar("K", RowMask, Boost)
+_IN_USE = 32  # masks in the shared memory that may be in use although the cache has dropped them
+_MOST_MASKS = 4096  # most masks in the shared memory; further ones have memory of their own
+_PREPARED = 1 << 26  # most bytes of the shared memory that `prepare` touches
+
+
+@dataclass(frozen=True)
+class FilterStats:
+    """Counters of a `FilterCache`; boosts count as masks.
+
+    Attributes:
+        hits: masks that were in the cache.
+        misses: masks that had to be computed.
+        evictions: masks that were dropped to make room.
+        entries: masks in the cache now.
+        bytes: size of these masks.
+        seconds: time spent on computing masks.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    entries: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class FilterCache:
+    """Keeps the masks of the filters used last, and boosts; threads may share it.
+
+    Attributes:
+        trie: the catalog.
+        attributes: attributes of its items, in the order of `trie.row_items`.
+    """
+
+    def __init__(
+        self,
+        trie: ItemTrie,
+        attributes: Attributes,
+        max_bytes: int = 1 << 28,
+        *,
+        left: NDArray[np.bool_] | None = None,
+        after: FilterCache | None = None,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            trie: the catalog.
+            attributes: attributes of its items.
+            max_bytes: limit for all masks together.
+            left: (items,) bool in the attributes' order, the items that have not been removed; None
+                if none has. No mask allows a removed item, and no boost counts for one.
+            after: the cache that this one replaces. Its counters are continued, and its memory is
+                reused if the trie is the same.
+
+        Raises:
+            ValueError: `max_bytes` is negative.
+        """
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
+        self.trie, self.attributes = trie, attributes
+        self._max_bytes, self._left = max_bytes, left
+        self._kept: OrderedDict[tuple[type, str], RowMask | Boost] = OrderedDict()
+        self._lock = threading.Lock()
+        self._stats = FilterStats()
+        self._room: MaskRoom | None = None
+        if after is not None:
+            self._stats = replace(after.stats, entries=0, bytes=0)
+            if after.trie is trie:
+                self._room = after._room
+
+    @property
+    def stats(self) -> FilterStats:
+        """Counters so far."""
+        return self._stats
+
+    def mask(self, wanted: ItemFilter | Mapping[str, Any]) -> RowMask:
+        """The items that a filter allows; computed on first use, outside of any lock.
+
+        Raises:
+            FilterError: a malformed filter, or one that does not fit the attributes.
+        """
+        if not isinstance(wanted, ItemFilter):
+            wanted = ItemFilter.parse(wanted)
+        return self._get(RowMask, wanted, self._new_mask)
+
+    def boost(self, wanted: ItemBoosts) -> Boost:
+        """The boosts of all items; computed on first use, outside of any lock.
+
+        Raises:
+            FilterError: one of the filters does not fit the attributes.
+        """
+        return self._get(Boost, wanted, self._new_boost)
+
+    def prepare(self) -> None:
+        """Allocate the masks' shared memory ahead of time, so that the first filters are fast."""
+        if self._room is None:
+            self._room = self._new_room(_PREPARED)
+
+    def _new_mask(self, items: NDArray[np.bool_]) -> RowMask:
+        if self._room is None:
+            self._room = self._new_room(0)  # if several threads get here, one of the rooms stays
+        return RowMask.of(
+            self.trie, items if self._left is None else items & self._left, self._room
+        )
+
+    def _new_boost(self, items: NDArray[np.float32]) -> Boost:
+        if self._left is not None:  # a removed item must not raise the bound of a prefix
+            items = np.where(self._left, items, items.min())
+        return Boost.of(self.trie, items)
+
+    def _new_room(self, prepared: int) -> MaskRoom:
+        """Shared memory for the masks that fit into the cache, and for some that are in use."""
+        flags = self.trie.padded_states + len(self.trie.dense_flags)
+        mask = self.trie.num_items + 4 * self.trie.num_rows + flags
+        masks = min(_MOST_MASKS, self._max_bytes // mask) + _IN_USE
+        return MaskRoom(self.trie, masks, min(_IN_USE * flags, prepared))
+
+    def _get(
+        self, kind: type[K], wanted: ItemFilter | ItemBoosts, make: Callable[[NDArray[Any]], K]
+    ) -> K:
+        key = kind, wanted.key
+        with self._lock:
+            found = self._kept.get(key)
+            if isinstance(found, kind):
+                self._kept.move_to_end(key)
+                self._stats = replace(self._stats, hits=self._stats.hits + 1)
+                return found
+        start = time.perf_counter()
+        made = make(wanted.evaluate(self.attributes))
+        seconds = time.perf_counter() - start
+        with self._lock:
+            # Another thread may have been faster; then all threads share its result.
+            kept = self._kept.setdefault(key, made)
+            self._kept.move_to_end(key)
+            size, evictions = self._stats.bytes, self._stats.evictions
+            size += made.nbytes if kept is made else 0
+            while size > self._max_bytes:
+                size -= self._kept.popitem(last=False)[1].nbytes
+                evictions += 1
+            self._stats = FilterStats(
+                self._stats.hits,
+                self._stats.misses + 1,
+                evictions,
+                len(self._kept),
+                size,
+                self._stats.seconds + seconds,
+            )
+            return kept if isinstance(kept, kind) else made

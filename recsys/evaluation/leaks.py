@@ -1,0 +1,85 @@
+"""Leak checks: nothing that is measured on a split may have been fitted on its events."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.dataset import Dataset
+from recsys.errors import DataError
+from recsys.retrieval import digest
+from recsys.splits import LABELS, TRAIN, SplitName
+
+
+def check_no_leak(dataset: Dataset, split: SplitName) -> None:
+    """Check, event by event, that training data and histories end before the split's first event.
+
+    Raises:
+        DataError: the split has no events, or a training history or a history reaches into it.
+    """
+    events, num_users = dataset.interactions, len(dataset.interactions.user_ids)
+    learned = np.flatnonzero(dataset.split == TRAIN)
+    asked = np.flatnonzero(dataset.split == LABELS[split])
+    if len(asked) == 0:
+        raise DataError(
+            f"the data set has no {split} events; prepare it with a split that has some"
+        )
+    first = np.full(num_users, len(events))
+    np.minimum.at(first, events.user[asked], asked)
+    if (learned >= first[events.user[learned]]).any():
+        raise DataError(f"leak: a user's training events reach into the {split} split")
+    if not np.array_equal(dataset.train_histories.items, events.item[learned]):
+        raise DataError("leak: training histories hold events that are not labelled training")
+    examples = dataset.examples(split)
+    before = first[examples.users] - events.histories.offsets[examples.users]
+    if not np.array_equal(examples.histories.lengths, before):
+        raise DataError(f"leak: histories do not end where the {split} split begins")
+
+
+def check_fitted_on(part: str, fitted_on: str | None, dataset: Dataset, again: str) -> list[str]:
+    """Check that a part of a bundle was fitted on the training events and on nothing else.
+
+    Args:
+        part: name of the part in messages.
+        fitted_on: `digest` of the histories that it was fitted on; None if that is unknown.
+        dataset: data set that the bundle is measured on.
+        again: stages that fit the part again, for messages.
+
+    Returns:
+        Warnings for the reader of the report: one if it is unknown what the part was fitted on.
+
+    Raises:
+        DataError: the part was fitted on other events.
+    """
+    if fitted_on is None:
+        return [
+            f"The bundle does not say which events its {part} learned from. Run {again} again to "
+            "have that checked."
+        ]
+    if fitted_on != digest(dataset.train_histories):
+        raise DataError(
+            f"leak: the bundle's {part} learned from other events than the data set's training "
+            f"events; run {again} again before measuring"
+        )
+    return []
+
+
+def check_counts(counts: NDArray[np.float64], dataset: Dataset) -> None:
+    """Check that retrieval has counted no more events of any item than there are to train on.
+
+    Args:
+        counts: (items,) events that retrieval has counted.
+        dataset: data set that it is measured on.
+
+    Raises:
+        DataError: it has counted more.
+    """
+    trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
+    over = np.flatnonzero(counts > trained + 1e-6)
+    if len(over):
+        item = int(over[0])
+        raise DataError(
+            f"leak: retrieval has counted {counts[item]:g} events of item "
+            f"{str(dataset.item_ids[item])!r}, but there are {trained[item]} training events (the "
+            f"same holds for {len(over)} items); fit it on training events before measuring"
+        )

@@ -1,0 +1,97 @@
+"""Words: TF-IDF of texts or of lists of values, reduced by a truncated SVD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.linalg import svds
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """A fitted TF-IDF with its truncated SVD: documents -> rows of length 1.
+
+    Attributes:
+        terms: of the vocabulary, in the order of its columns.
+        idf: (T,) float64.
+        projection: (T, D) float32, right singular vectors over the roots of the singular values.
+        text: documents are texts; else lists of values.
+    """
+
+    terms: list[str]
+    idf: NDArray[np.float64]
+    projection: NDArray[np.float32]
+    text: bool
+
+    def encode(self, documents: list[str] | list[list[str]]) -> NDArray[np.float32]:
+        """(n, D) unit rows; zero where a document has no known term."""
+        weights = self._vectorizer.transform(documents)
+        return unit_rows(np.asarray(weights @ self.projection))
+
+    @cached_property
+    def _vectorizer(self) -> Any:
+        vectorizer = _vectorizer(self.text, self.terms)
+        vectorizer.idf_ = self.idf
+        return vectorizer
+
+
+def fit_words(
+    text: bool, documents: list[str] | list[list[str]], dim: int, seed: int
+) -> tuple[NDArray[np.float32], Words | None]:
+    """Unit rows of the truncated SVD of a TF-IDF matrix; no columns where no word is left."""
+    vectorizer = _vectorizer(text)
+    try:
+        weights = vectorizer.fit_transform(documents)
+    except ValueError:  # scikit-learn: "empty vocabulary", "no terms remain"
+        return np.zeros((len(documents), 0), np.float32), None
+    left, projection = truncated_svd(sparse.csr_array(weights), dim, seed)
+    terms = vectorizer.get_feature_names_out().tolist()
+    return unit_rows(left), Words(terms, vectorizer.idf_, projection, text)
+
+
+def _vectorizer(text: bool, terms: list[str] | None = None) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    if not text:
+        return TfidfVectorizer(analyzer=_identity, vocabulary=terms)
+    # A word of one item alone likens it to none.
+    return TfidfVectorizer(
+        sublinear_tf=True, stop_words="english", ngram_range=(1, 2), min_df=2, vocabulary=terms
+    )
+
+
+def _identity(document: list[str]) -> list[str]:
+    return document
+
+
+def truncated_svd(
+    matrix: sparse.csr_array, dim: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(n, <=dim) left singular vectors times the square roots of their singular values.
+
+    The start vector is drawn from the seed and each column's largest entry is made positive, so
+    the answer is one. Also the (m, <=dim) matrix that maps rows of `matrix` to it.
+    """
+    matrix = matrix.astype(np.float64)
+    if dim < min(matrix.shape):
+        start = np.random.default_rng(seed).standard_normal(min(matrix.shape))
+        left, values, right = svds(matrix, k=dim, v0=start, solver="arpack")
+        left, values, right = left[:, ::-1], values[::-1], right[::-1]
+    else:
+        left, values, right = np.linalg.svd(matrix.toarray(), full_matrices=False)
+    keep = values > values[0] * 1e-6
+    left, values, right = left[:, keep], values[keep], right[keep]
+    sign = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
+    root = np.sqrt(values)
+    return np.asarray(left * sign * root, np.float32), np.asarray(right.T * sign / root, np.float32)
+
+
+def unit_rows(matrix: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Rows scaled to length 1; a zero row stays."""
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    return np.asarray(matrix / np.where(norms > 0, norms, 1), np.float32)
