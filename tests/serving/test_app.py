@@ -123,9 +123,7 @@ async def test_every_option_of_a_users_query_arrives(
     assert "metadata" in response.json()["items"][0]
 
 
-async def test_an_unknown_user_is_answered_from_popularity_and_says_so(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_unknown_user_gets_popular_items_and_a_note(client: httpx.AsyncClient) -> None:
     for response in (
         await client.post(URL, json={"user": "eve", "k": 3}),
         await client.get("/v1/users/eve/recommendations?k=3"),
@@ -137,9 +135,7 @@ async def test_an_unknown_user_is_answered_from_popularity_and_says_so(
         assert "popularity" in body["note"]["detail"]
 
 
-async def test_an_unknown_user_is_a_problem_for_who_wants_no_fallback(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_unknown_user_without_fallback_is_a_problem(client: httpx.AsyncClient) -> None:
     strict = {"user": "eve", "fallback": False}
     body = is_problem(await client.post(URL, json=strict), "unknown_user")
     assert body["detail"] == "There is no history of user 'eve'; send one inline as 'history'."
@@ -199,7 +195,7 @@ async def test_a_fallback_that_is_too_short_is_filled_up_by_the_model(
     assert "the model" in body["note"]["detail"]
 
 
-async def test_a_fallback_that_has_all_there_is_asks_no_model(
+async def test_a_complete_fallback_does_not_run_the_model(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     hidden = [f"item-{i}" for i in range(297)]
@@ -225,9 +221,7 @@ async def test_a_fallback_stays_short_where_the_model_has_no_room(
         assert [r.status_code for r in await asyncio.gather(first, second)] == [200, 200]
 
 
-async def test_a_partly_unknown_history_lists_what_was_passed_over(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_unknown_items_of_a_history_are_listed(client: httpx.AsyncClient) -> None:
     body = (await client.post(URL, json={"history": ["gone", "item-3", "lost"]})).json()
     assert (body["unknown_items"], body["history_items"], body["note"]) == (
         ["gone", "lost"],
@@ -249,14 +243,14 @@ async def test_exclusions_reach_the_model_and_are_counted_once(
     assert response.json()["eligible_items"] == 300
 
 
-async def test_fewer_items_than_asked_for_is_an_ordinary_answer(client: httpx.AsyncClient) -> None:
+async def test_a_list_may_be_shorter_than_k(client: httpx.AsyncClient) -> None:
     hidden = [f"item-{i}" for i in range(297)]
     response = await client.post(URL, json={"history": [], "k": 10, "exclude_items": hidden})
     assert set(ids(response)) == {"item-297", "item-298", "item-299"}
     assert response.json()["eligible_items"] == 3
 
 
-async def test_metadata_and_timing_come_when_asked_for(client: httpx.AsyncClient) -> None:
+async def test_metadata_and_timing_are_included_on_request(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1"], "k": 200, "include": ["metadata", "timing"]}
     body = (await client.post(URL, json={**request, "exclude_seen": False})).json()
     found = {item["item_id"]: item["metadata"] for item in body["items"]}
@@ -305,7 +299,7 @@ async def test_metadata_and_timing_come_when_asked_for(client: httpx.AsyncClient
         (None, "", "a JSON object"),
     ],
 )
-async def test_a_request_that_is_not_valid_is_told_where(
+async def test_an_invalid_request_is_reported_with_its_pointer(
     client: httpx.AsyncClient, body: Any, pointer: str, text: str
 ) -> None:
     response = await client.post(URL, content=json.dumps(body), headers=JSON)
@@ -333,7 +327,7 @@ async def test_refused_fields_are_listed_up_to_a_limit_and_counted(
         (f"/v1/items/{'i' * 257}", "/item_id"),
     ],
 )
-async def test_a_path_or_query_that_is_not_valid_is_told_where(
+async def test_an_invalid_path_or_query_is_reported_with_its_pointer(
     client: httpx.AsyncClient, path: str, pointer: str
 ) -> None:
     (error,) = is_problem(await client.get(path), "invalid_request")["errors"]
@@ -441,14 +435,14 @@ async def test_every_option_arrives_at_the_model(
         ({"mode": "relaxed"}, "give it a seed"),
     ],
 )
-async def test_options_that_exclude_each_other_are_told(
+async def test_conflicting_options_are_reported(
     client: httpx.AsyncClient, options: dict[str, Any], text: str
 ) -> None:
     response = await client.post(URL, json={"history": ["item-1"], **options})
     assert text in is_problem(response, "invalid_request")["detail"]
 
 
-async def test_a_filter_holds_and_what_it_leaves_is_counted(client: httpx.AsyncClient) -> None:
+async def test_a_filter_is_applied_and_its_matches_are_counted(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1", "item-2"], "filter": EVEN, "exclude_items": ["item-4"]}
     response = await client.post(URL, json={**request, "k": 200})
     assert {int(item[5:]) % 2 for item in ids(response)} == {0}
@@ -470,9 +464,7 @@ async def test_diversity_chooses_from_more_items_and_is_approximate(
     assert response.json()["certificate"] == "approximate"
 
 
-async def test_a_trace_is_in_codes_and_a_reason_is_told_when_asked_for(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_traces_and_explanations_are_included_on_request(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1"], "k": 1, "include": ["trace", "explanation"]}
     body = (await client.post(URL, json=request)).json()
     assert body["trace"] == {
@@ -529,7 +521,7 @@ async def test_the_longest_requests_that_are_allowed_are_answered(
     assert len(ids(await client.post(URL, json=long))) == 200
 
 
-async def test_what_waits_beyond_its_deadline_is_never_computed(
+async def test_requests_past_their_deadline_are_not_computed(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     hasty = settings.model_copy(update={"deadline_ms": 100.0, "queue_limit": 1000})
@@ -796,7 +788,7 @@ async def test_a_client_that_leaves_during_its_body_gets_no_answer(
     assert record.fields["status"] == 499  # type: ignore[attr-defined]
 
 
-async def test_a_client_that_goes_away_gives_its_place_back(
+async def test_a_client_that_disconnects_frees_its_place(
     settings: ServingSettings,
     recommender: Any,
     running: Any,
@@ -935,7 +927,7 @@ class BrokenStore:
         pass
 
 
-async def test_a_store_that_fails_is_503_and_inline_histories_go_on(
+async def test_a_failing_store_is_503_except_for_inline_histories(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     hasty = settings.model_copy(update={"deadline_ms": 50.0})
@@ -950,7 +942,7 @@ async def test_a_store_that_fails_is_503_and_inline_histories_go_on(
 # Around every request
 
 
-async def test_a_request_id_is_taken_over_or_made(client: httpx.AsyncClient) -> None:
+async def test_a_request_id_is_accepted_or_generated(client: httpx.AsyncClient) -> None:
     response = await client.get("/health/live", headers={"X-Request-ID": "trace-1.a_B"})
     assert response.headers["x-request-id"] == "trace-1.a_B"
     for bad in ("", "a b", "x" * 129, 'a"}\\n{'):
@@ -1046,7 +1038,7 @@ def wire_models() -> list[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("kind", wire_models())
-def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
+def test_examples_are_valid_and_complete(kind: type[BaseModel]) -> None:
     for example in kind.model_json_schema().get("examples", []):
         if kind is recommendations.Subject:
             continue  # no body by itself
@@ -1057,7 +1049,7 @@ def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_what_is_loaded_is_kept_from_the_collector_until_the_end(
+async def test_loaded_objects_are_frozen_for_the_garbage_collector(
     settings: ServingSettings, recommender: Any, running: Any, left_frozen: Any, asked: bool
 ) -> None:
     chosen = settings.model_copy(update={"gc_freeze": asked})

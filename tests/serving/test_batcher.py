@@ -231,7 +231,7 @@ async def test_a_timeout_of_the_worker_is_not_the_deadline() -> None:
     await made.close()
 
 
-async def test_closing_answers_those_who_wait_and_refuses_others() -> None:
+async def test_closing_answers_waiting_requests_and_refuses_new_ones() -> None:
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -249,7 +249,7 @@ async def test_closing_answers_those_who_wait_and_refuses_others() -> None:
     assert [(await task).result for task in tasks] == [1, 4, 9]
 
 
-async def test_closing_does_not_wait_for_company_that_cannot_come() -> None:
+async def test_closing_does_not_wait_for_more_requests() -> None:
     worker = Worker()
     made = batcher(worker)
     await slowly(made, worker, 1, 2)
@@ -261,7 +261,7 @@ async def test_closing_does_not_wait_for_company_that_cannot_come() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_whatever_comes_and_goes_everyone_gets_his_own_answer(seed: int) -> None:
+async def test_every_caller_gets_its_own_answer(seed: int) -> None:
     rng = random.Random(seed)
     worker = Worker()
     made = batcher(worker, max_wait_ms=1, queue_limit=50)

@@ -266,7 +266,7 @@ def test_a_run_without_answers_has_no_percentile() -> None:
 
 
 @anyio
-async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RecsysError, match=r"did not start: .*nothing is not an artifact"):
         async with started(tmp_path / "nothing"):
             pass

@@ -16,7 +16,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_whatever_json_can_say_comes_back(value: object, ascii_only: bool) -> None:
+def test_every_json_value_is_parsed(value: object, ascii_only: bool) -> None:
     assert parse(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
@@ -38,7 +38,7 @@ def test_whatever_json_can_say_comes_back(value: object, ascii_only: bool) -> No
         (b"", "at character 0"),
     ],
 )
-def test_what_json_cannot_say_is_refused_with_the_reason(body: bytes, why: str) -> None:
+def test_invalid_json_is_refused_with_the_reason(body: bytes, why: str) -> None:
     with pytest.raises(MalformedError, match=why):
         parse(body)
 

@@ -54,7 +54,7 @@ def test_the_example_has_every_setting_and_its_defaults() -> None:
     assert ServingSettings.load(file).port == 8000
 
 
-def test_what_is_commented_out_in_the_example_is_valid_as_well(
+def test_commented_settings_of_the_example_are_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
@@ -75,7 +75,7 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
 
 
-def test_the_image_is_pinned_runs_as_nobody_and_tells_its_health() -> None:
+def test_the_image_is_pinned_unprivileged_and_has_a_health_check() -> None:
     found = instructions()
     words = [word for word, _ in found]
     assert words.count("FROM") == 2
@@ -135,7 +135,7 @@ def test_compose_waits_for_stores_and_listens_on_loopback() -> None:
 # systemd
 
 
-def test_the_unit_runs_a_command_that_there_is_and_is_hardened() -> None:
+def test_the_unit_runs_an_existing_command_and_is_hardened() -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(DEPLOY / "recsys.service")

@@ -93,7 +93,7 @@ async def test_a_known_id_with_other_content_stores_nothing(client: httpx.AsyncC
     assert await items(client, "eve") == ["item-1"]
 
 
-async def test_lines_are_taken_as_well(client: httpx.AsyncClient) -> None:
+async def test_events_can_be_sent_as_lines(client: httpx.AsyncClient) -> None:
     body = (
         b'{"event_id": "1", "user": "eve", "item": "a", "timestamp": 2}\n\n'
         b'{"event_id": "2", "user": "eve", "item": "\xc3\xa9", "timestamp": 1}\r\n'
@@ -105,9 +105,7 @@ async def test_lines_are_taken_as_well(client: httpx.AsyncClient) -> None:
     assert await items(client, "eve") == ["é", "a"]
 
 
-async def test_bad_lines_and_bodies_are_named_and_nothing_is_kept(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_bad_lines_and_bodies_are_reported_and_not_stored(client: httpx.AsyncClient) -> None:
     good = '{"user": "eve", "item": "a"}\n'
     for line, code, text in (
         ("{", "malformed_body", "Line 2 is not valid JSON"),
@@ -173,7 +171,7 @@ async def test_too_many_events_are_refused_in_either_form(client: httpx.AsyncCli
     assert (await post(client, *events[1:]))["accepted"] == MAX_EVENTS
 
 
-async def test_many_senders_at_once_lose_and_double_nothing(client: httpx.AsyncClient) -> None:
+async def test_concurrent_senders_lose_and_repeat_no_event(client: httpx.AsyncClient) -> None:
     async def send(sender: int) -> None:
         for n in range(10):
             event = {"event_id": f"{sender}-{n}", "user": f"u{sender % 5}", "item": f"{sender}-{n}"}
@@ -248,7 +246,7 @@ async def test_feedback_is_linked_to_the_answer_it_is_about(client: httpx.AsyncC
     assert [event["linked"] for event in events] == [False, True]
 
 
-async def test_what_was_only_shown_is_no_history(
+async def test_impressions_are_not_part_of_a_history(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     before = await recommended(client, "ada")
@@ -311,7 +309,7 @@ async def test_users_are_listed(client: httpx.AsyncClient) -> None:
 # Faults
 
 
-async def test_a_store_that_is_full_refuses_writes_and_answers_go_on(
+async def test_a_full_store_refuses_writes_but_recommendations_work(
     settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):

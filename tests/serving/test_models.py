@@ -79,7 +79,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["code"]
 
 
-async def test_an_alias_is_set_listed_asked_and_dropped(
+async def test_an_alias_is_set_listed_used_and_removed(
     models: ServingSettings, running: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -243,7 +243,7 @@ async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(
     ("name", "status"),
     [("three", 404), ("..", 422), ("../one", 422), (".hidden", 422), ("a/b", 422), ("", 422)],
 )
-async def test_only_bundles_of_the_folder_can_be_named(
+async def test_only_bundles_of_the_folder_can_be_loaded(
     models: ServingSettings, running: Any, name: str, status: int
 ) -> None:
     async with running(models) as (client, _):
@@ -251,7 +251,7 @@ async def test_only_bundles_of_the_folder_can_be_named(
         assert response.status_code == status
 
 
-async def test_a_change_that_nobody_waits_for_is_told_by_the_alias(
+async def test_the_alias_reports_the_outcome_of_a_background_change(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -261,9 +261,7 @@ async def test_a_change_that_nobody_waits_for_is_told_by_the_alias(
         assert await answered_by(client, model="next") == "two"
 
 
-async def test_nothing_before_is_nothing_to_roll_back_to(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_a_rollback_needs_a_previous_version(models: ServingSettings, running: Any) -> None:
     async with running(models) as (client, _):
         response = await client.post("/v1/aliases/champion/rollback")
         assert code(response) == (409, "alias_conflict")
@@ -330,7 +328,7 @@ async def test_a_swap_holds_without_the_store_and_is_logged(
         assert "aliases are not kept: away" in caplog.text
 
 
-async def test_what_an_alias_stood_for_before_survives_a_restart(
+async def test_previous_versions_of_an_alias_survive_a_restart(
     models: ServingSettings, running: Any
 ) -> None:
     async with running(models) as (client, _):
@@ -361,9 +359,7 @@ async def test_a_lost_version_becomes_a_previous_one_at_restart(
     assert f"version {two['version']} of bundle two is gone" in caplog.text
 
 
-async def test_aliases_that_an_older_program_kept_by_name_are_read(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_aliases_of_older_stores_are_read(models: ServingSettings, running: Any) -> None:
     async with running(models) as (_, service):
         names = {"champion": "two", "next": "one"}
         kept = {"bundle": str(models.bundle), "aliases": names}
@@ -392,7 +388,7 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(
 # Shadow
 
 
-async def test_shadows_run_when_nobody_waits_and_are_counted(
+async def test_shadows_run_while_idle_and_are_counted(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     sampled = models.model_copy(update={"shadow_fraction": 1.0})

@@ -406,7 +406,7 @@ def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == 390, view
 
 
-def test_what_is_refused_is_said_in_its_place(visit: Callable[..., Page], site: str) -> None:
+def test_the_page_shows_problems_in_place(visit: Callable[..., Page], site: str) -> None:
     page = visit("user=nobody", problems=True)
     expect(page.locator(".strip .problem")).to_contain_text("no events of user 'nobody'")
     broken = json.dumps({"must": [{"key": "colours", "range": {"lt": 3}}]})
@@ -468,7 +468,9 @@ def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Pa
     assert "rk_secret" not in curl + page.url
 
 
-def test_the_curl_line_asks_what_the_page_asked(visit: Callable[..., Page], site: str) -> None:
+def test_the_curl_command_equals_the_request_of_the_page(
+    visit: Callable[..., Page], site: str
+) -> None:
     page = visit("h=B0003&h=B0014&k=3&seen=1")
     shown = listed(page)
     curl = page.locator(".request code").text_content()
@@ -497,7 +499,7 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
     assert "password" in nameless
 
 
-def test_the_focus_can_be_seen_wherever_it_is(visit: Callable[..., Page]) -> None:
+def test_the_focus_is_always_visible(visit: Callable[..., Page]) -> None:
     page = visit("view=decode&user=ada")
     page.wait_for_selector("#again")
     for _ in range(45):
@@ -505,7 +507,7 @@ def test_the_focus_can_be_seen_wherever_it_is(visit: Callable[..., Page]) -> Non
         assert page.evaluate(f"({PROBES}).focus()") in (True, None)
 
 
-def test_static_files_are_typed_revalidated_and_nothing_else(site: str, bundle: Path) -> None:
+def test_static_files_have_types_and_etags_and_no_other_paths(site: str, bundle: Path) -> None:
     with httpx.Client(base_url=site) as client:
         page = client.get("/")
         policy = page.headers["content-security-policy"]

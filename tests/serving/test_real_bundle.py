@@ -24,6 +24,8 @@ from recsys.recommender import RecommendRequest
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
 
+pytestmark = pytest.mark.anyio
+
 ITEMS = 500
 
 
@@ -39,7 +41,6 @@ def served(bundle: Path, tmp_path: Path) -> ServingSettings:
     )
 
 
-@pytest.mark.anyio
 async def test_an_answer_under_load_is_the_answer_alone(
     served: ServingSettings, bundle: Path, running: Any
 ) -> None:
@@ -69,7 +70,6 @@ async def test_an_answer_under_load_is_the_answer_alone(
     assert any(together)
 
 
-@pytest.mark.anyio
 async def test_a_bare_prompt_is_answered_with_titles_and_a_note(
     served: ServingSettings, running: Any
 ) -> None:

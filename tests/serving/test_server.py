@@ -139,7 +139,7 @@ def test_a_killed_server_keeps_all_acknowledged_events(
     assert len(kept) <= len(acknowledged) + 4  # no more than were on their way
 
 
-def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None:
+def test_a_port_in_use_is_reported_with_advice(settings: ServingSettings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

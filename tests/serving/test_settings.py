@@ -63,7 +63,7 @@ def test_listening_on_the_network_needs_keys_or_a_flag(host: str) -> None:
     assert ServingSettings.load(host=host, insecure_listen=True).host == host
 
 
-def test_an_unknown_key_is_refused_wherever_it_comes_from(
+def test_unknown_keys_are_refused_in_every_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "serving.yaml"

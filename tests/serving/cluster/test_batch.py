@@ -34,6 +34,8 @@ from recsys.serving.batch.scoring import Scorer
 from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
 from recsys.serving.settings import ServingSettings
 
+pytestmark = pytest.mark.anyio
+
 RNG = np.random.default_rng(5)
 HISTORIES: list[list[str] | None] = [
     [f"B{i:04d}" for i in RNG.integers(0, 300, length)] for length in RNG.integers(1, 30, 40)
@@ -62,7 +64,7 @@ def table_of(out: Path) -> pa.Table:
     return pa.concat_tables(pq.read_table(part) for part in sorted(out.glob("part-*.parquet")))
 
 
-def test_the_table_is_what_the_recommender_says_one_by_one(
+def test_the_table_equals_single_answers_of_the_recommender(
     job: Job, bundles: Path, tmp_path: Path
 ) -> None:
     summary = score(job, tmp_path / "out")
@@ -81,8 +83,7 @@ def test_the_table_is_what_the_recommender_says_one_by_one(
     assert verify(tmp_path / "out", "recommendations").digest == summary.digest
 
 
-@pytest.mark.anyio
-async def test_the_table_is_what_the_endpoint_says(
+async def test_the_table_equals_the_answers_of_the_endpoint(
     bundles: Path, users: Path, tmp_path: Path, running: Any
 ) -> None:
     request = {"k": 4, "filter": {"must": [{"key": "price", "range": {"lt": 60}}]}}
@@ -119,8 +120,7 @@ CHEAP = {"must": [{"key": "price", "range": {"lt": 4}}]}
 STRANGERS: list[list[str] | None] = [None, [], ["gone"], ["gone", "B0001"], ["B0002", "B0003"]]
 
 
-@pytest.mark.anyio
-async def test_with_retrieval_strangers_get_what_the_endpoint_says(
+async def test_new_users_get_the_fallback_of_the_endpoint(
     retrieving: Path, tmp_path: Path, running: Any
 ) -> None:
     users = write_users(
@@ -210,7 +210,7 @@ def test_two_runs_do_not_share_a_folder(job: Job, tmp_path: Path) -> None:
         score(job, tmp_path / "out")
 
 
-def test_a_run_that_fails_keeps_what_is_done(
+def test_a_failed_run_keeps_its_complete_parts(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def some(job: Job, parts: Any) -> Any:
@@ -257,7 +257,9 @@ def test_a_killed_run_continues_without_loss_or_repetition(
     verify(out, "recommendations")
 
 
-def test_a_worker_that_fails_says_why_and_where(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_worker_reports_the_reason_and_the_part(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fork = get_context("fork")  # what it says is the same, and it need not import everything
     monkeypatch.setattr(workers, "get_context", lambda _: fork)
     bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
@@ -299,7 +301,7 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_data_sets_users_come_with_all_their_events(dataset: Path) -> None:
+def test_users_of_a_data_set_have_all_their_events(dataset: Path) -> None:
     events = Dataset.load(dataset).interactions
     everybody = open_users(None, dataset)
     expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
@@ -317,7 +319,7 @@ def test_chosen_users_get_their_histories_from_the_data_set(dataset: Path, tmp_p
     assert histories == [everybody["u3"], None, everybody["u0"], everybody["u3"]]
 
 
-def test_malformed_users_are_told(tmp_path: Path) -> None:
+def test_malformed_users_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "u.parquet"
     file.write_text("no parquet")
     with pytest.raises(DataError, match="not a parquet file of users"):
@@ -344,7 +346,7 @@ def test_malformed_users_are_told(tmp_path: Path) -> None:
         open_users(tmp_path / "empty", None)
 
 
-def test_a_request_that_is_none_is_told(job: Job) -> None:
+def test_an_invalid_batch_request_is_reported(job: Job) -> None:
     with pytest.raises(ConfigError, match="a batch does not support 'user'"):
         _ = Job(job.bundle, job.users, None, {"user": "ada"}).body
     with pytest.raises(ConfigError, match="--request: k: "):

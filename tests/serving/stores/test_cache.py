@@ -15,8 +15,6 @@ from recsys.serving.stores.store import Store
 MakeEvent = Callable[..., Event]
 Open = Callable[..., Store]
 
-pytestmark = pytest.mark.anyio
-
 
 class Observer:
     def __init__(self) -> None:
@@ -96,7 +94,7 @@ async def test_a_seed_disowns_every_cached_history(
     assert await other.history("ada", 10) == ["x"]
 
 
-async def test_a_dead_redis_costs_speed_alone_and_is_told_once(
+async def test_a_dead_redis_is_logged_once_and_histories_stay_right(
     path: Path, redis: Any, opened: Open, event: MakeEvent, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "recsys.serving.stores")

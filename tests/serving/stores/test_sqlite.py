@@ -196,7 +196,7 @@ def test_no_acknowledged_event_is_lost_to_kill_9(tmp_path: Path) -> None:
     assert " 0 lost, 0 torn, 0 doubled" in done.stdout
 
 
-async def test_what_fails_after_an_erasure_is_committed_all_the_same(
+async def test_a_failure_after_an_erasure_does_not_undo_it(
     path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(path)

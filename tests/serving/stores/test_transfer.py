@@ -113,7 +113,7 @@ async def test_erased_users_are_not_brought_back(full: Store, tmp_path: Path) ->
     assert await full.users(9) == ["ada"]
 
 
-async def test_lines_of_the_wire_format_are_taken(store: Store, tmp_path: Path) -> None:
+async def test_lines_of_the_wire_format_are_imported(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     lines = [
         {"event_id": "1", "user": "ada", "item": "x", "timestamp": "2026-01-01T00:00:00Z"},
@@ -124,7 +124,7 @@ async def test_lines_of_the_wire_format_are_taken(store: Store, tmp_path: Path) 
     assert [found.time_ms for found in await store.events("ada", 2)] == [1_767_225_600_000, 1500]
 
 
-async def test_a_bad_row_is_named_and_what_came_before_it_is_kept(
+async def test_a_bad_row_is_reported_and_earlier_rows_are_stored(
     store: Store, tmp_path: Path, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK", 1)
