@@ -141,7 +141,7 @@ class Client:
         """Top-k for a user, by GET; `options` are other fields of `UserQuery`."""
         query = {"k": k} | options
         return self._ask(
-            RecommendationsResponse, "GET", f"{_user(user)}/recommendations", params=query
+            RecommendationsResponse, "GET", _path("users", user, "recommendations"), params=query
         )
 
     def recommend_batch(self, requests: Sequence[Mapping[str, Any]]) -> BatchResponse:
@@ -164,11 +164,11 @@ class Client:
     def similar(self, item_id: str, k: int = 10, *, model: str = CHAMPION) -> SimilarResponse:
         """Items similar to one item."""
         query = {"k": k, "model": model}
-        return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params=query)
+        return self._ask(SimilarResponse, "GET", _path("items", item_id, "similar"), params=query)
 
     def item(self, item_id: str, *, model: str = CHAMPION) -> Item:
         """An item of the catalog."""
-        return self._ask(Item, "GET", _item(item_id), params={"model": model})
+        return self._ask(Item, "GET", _path("items", item_id), params={"model": model})
 
     def items(
         self, *, prefix: str = "", q: str = "", page: int = 200, model: str = CHAMPION
@@ -183,7 +183,7 @@ class Client:
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
         """Add or replace an item; `fields` are those of `ItemBody`."""
-        return self._ask(ItemChange, "PUT", _item(item_id), json=fields).item
+        return self._ask(ItemChange, "PUT", _path("items", item_id), json=fields).item
 
     def put_items(self, items: Sequence[Mapping[str, Any]]) -> UpsertResponse:
         """Add or replace items, all or none, each with its `item_id`."""
@@ -192,7 +192,7 @@ class Client:
 
     def delete_item(self, item_id: str) -> bool:
         """Remove an item; returns whether it existed."""
-        return self._delete(_item(item_id), "unknown_item")
+        return self._delete(_path("items", item_id), "unknown_item")
 
     def send_events(self, events: Sequence[Mapping[str, Any]]) -> EventsResponse:
         """Store events durably; events without an `event_id` get one, so that retries are safe."""
@@ -207,11 +207,11 @@ class Client:
     def history(self, user: str, limit: int = 100, *, before: str | None = None) -> UserHistory:
         """A user's latest events; `before` is `next` of the previous page."""
         query = {"limit": limit} | ({} if before is None else {"before": before})
-        return self._ask(UserHistory, "GET", f"{_user(user)}/history", params=query)
+        return self._ask(UserHistory, "GET", _path("users", user, "history"), params=query)
 
     def forget(self, user: str) -> None:
         """Erase a user."""
-        self._send("DELETE", _user(user))
+        self._send("DELETE", _path("users", user))
 
     def check_filter(self, expression: Mapping[str, Any], **options: Any) -> FilterReport:
         """Check a filter; `options` are other fields of `FilterCheck`."""
@@ -228,23 +228,23 @@ class Client:
 
     def alias(self, name: str) -> AliasInfo:
         """An alias, with the outcome of a change in the background."""
-        return self._ask(AliasInfo, "GET", _alias(name))
+        return self._ask(AliasInfo, "GET", _path("aliases", name))
 
     def set_alias(
         self, name: str, bundle: str, *, wait: bool = True, timeout_s: float = 600.0
     ) -> AliasInfo:
         """Let an alias stand for a bundle; with `wait`, returns when its model answers."""
         body = {"bundle": bundle, "wait": wait}
-        return self._ask(AliasInfo, "PUT", _alias(name), json=body, timeout=timeout_s)
+        return self._ask(AliasInfo, "PUT", _path("aliases", name), json=body, timeout=timeout_s)
 
     def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:
         """Let an alias stand for its previous bundle."""
-        path = f"{_alias(name)}/rollback"
+        path = _path("aliases", name, "rollback")
         return self._ask(AliasInfo, "POST", path, repeatable=False, timeout=timeout_s)
 
     def drop_alias(self, name: str) -> bool:
         """Remove an alias; returns whether it existed."""
-        return self._delete(_alias(name), "unknown_model")
+        return self._delete(_path("aliases", name), "unknown_model")
 
     def evaluation(self, model: str = CHAMPION) -> Evaluation:
         """The measured quality of a model."""
@@ -306,16 +306,8 @@ def _subject(user: str | None, history: Sequence[str] | None) -> dict[str, Any]:
     return given
 
 
-def _item(item_id: str) -> str:
-    return f"/v1/items/{quote(item_id, safe='')}"
-
-
-def _alias(name: str) -> str:
-    return f"/v1/aliases/{quote(name, safe='')}"
-
-
-def _user(user: str) -> str:
-    return f"/v1/users/{quote(user, safe='')}"
+def _path(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def _problem(response: httpx.Response) -> Problem | None:

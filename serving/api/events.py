@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from recsys.serving.api.routing import AnyPhase
+from recsys.serving.api.routing import AnyPhase, content_type, in_time
 from recsys.serving.auth import Scope, requires
-from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import InvalidField
@@ -85,7 +84,7 @@ def _schema() -> dict[str, Any]:
 @requires(Scope.WRITE)
 async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     """Store a batch of events: all of it or nothing. A batch of events with ids can be repeated."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = content_type(request)
     if given != JSON and given not in LINES:
         detail = f"The content type is {given or 'missing'}; send {JSON} or {LINES[0]}."
         raise ProblemError("unsupported_media_type", detail)
@@ -96,10 +95,7 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     now = clock.now_ms()
     events = [event.to_event(now) for event in batch.events]
     try:
-        async with asyncio.timeout(service.settings.deadline_ms / 1000):
-            done = await service.store.append(events)
-    except TimeoutError:
-        raise DeadlineExceededError from None
+        done = await in_time(service, service.store.append(events))
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)

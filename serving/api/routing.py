@@ -2,7 +2,7 @@
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
+from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
@@ -87,7 +88,7 @@ class JsonRoute(IdRoute):
             return handle
 
         async def checked(request: Request) -> Response:
-            given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            given = content_type(request)
             if given != "application/json":
                 detail = f"The content type is {given or 'missing'}; send application/json."
                 raise ProblemError("unsupported_media_type", detail)
@@ -120,6 +121,24 @@ def json_response(answer: BaseModel, status: int = 200) -> Response:
     """Convert an answer to a response; fields that were not set are left out."""
     text = answer.model_dump_json(exclude_unset=True, by_alias=True)
     return Response(text, status, media_type="application/json")
+
+
+def content_type(request: Request) -> str:
+    """The media type of a body, in lower case, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def in_time(service: Service, answer: Awaitable[T]) -> T:
+    """Await `answer` for as long as a request may take.
+
+    Raises:
+        DeadlineExceededError: it took longer.
+    """
+    try:
+        async with asyncio.timeout(service.settings.deadline_ms / 1000):
+            return await answer
+    except TimeoutError:
+        raise DeadlineExceededError from None
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:

@@ -1,15 +1,12 @@
 """Users: their histories, and their erasure."""
 
 # Annotations stay live here: FastAPI reads them.
-import asyncio
-from collections.abc import Awaitable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, IdRoute, PathId
+from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, in_time
 from recsys.serving.auth import Scope, requires
-from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.errors import documented
 from recsys.serving.schemas.events import (
     HistoryQuery,
@@ -20,7 +17,6 @@ from recsys.serving.schemas.events import (
 )
 from recsys.serving.service import Phase, Service, UnknownUserError
 
-T = TypeVar("T")
 STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")
 
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
@@ -30,7 +26,7 @@ router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 @requires(Scope.READ)
 async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
     """List some users with events, sorted by id."""
-    users = await _in_time(service, service.store.users(query.limit, query.prefix))
+    users = await in_time(service, service.store.users(query.limit, query.prefix))
     return UserList(users=users)
 
 
@@ -44,7 +40,7 @@ async def get_history(
     if query.before is not None:
         time_ms, _, place = query.before.partition("-")
         before = (int(time_ms), int(place))
-    events = await _in_time(service, service.store.events(user_id, query.limit, before))
+    events = await in_time(service, service.store.events(user_id, query.limit, before))
     if not events and before is None:
         raise UnknownUserError(f"There are no events of user {user_id!r}.")
     return page(user_id, events, query.limit, _titles(service, {event.item for event in events}))
@@ -62,7 +58,7 @@ async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
 
     Earlier events do not return with a late delivery, an import or a data set.
     """
-    await _in_time(service, service.store.erase(user_id))
+    await in_time(service, service.store.erase(user_id))
     service.metrics.erasures.inc()
     return Response(status_code=204)
 
@@ -74,11 +70,3 @@ def _titles(service: Service, item_ids: set[str]) -> dict[str, str]:
     catalog, ids = service.catalog, list(item_ids)
     rows = catalog.index(ids).tolist()
     return {item: catalog.titles[row] for item, row in zip(ids, rows, strict=True) if row >= 0}
-
-
-async def _in_time(service: Service, answer: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(service.settings.deadline_ms / 1000):
-            return await answer
-    except TimeoutError:
-        raise DeadlineExceededError from None

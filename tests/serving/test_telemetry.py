@@ -44,9 +44,9 @@ def test_spans_nest_as_caller_request_and_stages(traced: Any) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metrics = Metrics()
     metrics.telemetry = telemetry
-    with telemetry.request({}, {"traceparent": parent}) as span:
+    with telemetry.request({"traceparent": parent}):
         metrics.answered(Seconds(0.03, queue=0.01, compute=0.02), stats={"target_passes": 3})
-        span.end("POST", "/v1/recommendations", 200)
+        telemetry.respond("POST", "/v1/recommendations", 200)
     queue, decode, request = exporter.get_finished_spans()
     assert (queue.name, decode.name) == ("queue", "decode")
     assert request.name == "POST /v1/recommendations"
