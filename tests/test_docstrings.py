@@ -31,6 +31,8 @@ CENTRAL = [
     "recsys.prompts.PromptEncoder",
     "recsys.semantic_ids.rqkmeans.RQKMeans",
     "recsys.semantic_ids.rqvae.RQVAE",
+    "recsys.serving.batcher.Batcher",
+    "recsys.serving.limits.RateLimit",
     "recsys.text.grammar.Grammar",
     "recsys.text.titles.TitleTrie",
     "recsys.vocabulary.Vocabulary",

@@ -276,7 +276,7 @@ def test_without_aiohttp_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 
 
 @anyio
-async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RecsysError, match=r"did not start: .*nothing is not an artifact"):
         async with start_server(tmp_path / "nothing"):
             pass

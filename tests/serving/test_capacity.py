@@ -111,7 +111,7 @@ def test_constant_times_one_by_one_are_an_m_d_1_queue(busy: float) -> None:
     assert found.busy_s[0] / found.arrived[-1] == pytest.approx(busy, rel=0.02)
 
 
-def test_a_lone_request_waits_for_nothing() -> None:
+def test_a_single_request_does_not_wait() -> None:
     found = simulate(constant(7.0, other_ms=3.0), Traffic(0.01, 50))
     assert found.latency_s == pytest.approx(np.full(50, 0.010))
     assert (found.batch == 1).all()
@@ -319,7 +319,7 @@ def test_requests_fail_after_their_tries_without_replicas() -> None:
     assert math.isnan(found.latency_ms(50)[0])
 
 
-def test_a_replica_that_comes_back_keeps_no_histories() -> None:
+def test_a_restarted_replica_caches_no_histories() -> None:
     fleet = Fleet(1, losses=(Loss(0, 10.0, 10.5),), detect_ms=1000.0)
     found = simulate(COSTS, Traffic(20.0, 600, users=10), fleet)
     assert not found.cold[found.arrived < 9].any(), "they were known from the start"
