@@ -1,7 +1,4 @@
-"""Evaluation: metrics with intervals, baselines, one protocol, one report.
-
-Measures any `Ranker`; knows nothing of training or serving.
-"""
+"""Evaluation of any `Ranker`: metrics with intervals, baselines, one protocol, one report."""
 
 from recsys.evaluation.baselines import Popularity as Popularity
 from recsys.evaluation.baselines import fit_baselines as fit_baselines

@@ -1,7 +1,7 @@
-"""Compare: two evaluations of the same users, paired user by user.
+"""Compare two evaluations of the same users, paired by user.
 
-Read from the `users.parquet` of two reports, so that nothing is decoded again. A difference whose
-interval excludes 0 is more than the sampling of users explains.
+The comparison reads `users.parquet` of two reports, without decoding. If the interval of a
+difference excludes 0, the sampling of users alone does not explain it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def compare(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The first report minus the second, in every mode that both have.
+    """Differences between two reports, first minus second, in every mode that both have.
 
-    Of the next event, and where users have several targets, Recall of all of them, too.
+    They are about the next event; if users have several targets, also Recall of all targets.
 
     Args:
         a: folder of a report.
         b: folder of another, or of the same one to compare two of its rankers.
         k: length of the lists.
-        ranker_a: of the first report; by default the one that it is about.
-        ranker_b: of the second.
+        ranker_a: ranker of the first report; by default the one under test.
+        ranker_b: ranker of the second report.
         resamples: draws of the bootstrap.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         `a`, `b` (report and ranker), `users`, and `rows`: mode, targets (`next` or `all`), metric,
@@ -50,7 +50,7 @@ def compare(
 
     Raises:
         ArtifactError: not a report.
-        DataError: other users, targets or splits, an unknown ranker, or lists shorter than k.
+        DataError: different users, targets or splits, an unknown ranker, or lists shorter than k.
     """
     first, second = (_read(Path(path)) for path in (a, b))
     splits = [table[1] for table in (first, second)]
@@ -112,7 +112,7 @@ def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:
 
 
 def _gains(table: pa.Table, k: int) -> dict[tuple[str, str], np.ndarray[Any, np.dtype[np.float64]]]:
-    """What each user's list is worth, by targets and metric."""
+    """Metric of each user's list, by targets and metric."""
     rank = table["rank"].fill_null(0).to_numpy()
     found = (rank >= 1) & (rank <= k)
     gains = {

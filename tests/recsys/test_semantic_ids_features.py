@@ -206,7 +206,7 @@ def test_blocks_that_have_nothing_are_left_out_and_weights_scale_the_rest():
 
 
 def test_no_feature_at_all_is_an_error_that_says_so():
-    with pytest.raises(DataError, match="nothing to make semantic IDs of"):
+    with pytest.raises(DataError, match="there is nothing to make semantic IDs of"):
         build_features(items_table(n=3), NOTHING, FeatureConfig())
 
 
