@@ -240,7 +240,7 @@ def test_a_learnable_order_is_found_and_popularity_does_not_find_it(result: Resu
     ("items", "text"),
     [
         ([1, 1] + [-1] * 8, "twice"),
-        ([-1, 1] + [-1] * 8, "behind the end"),
+        ([-1, 1] + [-1] * 8, "after the end"),
         ([ITEMS] + [-1] * 9, "must lie in"),
         ([-2] + [-1] * 9, "must lie in"),
         (list(range(10)), "item of the history"),
