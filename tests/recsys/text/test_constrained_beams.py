@@ -80,7 +80,7 @@ def answers(found, request=0):
 
 @given(titles=titles_, seed=st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
-def test_one_title_is_found_by_the_best_of_all_its_tokenisations_if_they_all_fit(titles, seed):
+def test_a_title_has_the_score_of_its_best_tokenisation(titles, seed):
     # one token writes at most three letters, so that few beams ever meet: see the slow twin
     prompt = random_prompts(np.random.default_rng(seed), 1, 5, 16)[0]
     single = TitleTrie.build(titles, TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
@@ -198,7 +198,7 @@ def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
         )
 
 
-def test_every_request_may_have_its_own_constraint_and_unequal_lengths_leave_the_others_alone():
+def test_requests_may_have_their_own_constraints():
     prompts = random_prompts(np.random.default_rng(1), 3, 6, 16)
     tries = [TitleTrie.build(t, TOKENS) for t in (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])]
     together = generate(DOUBLE, prompts, 3, 15, constraint=tries, num_return_sequences=3)
@@ -264,7 +264,7 @@ def real_titles(name):
 
 
 @pytest.mark.parametrize("name", ["movielens", "yelp"])
-def test_every_title_that_a_llama_writes_is_in_the_catalog_and_once(name):
+def test_generated_titles_are_in_the_catalog_and_distinct(name):
     catalog = real_titles(name)
     tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 2000))
     trie = TitleTrie.build(catalog, tokenizer.tokens)

@@ -78,7 +78,7 @@ def test_a_byte_trie_holds_its_strings_and_nothing_else(strings):
 # Vocabularies may lack bytes, so that titles and prefixes of titles cannot be written.
 @given(catalog=st.lists(words, min_size=1, max_size=6), spelling=spellings)
 @settings(max_examples=400, deadline=None)
-def test_it_accepts_all_tokenisations_of_all_titles_and_nothing_else(catalog, spelling):
+def test_it_accepts_exactly_the_tokenisations_of_the_titles(catalog, spelling):
     end = len(spelling)
     expected: dict[tuple[int, ...], list[int]] = {}
     for item, title in enumerate(catalog):
@@ -112,7 +112,7 @@ def test_a_title_by_hand():
     assert not titles.allowed([end]).any()
 
 
-def test_what_follows_a_state_is_found_once():
+def test_the_tokens_after_a_state_are_computed_once():
     titles = TitleTrie.build(["abc"], TokenTrie.build([b"a", b"b", b"c", b"ab", b""], [4]))
     walks = []
     walk = titles._walk
