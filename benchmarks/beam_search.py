@@ -18,10 +18,10 @@ from statistics import median
 
 import numpy as np
 import torch
-from environment import environment
 from rich.console import Console
 from rich.table import Table
 
+from recsys.benchmark.environment import environment
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.models.checkpoint import build

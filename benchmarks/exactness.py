@@ -15,10 +15,10 @@ import json
 import sys
 
 import numpy as np
-from environment import environment
 from rich.console import Console
 from rich.table import Table
 
+from recsys.benchmark.environment import environment
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.testing import (

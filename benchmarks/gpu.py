@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from environment import environment
 from rich.console import Console
 from rich.table import Table
 
+from recsys.benchmark.environment import environment
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
@@ -47,11 +47,10 @@ from recsys.decoding import (
     Engine,
     ModelDrafter,
     Proposal,
+    Search,
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.beam import prepare
-from recsys.decoding.tree import Prompts
 from recsys.models.cache import key_value_shape
 from recsys.models.graphs import PassGraphs
 from recsys.models.prefix_store import PrefixStore
@@ -170,16 +169,14 @@ class Bench:
 
     def truth(self, prompts: list[Any], beams: int) -> Proposal:
         """What a perfect draft proposes."""
-        ready = Prompts.of(prompts, self.eager)
-        step = prepare(self.eager, len(ready), self.on_device, beams, None, "vocabulary")
+        search = Search.of(prompts, self.eager, self.on_device)
         drafter = ModelDrafter(self.eager, self.sizes.nodes)
-        return drafter.propose(ready, step, beams, prompt_slots=0)
+        return drafter.propose(search.prompts, search.step, beams)
 
     def drafted(self, prompts: list[Any], beams: int) -> Proposal:
         """What the draft model takes its time for."""
-        ready = Prompts.of(prompts, self.draft)
-        step = prepare(self.draft, len(ready), self.on_device, beams, None, "vocabulary")
-        return self.drafter.propose(ready, step, beams, prompt_slots=0)
+        search = Search.of(prompts, self.draft, self.on_device)
+        return self.drafter.propose(search.prompts, search.step, beams)
 
     def generate(self, prompts: list[Any], beams: int) -> list[dict[tuple[int, ...], float]]:
         """Hugging Face."""

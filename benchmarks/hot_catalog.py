@@ -39,7 +39,7 @@ from recsys.benchmark.environment import environment
 from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.errors import ItemError
 from recsys.live import Epoch, NewItem
 from recsys.prompts import PromptConfig
@@ -224,8 +224,8 @@ def wrong(run: Run, asked: Asked) -> list[str]:
         found.append(f"epoch {epoch.number} when {asked.begun} had been seen")
     for request, result in zip(asked.requests, asked.results, strict=True):
         names = [r.item_id for r in result.recommendations]
-        if result.epoch != epoch.number:
-            found.append(f"answer of epoch {result.epoch} in {epoch.number}")
+        if result.epoch_number != epoch.number:
+            found.append(f"answer of epoch {result.epoch_number} in {epoch.number}")
         if len(names) != K or len(set(names)) != K:
             found.append(f"{len(names)} items, {len(set(names))} different ones")
         if set(names) & set(request.history):
@@ -273,10 +273,11 @@ def decoded_again(run: Run, asked: Asked) -> list[str]:
         trie = ItemTrie.build(vocabulary.encode(epoch.catalog.codes[items]))
         beams = beam_search(
             run.recommender.engine.target,
-            epoch.encoder.encode_all([known[known >= 0]]),  # type: ignore[arg-type]
+            SearchRequest(
+                epoch.encoder.encode_all([known[known >= 0]]), prompt_slots=epoch.encoder.max_tokens
+            ),
             trie,
             MIN_BEAMS,
-            prompt_slots=epoch.encoder.max_tokens,
         )
         rows = beams.rows[0][beams.rows[0] >= 0].numpy()
         sizes = np.diff(trie.row_item_start)[rows]

@@ -25,7 +25,7 @@ from itertools import count
 from pathlib import Path
 
 from recsys.serving.stores import Event, open_store
-from recsys.serving.stores.protocol import content_digest
+from recsys.serving.stores.records import content_digest
 
 WRITERS = 16
 BATCH = 3

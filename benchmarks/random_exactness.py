@@ -36,6 +36,7 @@ from recsys.decoding import (
     CandidateDrafter,
     Engine,
     ModelDrafter,
+    SearchRequest,
     beam_search,
     shared_beam_search,
     speculative_beam_search,
@@ -43,6 +44,7 @@ from recsys.decoding import (
 from recsys.decoding.planner import Plan
 from recsys.models.cache import CachePool
 from recsys.models.tree_forward import TreeModel
+from recsys.modes import Mode
 
 WORD = (1 << 64) - 1
 Row = tuple[int, ...]
@@ -413,51 +415,44 @@ class Checker:
     def run(self) -> list[str]:
         """All faults of all searches."""
         case, K = self.case, self.case.num_beams
-        ask = (self.prompts, self.trie, K)
-        self.check("beam", beam_search(self.target, *ask, **self.limits))
+        request = SearchRequest(self.prompts, **self.limits)
+        ask = (request, self.trie, K)
+        self.check("beam", beam_search(self.target, *ask))
         strict = speculative_beam_search
-        self.check("strict", strict(self.target, None, *ask, **self.limits))
+        self.check("strict", strict(self.target, None, *ask))
         nodes = int(self.rng.integers(1, 40))
         drafter = ModelDrafter(self.draft, nodes)
         patch = int(self.rng.integers(1, 20))
-        found = strict(self.target, drafter, *ask, patch_nodes=patch, **self.limits)
+        found = strict(self.target, drafter, *ask, patch_nodes=patch)
         self.check("strict, drafted", found)
         count = len(self.oracle.rows)
         rows = [self.rng.integers(0, count, self.rng.integers(0, 6)) for _ in case.requests]
         unlike = [np.unique(r) for r in rows]
-        found = strict(self.target, CandidateDrafter(unlike, nodes), *ask, **self.limits)
+        found = strict(self.target, CandidateDrafter(unlike, nodes), *ask)
         self.check("strict, candidates drafted", found)
         plain = {k: v for k, v in self.limits.items() if k != "boosts"}
+        ask = (replace(request, candidates=rows), self.trie, K)
         for name, along in (
-            ("beam, candidates", beam_search(self.target, *ask, candidates=rows, **self.limits)),
-            (
-                "strict, candidates",
-                strict(self.target, drafter, *ask, candidates=rows, **self.limits),
-            ),
+            ("beam, candidates", beam_search(self.target, *ask)),
+            ("strict, candidates", strict(self.target, drafter, *ask)),
         ):
             self.check(name, along)
             self.check_candidates(name, along, rows)
         engine = Engine(self.target, self.trie, draft=self.draft)
         engine.planner = _AnyPlan(self.rng)  # type: ignore[assignment]
-        self.check("planned", engine.decode(self.prompts, K, mode="planned", **self.limits).beams)
-        whole = engine.decode(self.prompts, K, mode="beam", until_global=True, **self.limits).beams
+        self.check("planned", engine.decode(request, K, mode="planned").beams)
+        whole = engine.decode(request, K, mode="beam", until_global=True).beams
         self.check("complete", whole, complete=True)
-        self.shared(plain)
+        self.shared()
         self.samples(plain)
         return self.faults
 
-    def shared(self, plain: dict[str, Any]) -> None:
+    def shared(self) -> None:
         """Several requests of one prompt, searched together."""
-        case, owner = self.case, [0] * len(self.case.requests)
-        same = replace(
-            case,
-            requests=tuple(
-                replace(r, prompt=case.requests[0].prompt, boost=None) for r in case.requests
-            ),
-        )
-        found = shared_beam_search(
-            self.target, self.prompts[:1], owner, self.trie, case.num_beams, **plain
-        )
+        case, prompt = self.case, self.case.requests[0].prompt
+        same = replace(case, requests=tuple(replace(r, prompt=prompt) for r in case.requests))
+        request = SearchRequest(self.prompts[:1] * len(case.requests), **self.limits)
+        found = shared_beam_search(self.target, request, self.trie, case.num_beams)
         self.check("shared", found, case=same)
 
     def samples(self, plain: dict[str, Any]) -> None:
@@ -465,14 +460,12 @@ class Checker:
         case, K = self.case, self.case.num_beams
         seeds = [int(s) for s in self.rng.integers(0, 1 << 40, len(case.requests))]
         temperature = float(self.rng.choice([0.5, 1.0, 3.0]))
-        options = {"seeds": seeds, "temperature": temperature, **plain}
-        found = beam_search(self.target, self.prompts, self.trie, K, **options)
+        request = SearchRequest(self.prompts, seeds=seeds, temperature=temperature, **plain)
+        found = beam_search(self.target, request, self.trie, K)
         drafted = speculative_beam_search(
-            self.target, ModelDrafter(self.draft, 20), self.prompts, self.trie, K, **options
+            self.target, ModelDrafter(self.draft, 20), request, self.trie, K
         )
-        relaxed = speculative_beam_search(
-            self.target, self.draft, self.prompts, self.trie, K, "relaxed", **options
-        )
+        relaxed = speculative_beam_search(self.target, self.draft, request, self.trie, K, "relaxed")
         for i, request in enumerate(case.requests):
             want = self.oracle.sample(request, K, seeds[i], temperature)
             expected = [self.row_number[row] for row in want]
@@ -538,7 +531,7 @@ class _AnyPlan:
 
     def choose(self, _: Any) -> Plan:
         """A plan."""
-        return [Plan(), Plan("exhaustive"), Plan("draft", int(self._rng.integers(1, 60)))][
+        return [Plan(), Plan(Mode.EXHAUSTIVE), Plan(Mode.DRAFT, int(self._rng.integers(1, 60)))][
             int(self._rng.integers(3))
         ]
 

@@ -17,10 +17,10 @@ import json
 
 import numpy as np
 import torch
-from environment import environment
 from rich.console import Console
 from rich.table import Table
 
+from recsys.benchmark.environment import environment
 from recsys.dataset import Dataset
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.models.checkpoint import load_model

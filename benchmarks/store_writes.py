@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 
 from recsys.serving.stores import Event, Store, open_store
-from recsys.serving.stores.protocol import content_digest
+from recsys.serving.stores.records import content_digest
 
 LOADS = ((1, 1), (32, 1), (1, 100), (32, 100))
 

@@ -1,1 +1,1 @@
-"""Outside world -> canonical data: readers, filtering, synthetic catalogs (files go to var/)."""
+"""Makes canonical data sets: readers, filters, splits and a synthetic shop. Writes to var/."""

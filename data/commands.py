@@ -1,33 +1,26 @@
-"""`recsys data ...`: thin commands over `recsys.data.prepare` and `recsys.data.stats`."""
+"""Commands `recsys data ...`. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recsys.config import Settings
-from recsys.options import (
-    ConfigFile,
-    Force,
-    Json,
-    Name,
-    Overrides,
-    Seed,
-)
+from recsys.options import Force, Json, Name, RunOptions, Seed, expand_options
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Turn a file of histories into canonical data, or make some up.\n\n"
+    help="Turn a file of histories into canonical data, or generate a synthetic data set.\n\n"
     "The data set goes to $RECSYS_HOME/datasets/NAME (default var/datasets/NAME).",
 )
 
 
 @app.command()
+@expand_options
 def prepare(
+    *,
     source: Annotated[
         str | None,
         typer.Option(
@@ -40,18 +33,14 @@ def prepare(
         Path | None,
         typer.Option("--path", help="File or folder, under $RECSYS_DATASETS, var/raw or here."),
     ] = None,
-    name: Name = None,
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    seed: Seed = None,
-    force: Force = False,
+    run: RunOptions,
     as_json: Json = False,
 ) -> None:
     """Read, check, filter and split a data set.
 
     Example: recsys data prepare --source s3rec --path s3rec-beauty/Beauty.txt --name beauty
     """
-    _prepare(config, overrides, {"source": source, "path": path}, name, seed, force, as_json)
+    _prepare(run, {"source": source, "path": path}, as_json)
 
 
 @app.command()
@@ -65,14 +54,14 @@ def download(
         typer.Option("--folder", help="Where it goes (default $RECSYS_DATASETS, else var/raw)."),
     ] = None,
     sha256: Annotated[
-        str | None, typer.Option("--sha256", help="What a file by URL must hash to.")
+        str | None, typer.Option("--sha256", help="SHA-256 that a file by URL must have.")
     ] = None,
     max_gb: Annotated[
         float, typer.Option("--max-gb", help="Refuse what is larger, downloaded or unpacked.")
     ] = 20.0,
-    listed: Annotated[bool, typer.Option("--list", help="Name the public data sets.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the public data sets.")] = False,
 ) -> None:
-    """Fetch a public data set; what broke off goes on where it stopped.
+    """Download a public data set; an interrupted download is resumed.
 
     Example: recsys data download s3rec-beauty
     """
@@ -101,20 +90,20 @@ def download(
 
 @app.command()
 def synth(
-    users: Annotated[int | None, typer.Option("--users", help="People (default 3000).")] = None,
-    items: Annotated[int | None, typer.Option("--items", help="Things (default 1200).")] = None,
+    users: Annotated[int | None, typer.Option("--users", help="Customers (default 3000).")] = None,
+    items: Annotated[int | None, typer.Option("--items", help="Items (default 1200).")] = None,
     name: Name = None,
     seed: Seed = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Make up a shop of books, games and kits, and people who buy there.
+    """Generate a synthetic shop of books, games and kits, and its customers.
 
     Example: recsys data synth --users 100000 --items 5000 --name big
     """
     size = {key: value for key, value in (("users", users), ("items", items)) if value is not None}
-    section = {"source": "synthetic", "synthetic": size}
-    _prepare(None, None, section, name, seed, force, as_json)
+    run = RunOptions(name=name, seed=seed, force=force)
+    _prepare(run, {"source": "synthetic", "synthetic": size}, as_json)
 
 
 @app.command()
@@ -125,35 +114,18 @@ def stats(
     name: Name = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a prepared data set looks like.
+    """Print the statistics of a prepared data set.
 
     Example: recsys data stats --name beauty
     """
-    from recsys.artifacts import Workspace
-
-    _report(path or Workspace.of(Settings.load(name=name).name).dataset, as_json)
+    _report(path or RunOptions(name=name).context().workspace.dataset, as_json)
 
 
-def _prepare(
-    config: Path | None,
-    overrides: list[str] | None,
-    section: Mapping[str, object],
-    name: str | None,
-    seed: int | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+def _prepare(run: RunOptions, own: dict[str, object], as_json: bool) -> None:
+    context = run.context(data=own)
     from recsys.data.prepare import stage
-    from recsys.pipeline import SECTIONS, Context
 
-    settings = Settings.load(config, overrides or (), known=SECTIONS, name=name, seed=seed)
-    data = settings.values.setdefault("data", {}) or {}
-    settings.values["data"] = data | {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in section.items()
-        if value is not None
-    }
-    _report(stage(Context.of(settings, force=force)), as_json)
+    _report(stage(context), as_json)
 
 
 def _report(path: Path, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Delimited files through Arrow, with errors that name file, line and column."""
+"""Reads delimited files with Arrow; errors name the file, the line and the column."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recsys.data.files import check_gzip, decode
 from recsys.errors import DataError
 
 _WHERE = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?(?:Row #(\d+): )?(.*)", re.S)
-BLOCK = 1 << 24  # bytes of a large file that are read at a time
+BLOCK = 1 << 24  # bytes read at a time from a large file
 
 
 def first_line(path: Path) -> str:
-    """The header of a file, without a byte order mark; `.gz` and the like are opened.
+    """Read the first line of a file without a byte order mark; compressed files are opened.
 
     Raises:
         DataError: missing, empty, or not UTF-8.
@@ -46,16 +46,16 @@ def read_delimited(
     quote: str | Literal[False] = '"',
     required: Collection[str] = (),
 ) -> pa.Table:
-    """A whole file as a table.
+    """Read a whole file as a table.
 
     Args:
-        path: the file; `.gz` and the like are opened.
+        path: the file, which may be compressed.
         delimiter: one character.
-        types: column -> type; other columns take the type that fits.
+        types: column -> type; the types of the other columns are inferred.
         names: of the columns, for a file without a header.
         encoding: of the text.
-        quote: what encloses a value that holds the delimiter; False where nothing does.
-        required: columns that have a value in each row.
+        quote: encloses values that contain the delimiter; False if there is no such character.
+        required: columns that must have a value in each row.
 
     Raises:
         DataError: empty, no rows, wrong number of fields, wrong type, a missing value, or not in
@@ -71,7 +71,7 @@ def read_delimited(
     if not table.num_rows:
         raise DataError(f"{path}: no rows in it")
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if pa.types.is_binary(column.type):  # what Arrow calls text that is none
+        if pa.types.is_binary(column.type):  # Arrow's type for text that is not valid
             decode(_content(path), path, encoding)
         if name in required:
             empty = pc.or_kleene(pc.is_null(column), pc.equal(pc.cast(column, pa.string()), ""))
@@ -89,17 +89,17 @@ def delimited_batches(
     columns: Sequence[str],
     quote: str | Literal[False] = '"',
 ) -> Iterator[pa.Table]:
-    """The same of a file that does not fit in memory, some rows at a time.
+    """Read a file that does not fit in memory, some rows at a time.
 
     Args:
         path: the file, with a header.
         delimiter: one character.
-        types: column -> type; others take the type that fits the first `BLOCK` bytes.
-        columns: the ones to read.
-        quote: what encloses a value that holds the delimiter; False where nothing does.
+        types: column -> type; the others are inferred from the first `BLOCK` bytes.
+        columns: the columns to read.
+        quote: encloses values that contain the delimiter; False if there is no such character.
 
     Raises:
-        DataError: as `read_delimited` does, when the rows are reached.
+        DataError: as `read_delimited`, when the iteration reaches the rows.
     """
     rows = 0
     with _located_errors(path, (), delimiter, "utf-8"):
@@ -124,7 +124,7 @@ def delimited_batches(
 def _located_errors(
     path: Path, names: Sequence[str], delimiter: str, encoding: str
 ) -> Iterator[None]:
-    """Arrow's errors as ones that name file, line and column."""
+    """Convert Arrow's errors to a DataError that names the file, the line and the column."""
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
@@ -135,7 +135,7 @@ def _located_errors(
         ) from error
     except (OSError, UnicodeError) as error:
         if path.is_file():
-            check_gzip(path)  # says where it is cut off
+            check_gzip(path)  # its error says where the file is cut off
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
@@ -145,7 +145,7 @@ def _content(path: Path, size: int | None = None) -> bytes:
 
 
 def _located(path: Path, message: str, names: Sequence[str]) -> str:
-    """Arrow's message with the file, the line and the column's name in front."""
+    """Arrow's message after the file, the line and the name of the column."""
     match = _WHERE.match(message)
     column, row, text = match.groups() if match else (None, None, message)
     where = f"{path}:{row}" if row else str(path)

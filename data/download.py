@@ -1,8 +1,8 @@
-"""Files of public data sets by URL: resumed where they stopped, checked, and put in place whole.
+"""Downloads files of public data sets: resumable, verified by checksum, and moved into place whole.
 
-What arrives lies in `NAME.part` until it is complete and its checksum fits; then it is renamed. A
-broken connection is taken up again by HTTP Range, if the server still has the same file. Archives
-are unpacked by hand: only plain files, only below their own folder, and no more bytes than allowed.
+A file is downloaded to `NAME.part` and renamed once it is complete and its checksum is right. An
+interrupted download is resumed with an HTTP Range request if the server still has the same file.
+Only plain files are unpacked from archives, only below their folder, and up to a limit of bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from recsys.errors import ConfigError, DataError
 from recsys.progress import say, track
 
 CHUNK = 1 << 20  # bytes unpacked at a time
-TRIES = 5  # of a connection that breaks; one that brought something does not count
+TRIES = 5  # failures in a row without any new byte
 TIMEOUT_S = 60.0
 GIB = 1 << 30
-MAX_FILES = 100_000  # of an archive
+MAX_FILES = 100_000  # in an archive
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -43,8 +43,8 @@ class Remote:
 
     Attributes:
         url: http or https.
-        path: where it goes below the data set's folder.
-        sha256: hex digest, or None where it is not known.
+        path: below the data set's folder.
+        sha256: hex digest, or None if it is not known.
     """
 
     url: str
@@ -54,14 +54,14 @@ class Remote:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A data set that others publish.
+    """A public data set.
 
     Attributes:
-        name: what it is called here, and its folder.
-        files: what to download.
+        name: of the data set and its folder.
+        files: to download.
         licence: as its publisher states it.
-        citation: what to cite.
-        prepare: arguments of `recsys data prepare`, with `{folder}` for its place.
+        citation: the paper or page to cite.
+        prepare: arguments of `recsys data prepare`, with `{folder}` for its folder.
     """
 
     name: str
@@ -72,8 +72,8 @@ class PublicSet:
 
 
 def public_sets() -> dict[str, PublicSet]:
-    """The registry `data/public_sets.json` by name."""
-    entries = json.loads(resources("data").joinpath("public_sets.json").read_text("utf-8"))
+    """Read the registry `data/public_sets.json`: name -> data set."""
+    entries = json.loads(resources("recsys.data").joinpath("public_sets.json").read_text("utf-8"))
     return {
         name: PublicSet(name, tuple(Remote(**file) for file in entry.pop("files")), **entry)
         for name, entry in entries.items()
@@ -87,22 +87,22 @@ def download(
     digest: str | None = None,
     max_bytes: int = 20 * GIB,
 ) -> Path:
-    """Fetch a public data set by name, or any file by URL, and unpack what is an archive.
+    """Download a public data set by name, or any file by URL, and unpack archives.
 
-    Files that are there already, and fit, are not fetched again.
+    A file that is already there with the right checksum is not downloaded again.
 
     Args:
         wanted: a name of `public_sets`, or a URL.
-        folder: where the data set's own folder goes; a file by URL goes there itself.
-        digest: sha256 of a file by URL.
-        max_bytes: more is refused, downloaded or unpacked.
+        folder: gets a folder for the data set, or the file itself for a URL.
+        digest: SHA-256 of a file by URL.
+        max_bytes: limit of the downloaded and of the unpacked size.
 
     Returns:
         the folder of the data set, the file, or the folder of the unpacked archive.
 
     Raises:
-        ConfigError: an unknown name, or a URL of another kind.
-        DataError: a file that cannot be had whole, or an archive that is not safe.
+        ConfigError: an unknown name, or a URL that is not http or https.
+        DataError: a failed download, or an archive that is not safe.
     """
     if "://" in wanted:
         name = _safe_name(unquote(urlsplit(wanted).path).rsplit("/", 1)[-1])
@@ -121,17 +121,17 @@ def download(
 
 
 def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
-    """One file, whole or not at all; what a broken try brought is used by the next.
+    """Download one file completely; later attempts continue after the bytes of earlier ones.
 
     Raises:
-        ConfigError: the URL is of another kind, or the digest is none.
-        DataError: the server refuses, the file is too large or not the expected one, or the
-            connection keeps breaking.
+        ConfigError: the URL is not http or https, or the digest is not a SHA-256.
+        DataError: the server refuses, the file is too large or has another checksum, or the
+            connection fails repeatedly.
     """
     if urlsplit(remote.url).scheme not in ("http", "https"):
-        raise ConfigError(f"{remote.url}: want a URL that begins with https:// or http://")
+        raise ConfigError(f"{remote.url}: expected a URL that begins with https:// or http://")
     if remote.sha256 is not None and not _DIGEST.fullmatch(remote.sha256):
-        raise ConfigError(f"sha256 {remote.sha256!r}: want 64 digits of 0-9 and a-f")
+        raise ConfigError(f"sha256 {remote.sha256!r}: expected 64 digits of 0-9 and a-f")
     target = folder / remote.path
     if not target.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{remote.path!r} leaves {folder}")
@@ -148,7 +148,9 @@ def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
         except httpx.HTTPStatusError as error:
             code = error.response.status_code
             if code < 500:
-                raise DataError(f"{remote.url}: the server says {code}; check the URL") from error
+                raise DataError(
+                    f"{remote.url}: the server answered {code}; check the URL"
+                ) from error
             problem: Exception = error
         except httpx.TransportError as error:
             problem = error
@@ -156,16 +158,16 @@ def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
         failures = 0 if after > before else failures + 1
         if failures >= TRIES:
             raise DataError(
-                f"{remote.url}: broke off {TRIES} times after {after:,} bytes: {problem}; they are "
-                "kept: run the same command again to go on"
+                f"{remote.url}: failed {TRIES} times after {after:,} bytes: {problem}; "
+                "run the same command again to continue after these bytes"
             ) from problem
     found = sha256(part)
     if remote.sha256 not in (None, found):
         part.unlink()
         _origin(part).unlink(missing_ok=True)
         raise DataError(
-            f"{remote.url}: sha256 is {found}, not {remote.sha256}: the file was changed or is "
-            "damaged, and was deleted; download it again, or check where the checksum comes from"
+            f"{remote.url}: the SHA-256 is {found}, not {remote.sha256}; the file was deleted, "
+            "because it is damaged or has changed: download it again, or check the checksum"
         )
     if remote.sha256 is None:
         say(f"{target.name}: no checksum is known; its sha256 is {found}")
@@ -177,14 +179,14 @@ def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
 
 
 def _origin(part: Path) -> Path:
-    """Where it is written which version of which URL a part belongs to."""
+    """The file that says from which version of which URL a partial download comes."""
     return part.with_name(f"{part.name}.json")
 
 
 def _receive(url: str, part: Path, max_bytes: int) -> None:
-    """Bring `part` to its end, from where it is if the server can."""
+    """Download the rest of `part`, or all of it if the server cannot resume."""
     origin = _origin(part)
-    headers = {"Accept-Encoding": "identity"}  # bytes as they are stored, so that places agree
+    headers = {"Accept-Encoding": "identity"}  # uncompressed, so that byte positions agree
     size = part.stat().st_size if part.exists() else 0
     if size:
         try:
@@ -201,7 +203,7 @@ def _receive(url: str, part: Path, max_bytes: int) -> None:
             raise DataError(f"{url}: leads to {response.url}, which is not encrypted")
         if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
             if response.headers.get("content-range") == f"bytes */{size}":
-                return  # it was whole already
+                return  # it was complete already
             part.unlink()
             raise httpx.ReadError("the server has a shorter file now", request=response.request)
         response.raise_for_status()
@@ -211,10 +213,10 @@ def _receive(url: str, part: Path, max_bytes: int) -> None:
         if response.status_code == httpx.codes.PARTIAL_CONTENT and not goes_on:
             part.unlink(missing_ok=True)
             raise httpx.ReadError("the server sent another part", request=response.request)
-        if not goes_on:  # no Range there, or another file by now
+        if not goes_on:  # the server ignores Range or has another file
             size = 0
             version = response.headers.get("etag") or response.headers.get("last-modified")
-            if version and version.startswith("W/"):  # a weak tag says nothing of the bytes
+            if version and version.startswith("W/"):  # a weak tag does not identify the bytes
                 version = response.headers.get("last-modified")
             origin.write_text(json.dumps({"url": url, "version": version}), "utf-8")
         length = response.headers.get("content-length", "")
@@ -222,13 +224,15 @@ def _receive(url: str, part: Path, max_bytes: int) -> None:
         _check_size(url, total or 0, max_bytes)
         free = shutil.disk_usage(part.parent).free
         if total and total - size > free:
-            raise DataError(f"{url}: {total - size:,} bytes to come, {free:,} free on the disk")
+            raise DataError(f"{url}: needs {total - size:,} bytes, the disk has {free:,} free")
         with (
             track(f"download {part.stem}", total) as bar,
             part.open("ab" if goes_on else "wb") as out,
         ):
             bar.advance(size)
-            for chunk in response.iter_raw():  # as it comes: a break loses nothing
+            for (
+                chunk
+            ) in response.iter_raw():  # written at once, so that an interruption loses nothing
                 size += len(chunk)
                 _check_size(url, size, max_bytes)
                 out.write(chunk)
@@ -246,18 +250,22 @@ def _check_size(url: str, size: int, max_bytes: int) -> None:
 
 
 def _safe_name(name: str) -> str:
-    """The name of a file that a URL ends with."""
+    """The file name at the end of a URL.
+
+    Raises:
+        ConfigError: it is not a safe file name.
+    """
     if not name or name.startswith(".") or re.search(r"[\x00-\x1f/\\]", name):
-        raise ConfigError(f"the URL ends with {name!r}, which is no name for a file")
+        raise ConfigError(f"the URL ends with {name!r}, which is not a file name")
     return name
 
 
 def unpack(archive: Path, *, max_bytes: int) -> Path:
-    """Unpack a zip or tar file into a folder of its name beside it, whole or not at all.
+    """Unpack a zip or tar file into a folder of the same name beside it, completely or not at all.
 
     Raises:
-        DataError: damaged, a member that is no plain file or would leave the folder, or more bytes
-            or files than allowed.
+        DataError: a damaged archive, a member that is not a plain file or would leave the folder,
+            or more bytes or files than allowed.
     """
     suffix = next(s for s in ARCHIVES if archive.name.endswith(s))
     folder = archive.with_name(archive.name.removesuffix(suffix))
@@ -275,7 +283,7 @@ def unpack(archive: Path, *, max_bytes: int) -> Path:
             with stream, target.open("xb") as out:
                 while chunk := stream.read(CHUNK):
                     written += len(chunk)
-                    if written > max_bytes:  # what is declared in an archive may be a lie
+                    if written > max_bytes:  # the declared sizes may be false
                         raise DataError(
                             f"{archive}: unpacks to more than {max_bytes / GIB:.3g} GiB; allow "
                             "more with --max-gb if that is right"
@@ -311,7 +319,9 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
             if member.is_dir():
                 continue
             if kind not in (0, 8):
-                raise DataError(f"{archive}: {member.filename!r} is no plain file; refused")
+                raise DataError(
+                    f"{archive}: {member.filename!r} is not a plain file; nothing was unpacked"
+                )
             yield member.filename, file.open(member)
 
 
@@ -322,5 +332,7 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 continue
             stream = file.extractfile(member) if member.isreg() else None
             if stream is None:
-                raise DataError(f"{archive}: {member.name!r} is no plain file; refused")
+                raise DataError(
+                    f"{archive}: {member.name!r} is not a plain file; nothing was unpacked"
+                )
             yield member.name, stream

@@ -1,6 +1,6 @@
-"""Outside files, read with care: as UTF-8, and with errors that name file and line.
+"""Reads text, JSON and lines of outside files as UTF-8; errors name the file and the line.
 
-Gzip is told by the first bytes, not by the name.
+Gzip is recognised by the first bytes, not by the file name.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from recsys.errors import DataError
 
 GZIP = b"\x1f\x8b"
-MAX_LINE = 1 << 26  # bytes; a record is never so long
-MAX_DIGITS = 18  # what surely fits 64 bits
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # escapes that make a character in pairs only
+MAX_LINE = 1 << 26  # bytes; no record is that long
+MAX_DIGITS = 18  # any such number fits in 64 bits
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a surrogate; a character needs a pair of them
 _INTEGERS = re.compile(rf"(?:[ \t\r\n]|[0-9]{{1,{MAX_DIGITS}}}(?![0-9]))*")
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a file that must not be empty.
+    """Read a text file that must not be empty.
 
     Raises:
-        DataError: missing, empty, or not in `encoding` (the line is named).
+        DataError: missing, empty, or not in `encoding`; the message names the line.
     """
     try:
         raw = path.read_bytes()
@@ -41,10 +41,10 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def decode(raw: bytes, path: Path, encoding: str = "utf-8") -> str:
-    """The content of a file as text, without a byte order mark.
+    """Decode the content of a file, without a byte order mark.
 
     Raises:
-        DataError: not in `encoding`; the line is named.
+        DataError: not in `encoding`; the message names the line.
     """
     try:
         return raw.decode(encoding).removeprefix("\ufeff")
@@ -57,7 +57,7 @@ def decode(raw: bytes, path: Path, encoding: str = "utf-8") -> str:
 
 
 def decode_line(raw: bytes, path: Path, line: int) -> str:
-    """One line as text.
+    """Decode one line.
 
     Raises:
         DataError: not UTF-8.
@@ -72,17 +72,17 @@ def decode_line(raw: bytes, path: Path, line: int) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
-        DataError: not JSON (cut off, for example), not an object, or a key that stands twice.
+        DataError: not valid JSON, not an object, or a repeated key.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
             (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-            raise DataError(f"{path}: key {repeated!r} stands twice")
+            raise DataError(f"{path}: key {repeated!r} occurs twice")
         return found
 
     text = read_text(path)
@@ -99,17 +99,17 @@ def parsed(
     line: int | None = None,
     fault: str = "not valid JSON",
 ) -> Any:
-    """The value that a text writes out; whatever the parser raises becomes an error with its place.
+    """Parse a text; any error of the parser becomes a DataError with the place.
 
     Args:
         parse: `json.loads` or `ast.literal_eval`.
         text: a whole file, or one line of it.
         path: of the file, for errors.
-        line: the line that the text is.
-        fault: what to say of a text that cannot be parsed.
+        line: number of the line, if the text is one line.
+        fault: the error message for a text that cannot be parsed.
 
     Raises:
-        DataError: it cannot be parsed, or a text in it holds half a character.
+        DataError: it cannot be parsed, or a string in it contains a lone surrogate.
     """
     where = f"{path}:{line}" if line else str(path)
     try:
@@ -124,7 +124,7 @@ def parsed(
     except UnicodeEncodeError as error:
         half = error.object[error.start].encode("unicode_escape").decode()
         raise DataError(
-            f"{where}: a text holds {half}, which is half a character; take it out of the file"
+            f"{where}: a string contains {half}, half of a surrogate pair; remove it from the file"
         ) from error
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(f"{where}: {fault}: {str(error)[:120]}") from error
@@ -132,7 +132,7 @@ def parsed(
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value, at any depth."""
+    """All strings in a value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -144,10 +144,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, with their numbers, of a file that may be large and gzipped.
+    """Read the non-empty lines of a file, which may be large and gzipped, with their numbers.
 
     Raises:
-        DataError: missing, empty, cut off, damaged, a line without end, or not UTF-8.
+        DataError: missing, empty, cut off, damaged, a line that is too long, or not UTF-8.
     """
     line, size = 0, 0
     try:
@@ -172,10 +172,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def check_gzip(path: Path) -> None:
-    """Read a gzipped file to its end; other files pass.
+    """Read a gzipped file to its end; do nothing for other files.
 
     Raises:
-        DataError: it is cut off or damaged; the text says where and what to do.
+        DataError: it is cut off or damaged; the message says where and what to do.
     """
     size = lines = 0
     with path.open("rb") as raw:
@@ -192,39 +192,53 @@ def check_gzip(path: Path) -> None:
 
 
 def damaged_gzip(path: Path, place: int, size: int, lines: int, error: Exception) -> DataError:
-    """What to say of a gzipped file that ends too early or is damaged."""
+    """The error for a gzipped file that ends too early or is damaged."""
     what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
     return DataError(
         f"{path}: the gzip file {what} at byte {place:,} of {path.stat().st_size:,}; before that "
         f"{size:,} bytes ({lines:,} lines) could be read. Download it again (recsys data download "
-        "goes on where it stopped), or keep what is whole: "
+        "resumes), or use the complete lines: "
         f"gzip -dc {path.name} | head -n {lines} > part"
     )
 
 
 def number(key: str, path: Path) -> int:
-    """The number that a JSON key writes out.
+    """Convert a JSON key to the number that it spells.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not a number.
     """
     if not key.isdecimal() or len(key) > MAX_DIGITS or key != str(int(key)):
         raise DataError(f"{path}: item {key!r}: expected a number as key")
     return int(key)
 
 
+def find_one(path: Path, pattern: str) -> Path:
+    """The file at `path`, or the only file in the folder `path` that matches `pattern`.
+
+    Raises:
+        DataError: a folder with no or with several such files.
+    """
+    if not path.is_dir():
+        return path
+    inside = sorted(path.glob(pattern))
+    if len(inside) != 1:
+        raise DataError(f"{path}: holds {len(inside)} files {pattern}; name one as data.path")
+    return inside[0]
+
+
 def is_cut(path: Path) -> bool:
-    """Whether the last line has no end: written by hand, or cut off."""
+    """Whether the last line has no newline: the file may be cut off."""
     with path.open("rb") as stream:
         stream.seek(-1, os.SEEK_END)
         return stream.read() != b"\n"
 
 
 def read_integer_lines(path: Path) -> list[list[int]]:
-    """Lines of blank-separated non-negative integers; empty lines are left out.
+    """Read lines of non-negative integers separated by blanks; empty lines are skipped.
 
     Raises:
-        DataError: anything else stands there; the text names the line.
+        DataError: anything else in a line; the message names the line.
     """
     text = read_text(path)
     if not _INTEGERS.fullmatch(text):

@@ -1,9 +1,8 @@
-"""Which events stay: duplicates, ratings, k-core, length. Every row that goes is counted.
+"""Filters events: duplicates, ratings, k-core, history length. Every dropped row is counted.
 
-The rules are written once, over arrays of dense numbers in time order (`repeated_rows`,
-`near_repeats`, `core`), so that data in memory and data in parts are filtered by the same code. The
-functions of `RawData` below them apply a rule to a whole source. No file format and no split is
-known here.
+The rules work on arrays of dense numbers in time order (`repeated_rows`, `near_repeats`, `core`),
+so that the same code filters data in memory and data in parts. The functions on `RawData` apply a
+rule to a whole source.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from recsys.data.raw import RawData
 from recsys.errors import ConfigError, DataError
 
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
-NEAR_S = 86_400  # what a person says of one thing within a day is one opinion
+NEAR_S = 86_400  # events of a user on one item within a day count as one opinion
 
 
 def repeated_rows(
@@ -38,7 +37,7 @@ def repeated_rows(
     if not len(user):
         return again
     same = (np.diff(user) == 0) & (np.diff(timestamp) == 0)
-    # Equal rows share user and time, so that they stand in one run; few rows are in a run.
+    # Equal rows have the same user and time, so they are in one run; few rows are in a run.
     run = np.flatnonzero(np.concatenate([[False], same]) | np.concatenate([same, [False]]))
     row = np.cumsum(np.concatenate([[True], ~same]))[run]
     for column in others:
@@ -60,25 +59,25 @@ def later_pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.
 def near_repeats(
     user: NDArray[np.int64],
     timestamp: NDArray[np.int64],
-    what: NDArray[np.int64],
+    key: NDArray[np.int64],
     valid: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.bool_]:
-    """Whether the same user did the same (`what`) at most `NEAR_S` before.
+    """Whether the user has an earlier row with the same `key` at most `NEAR_S` seconds before.
 
-    Each row is compared with the one just before it of the same user and `what`; a chain of them
-    is one opinion.
+    Each row is compared with the previous row of the same user and key, so that a chain of close
+    rows counts as one.
 
     Args:
         user: (n,) dense, ascending.
         timestamp: (n,) ascending within a user.
-        what: (n,) dense item, or a number for what the review says.
-        valid: (n,) rows that count; None for all.
+        key: (n,) dense item, or a number that stands for the text of a review.
+        valid: (n,) rows to compare; None for all.
     """
     rows = np.arange(len(user)) if valid is None else np.flatnonzero(valid)
     near = np.zeros(len(user), bool)
     if len(rows) < 2:
         return near
-    pair = _pairs(user[rows], what[rows])
+    pair = _pairs(user[rows], key[rows])
     order = np.argsort(pair, kind="stable")
     pair, rows = pair[order], rows[order]
     close = (np.diff(pair) == 0) & (np.diff(timestamp[rows]) <= NEAR_S)
@@ -93,17 +92,17 @@ def core(
     items: int,
     k: int,
 ) -> NDArray[np.bool_]:
-    """The k-core: rows that stay when users and items with fewer are dropped again and again.
+    """The k-core: drop users and items with fewer than k rows until there are none.
 
     Args:
-        blocks: reads the rows once more, as (their places, dense users, dense items).
-        rows: how many there are.
-        users: how many users.
-        items: how many items.
-        k: rows that each user and item of the core has.
+        blocks: reads all rows, as (their places, dense users, dense items).
+        rows: number of rows.
+        users: number of users.
+        items: number of items.
+        k: rows that each user and item of the core has at least.
 
     Returns:
-        (rows,) whether each stays.
+        (rows,) whether each row is kept.
     """
     alive = np.ones(rows, bool)
     enough_user, enough_item = np.ones(users, bool), np.ones(items, bool)
@@ -116,7 +115,7 @@ def core(
             of_item += np.bincount(item[here], minlength=items)
         before = enough_user, enough_item
         enough_user, enough_item = of_user >= k, of_item >= k
-        # A user of no rows fails both times, so equal verdicts mean that no row went.
+        # Equal results in two rounds mean that no row was dropped in the second.
         if all(map(np.array_equal, before, (enough_user, enough_item))):
             return alive
 
@@ -129,18 +128,18 @@ def duplicates(
     others: Iterable[NDArray[np.int64]] = (),
     content: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.bool_], dict[str, int]]:
-    """Which rows a policy keeps, and counts of what was dropped or only noticed.
+    """The rows that a policy keeps, and counts of the duplicates that were found.
 
     Args:
-        policy: `keep`; `drop-exact`, rows equal in every column (without timestamps a row's place
-            is its time, so no two are); `keep-first`, one event for each user and item;
-            `drop-near`, exact ones and those that `near_repeats` finds, by item or by content.
+        policy: `keep`; `drop-exact` (rows equal in every column; without timestamps there are none,
+            because the place of a row is its time); `keep-first` (one event for each user and
+            item); or `drop-near` (exact ones, and those that `near_repeats` finds by item or text).
         user: (n,) dense, ascending.
         item: (n,) dense.
-        timestamp: (n,) ascending within a user; None where only the order is known.
+        timestamp: (n,) ascending within a user; None if only the order is known.
         others: (n,) further columns that exact duplicates share.
-        content: (n,) a number for what each review says, 0 where it says nothing; None where the
-            source has no texts.
+        content: (n,) a number for the text of each review, 0 for an empty text; None if the source
+            has no texts.
     """
     keep = np.ones(len(user), bool)
     counts = {}
@@ -157,8 +156,8 @@ def duplicates(
     done = "dropped" if policy == "drop-near" else "kept"
     counts[f"near_duplicate_rows_{done}"] = int(near.sum())
     if content is not None:
-        said = np.unique(content[rows], return_inverse=True)[1]
-        copied = near_repeats(user, timestamp, said, content[rows] != 0) & ~near
+        text = np.unique(content[rows], return_inverse=True)[1]
+        copied = near_repeats(user, timestamp, text, content[rows] != 0) & ~near
         counts[f"reviews_copied_to_other_items_{done}"] = int(copied.sum())
         near |= copied
     if policy == "drop-near":
@@ -167,9 +166,9 @@ def duplicates(
 
 
 def in_time_order(raw: RawData) -> RawData:
-    """The same events by user (first appearance), then time; equal times keep the source's order.
+    """Sort events by user (first appearance), then time; equal times keep the source's order.
 
-    This is the order of `Interactions.of`, so that whatever lies beside the events stays beside.
+    This is the order of `Interactions.of`, so that other columns of the events remain aligned.
     """
     user = _numbers(raw.events["user"])
     keys = [np.arange(len(user)), user]
@@ -179,7 +178,7 @@ def in_time_order(raw: RawData) -> RawData:
 
 
 def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
-    """Apply `duplicates` to events as `in_time_order` gives them; contents have served then."""
+    """Apply `duplicates` to events in time order, and drop the column of contents."""
     events = raw.events
     columns = {name: _numbers(events[name]) for name in events.column_names if name != "content"}
     given = {
@@ -213,14 +212,14 @@ def drop_ratings_below(raw: RawData, minimum: float) -> RawData:
 
 
 def no_ratings(minimum: float) -> ConfigError:
-    """What to say where ratings are asked for and there are none."""
+    """The error for a minimum rating on a source without ratings."""
     return ConfigError(f"data.min_rating={minimum}: this source has no ratings; leave it out")
 
 
 def k_core(raw: RawData, k: int) -> RawData:
-    """Drop users and items with fewer than `k` events until all have as many.
+    """Drop users and items with fewer than `k` events until all have at least `k`.
 
-    Items outside the core leave the catalog too.
+    Items outside the core are dropped from the catalog too.
     """
     user, item = _numbers(raw.events["user"]), _numbers(raw.events["item"])
     alive = core(
@@ -238,25 +237,25 @@ def k_core(raw: RawData, k: int) -> RawData:
 
 
 def drop_short(raw: RawData, minimum: int) -> RawData:
-    """Drop users with fewer than `minimum` events; their items stay in the catalog."""
+    """Drop users with fewer than `minimum` events; their items remain in the catalog."""
     user = _numbers(raw.events["user"])
     enough = np.bincount(user)[user] >= minimum if len(user) else np.zeros(0, bool)
     return _keep(raw, enough, "rows_of_short_users_dropped")
 
 
 def nothing_left(reason: str) -> DataError:
-    """What to say when a rule has dropped every row."""
+    """The error for a rule that drops every row."""
     return DataError(f"no events are left after {reason.removesuffix('_dropped')!r}")
 
 
 def _pairs(user: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One number for each pair; users ascend, and those of a part are numbered from 0."""
+    """One number for each (user, other) pair; ascending users are renumbered from 0."""
     from_zero = user.astype(np.int64) - (user[0] if len(user) else 0)
     return from_zero * (int(other.max(initial=0)) + 1) + other
 
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Distinct values numbered by first appearance."""
+    """Number the distinct values by first appearance."""
     encoded = column.combine_chunks().dictionary_encode("encode")
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 

@@ -1,15 +1,19 @@
-"""Item texts as LC-Rec and its kin write them: `{"0": {"title": ..., "description": ...}, ...}`."""
+"""Item texts in the format of LC-Rec: `{"0": {"title": ..., "description": ...}, ...}`."""
 
 from __future__ import annotations
 
 import ast
 import html
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from recsys.data.files import number, read_json
+from recsys.data.raw import items_table
 from recsys.errors import DataError
 
 _MARKUP = re.compile(r"<!--.*?-->|<[A-Za-z/][^>]*>", re.DOTALL)
@@ -18,13 +22,13 @@ _BLANKS = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class ItemText:
-    """One item in words.
+    """The texts of one item.
 
     Attributes:
         title: may be empty.
         description: free text, may be empty.
-        brand: or None.
-        categories: names, may be none.
+        brand: None if it has none.
+        categories: names, may be empty.
     """
 
     title: str
@@ -33,12 +37,14 @@ class ItemText:
     categories: list[str]
 
 
-def read_item_texts(path: Path) -> dict[int, ItemText]:
-    """Texts by the number that the file calls the item.
+def read_item_texts(path: Path | None) -> dict[int, ItemText]:
+    """Texts by the item's number in the file; empty without a file.
 
     Raises:
-        DataError: a key that is no number, or an entry that is no mapping of texts.
+        DataError: a key that is not a number, or an entry that is not a mapping of texts.
     """
+    if path is None:
+        return {}
     found = {}
     for key, entry in read_json(path).items():
         if not isinstance(entry, dict):
@@ -54,16 +60,28 @@ def read_item_texts(path: Path) -> dict[int, ItemText]:
     return found
 
 
+def numbered_items(
+    numbers: Sequence[int], described: Mapping[int, ItemText], attributes: Mapping[str, pa.Array]
+) -> pa.Table:
+    """The items table of a source whose item ids are numbers, in the order of `numbers`."""
+    return items_table(
+        [str(n) for n in numbers],
+        {str(n): item.title for n, item in described.items()},
+        {str(n): item.description for n, item in described.items()},
+        attributes,
+    )
+
+
 def names(text: str) -> list[str]:
-    """`"Diners, Greek"` as a list, each name once."""
+    """Split `"Diners, Greek"` into a list without repeated names."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def plain(value: Any, where: str) -> str:
-    """A text without markup; Amazon's lists arrive as lists or as a list written out.
+    """A text without markup. Amazon stores lists as lists, or as the text of a Python list.
 
     Raises:
-        DataError: no text; its message begins with `where`.
+        DataError: not a text; the message begins with `where`.
     """
     if isinstance(value, str) and value.startswith("["):
         try:

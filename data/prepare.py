@@ -1,4 +1,4 @@
-"""`recsys data prepare`: an outside data set, or a synthetic one, becomes a `dataset` artifact."""
+"""Stage `data`: prepares a raw or synthetic data set as a `dataset` artifact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.artifacts import MANIFEST, sha256, up_to_date, write_artifact
+from recsys.artifacts import MANIFEST, sha256
 from recsys.config import as_dict
 from recsys.data import filtering, stream, synthetic, times
 from recsys.data.raw import Columns, ReaderConfig
@@ -29,10 +29,10 @@ from recsys.splits import global_temporal, leave_one_out
 SYNTHETIC = "synthetic"
 Split = Literal["leave-one-out", "global-temporal", "own"]
 Engine = Literal["auto", "memory", "stream"]
-STREAM_BYTES = 1 << 29  # of interactions; in memory they may take ten times as much
+STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as much
 MIN_MEMORY_GB = 1.0
-EVENTS_ROLE = "interactions"  # what a reader calls its file of events, or begins its files' roles
-# How a data set is made, not what it is: no reason to make it again.
+EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
+# These settings do not change the data set, so it is not made again when they change.
 MEANS = ("engine", "memory_gb")
 
 
@@ -41,29 +41,28 @@ class DataConfig:
     """Section `data`. Paths are absolute, or below a folder of raw data or the working folder.
 
     Attributes:
-        source: `synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `movielens`,
-            `table`.
-        path: the file of interactions or its folder, as the reader wants it.
+        source: `synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `minionerec`,
+            `movielens`, `amazon`, `recbole` or `table`.
+        path: the file of interactions or its folder, depending on the reader.
         attributes: file of item attributes; by default the reader looks beside `path`.
         items: file of item titles and texts; by default the reader looks beside `path`.
         index: file of semantic IDs to import; by default the reader looks beside `path`.
-        columns: column names of a `table` source.
-        time_unit: what numbers in a column of time count: `s`, `ms`, `us`, `ns`, or `auto`, which
-            tells by their size.
-        duplicates: `keep`, `drop-exact` (rows equal in all columns, time included), `keep-first`
+        columns: column names of a `table` or `recbole` source.
+        time_unit: unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size.
+        duplicates: `keep`, `drop-exact` (rows equal in all columns including time), `keep-first`
             (one event for each user and item) or `drop-near` (also the same user and item, or the
             same text of a user, within a day).
-        min_rating: drop events rated lower.
-        k_core: drop users and items with fewer events until all have as many; 0 keeps all.
+        min_rating: drop events with a lower rating.
+        k_core: drop users and items with fewer events until there are none; 0 keeps all.
         min_length: drop users with fewer events; 0 keeps all.
-        split: `leave-one-out`, `global-temporal`, or `own`, the one that the source comes with;
-            by default `own` where there is one, else `leave-one-out`.
-        ratio: shares of events that train and validate under `global-temporal`.
-        dates: when validation and test begin (ISO dates in UTC, or unix seconds), instead of ratio.
+        split: `leave-one-out`, `global-temporal`, or `own` for the split of the source. The default
+            is `own` if the source has one, else `leave-one-out`.
+        ratio: shares of training and validation events under `global-temporal`.
+        dates: start of validation and test (ISO dates in UTC, or unix seconds), instead of `ratio`.
         synthetic: size of the synthetic shop.
-        engine: `memory`; `stream` for data that do not fit there (DuckDB, on disk, in parts); or
-            `auto`, which streams files of `STREAM_BYTES` and more where the source can.
-        memory_gb: what `stream` may take, in GiB.
+        engine: `memory`; `stream` for data that do not fit in memory (DuckDB, on disk, in parts);
+            or `auto`, which streams files of at least `STREAM_BYTES` if the reader supports it.
+        memory_gb: memory for `stream`, in GiB.
     """
 
     source: str = SYNTHETIC
@@ -91,27 +90,27 @@ class DataConfig:
         if (self.path is None) != (self.source == SYNTHETIC):
             raise ConfigError(
                 f"data.path: source {self.source!r} "
-                + ("reads no file; leave the path out" if self.path else "needs a path")
+                + ("reads no file; remove the path" if self.path else "needs a path")
             )
         if self.k_core < 0 or self.min_length < 0:
             raise ConfigError(
-                "data.k_core and data.min_length: want 0 or more, "
+                "data.k_core and data.min_length: expected 0 or more, "
                 f"found {self.k_core} and {self.min_length}"
             )
         if self.dates is not None and len(self.dates) != 2:
-            raise ConfigError(f"data.dates: want two moments, found {list(self.dates)}")
+            raise ConfigError(f"data.dates: expected two moments, found {list(self.dates)}")
         if self.engine == "stream" and self.source not in STREAMING:
             raise ConfigError(
                 f"data.engine: source {self.source!r} is read in memory only "
-                f"({', '.join(STREAMING)} can stream); leave data.engine out"
+                f"({', '.join(STREAMING)} can stream); remove data.engine"
             )
         if not self.memory_gb >= MIN_MEMORY_GB:
             raise ConfigError(
-                f"data.memory_gb: want {MIN_MEMORY_GB} or more, found {self.memory_gb}"
+                f"data.memory_gb: expected {MIN_MEMORY_GB} or more, found {self.memory_gb}"
             )
 
     def reader(self) -> ReaderConfig:
-        """What the reader is told: the same paths, found on disk."""
+        """The configuration of the reader, with the paths on disk."""
         found = {
             name: _find(name, getattr(self, name)) for name in ("attributes", "items", "index")
         }
@@ -122,17 +121,17 @@ class DataConfig:
 
 
 def stage(context: Context) -> Path:
-    """Write the data set of the run, unless it is there already.
+    """Write the data set of the run, unless it is current.
 
-    Settings that name no source use the data set that was prepared under the run's name. They never
-    replace it, and never make one up.
+    Settings without a source use the data set that was prepared under the run's name. They never
+    replace it, and never generate a synthetic one.
 
     Raises:
         ConfigError: an unknown source, a path that does not exist, or no source and no data set.
         DataError: a malformed file; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
-    if not context.settings.names("data", "source", "synthetic"):
+    if not context.settings.sets("data", "source", "synthetic"):
         return _prepared(context)
     seed = seed if config.source == SYNTHETIC else 0
     settings = as_dict(config) | {"seed": seed}
@@ -148,34 +147,34 @@ def stage(context: Context) -> Path:
             parents[role] = sha256(file)
         size = sum(f.stat().st_size for role, f in inputs.items() if role.startswith(EVENTS_ROLE))
         large = config.source in STREAMING and size >= STREAM_BYTES
-    path = context.workspace.dataset
-    if not context.force and up_to_date(path, "dataset", settings, parents):
-        return path
-    info: dict[str, Any] = {}
+    output = context.output("dataset", settings, parents)
+    if output.is_current():
+        return output.path
     if config.engine == "stream" or (config.engine == "auto" and large):
-        with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
+        info: dict[str, Any] = {}
+        with output.write(info) as folder:
             info |= write_streamed(config, folder)
-        return path
+        return output.path
     dataset, split, decisions = build(config, seed)
-    info |= {"stats": describe(dataset), "split": split, "decisions": decisions}
-    with write_artifact(path, "dataset", config=settings, parents=parents, info=info) as folder:
+    info = {"stats": describe(dataset), "split": split, "decisions": decisions}
+    with output.write(info) as folder:
         dataset.save(folder)
-    return path
+    return output.path
 
 
 def _prepared(context: Context) -> Path:
-    """The data set of the run, for settings that name no source.
+    """The data set of the run, for settings without a source.
 
     Raises:
-        ConfigError: there is none, it shall be made again, or settings ask for another one.
+        ConfigError: there is none, or the settings or `--force` require a new one.
     """
     path = context.workspace.dataset
     given = context.settings.values.get("data")
     if context.force or given or not (path / MANIFEST).is_file():
         raise ConfigError(
-            f"data.source: nothing says what {path} is made from; name a source and its path "
-            "(--config FILE, or --set data.source=table --set data.path=events.csv), or make up a "
-            "shop with `recsys quickstart`"
+            f"data.source: no source is given for {path}; name a source and its path "
+            "(--config FILE, or --set data.source=table --set data.path=events.csv), or generate a "
+            "synthetic shop with `recsys quickstart`"
         )
     say(f"data: no source is named, so the prepared data set {path} is used")
     return path
@@ -185,11 +184,11 @@ def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:
     """Write the data set of a large source into `folder`, part by part.
 
     Returns:
-        what the manifest tells of it.
+        the `info` of the manifest.
     """
     split: Split = config.split or "leave-one-out"
     if split == "own":
-        raise ConfigError(f"data.split: source {config.source!r} comes with no split of its own")
+        raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
     rules = stream.Rules(
         config.duplicates,
         config.min_rating,
@@ -210,12 +209,12 @@ def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:
 
 
 class Prepared(NamedTuple):
-    """What `build` makes.
+    """The result of `build`.
 
     Attributes:
         dataset: the canonical data.
-        split: the kind of split that was taken.
-        decisions: a count of each decision on the way; zero counts are left out.
+        split: the kind of split that was used.
+        decisions: the count of each decision that was taken; zero counts are omitted.
     """
 
     dataset: Dataset
@@ -262,9 +261,7 @@ def _labels(
 ) -> NDArray[np.uint8]:
     if split == "own":
         if "split" not in columns:
-            raise ConfigError(
-                f"data.split: source {config.source!r} comes with no split of its own"
-            )
+            raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
         return columns["split"].astype(np.uint8)  # in the order of `interactions` already
     if split == "leave-one-out":
         return leave_one_out(interactions)
@@ -281,7 +278,7 @@ def _dates(config: DataConfig) -> tuple[int, int] | None:
 
 
 def _seconds(moment: object) -> int:
-    """Unix seconds of a number, a date or an ISO text; UTC where no zone is given."""
+    """Unix seconds of a number, a date or an ISO text; without a time zone it is UTC."""
     if isinstance(moment, int) and not isinstance(moment, bool):
         return moment
     try:
@@ -294,7 +291,11 @@ def _seconds(moment: object) -> int:
 
 
 def _find(name: str, path: str | None) -> Path | None:
-    """A path of the configuration, where it is on disk."""
+    """Find a path of the configuration on disk.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
     if path is None:
         return None
     own = Path(path).expanduser()

@@ -1,7 +1,7 @@
-"""RawData: what every reader returns, before filtering and splitting. NumPy and Arrow only.
+"""RawData: the result of every reader, before filtering and splitting. NumPy and Arrow only.
 
-Two tables over outside ids, an optional imported index, and a count of each decision that a reader
-took on the way. No file format is known here.
+It holds two tables over outside ids, optional imported semantic IDs, and a count of each decision
+that the reader took. File formats are known only to the readers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Columns:
     Attributes:
         user: user id, any type.
         item: item id, any type; the items file has it too.
-        timestamp: unix seconds, or an ISO date; a file without it is in order of time.
+        timestamp: unix seconds, or an ISO date; without it the rows must be in order of time.
         rating: a number.
         title: in the items file.
-        text: in the items file, what describes the item.
+        text: in the items file, the description of the item.
     """
 
     user: str = "user"
@@ -54,15 +54,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """What a reader is told; each takes what it needs.
+    """The configuration of a reader; each reader uses the fields that it needs.
 
     Attributes:
         path: the file of interactions, or a folder that holds it.
         attributes: file of item attributes; None looks beside `path`.
         items: file of item titles and texts; None looks beside `path`.
-        index: file of semantic IDs to import; None looks beside `path` where the format has one.
-        columns: column names of a `table` source.
-        time_unit: what numbers in a column of time count.
+        index: file of semantic IDs to import; None looks beside `path` if the format has one.
+        columns: column names of a `table` or `recbole` source.
+        time_unit: unit of numeric times.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class ReaderConfig:
 
 
 class ItemCatalog(NamedTuple):
-    """What is on sale.
+    """The items of a source.
 
     Attributes:
         items: as in `RawData`.
@@ -89,13 +89,13 @@ class ItemCatalog(NamedTuple):
 
 @dataclass(frozen=True)
 class EventStream:
-    """A source too large to hold: its events in parts, and its catalog when they have been read.
+    """A source that does not fit in memory: its events in parts, and then its items.
 
     Attributes:
-        events: tables with the columns of `RawData.events`, the same ones in each, in source order.
-        read_items: makes the items of a table whose column `item` lists every item once,
-            by first appearance.
-        counts: decisions taken on the way; whole when `events` is used up.
+        events: tables in source order, all with the same columns of `RawData.events`.
+        read_items: makes the items from a table whose column `item` lists every item once, by first
+            appearance.
+        counts: decisions taken; complete when `events` is exhausted.
     """
 
     events: Iterator[pa.Table]
@@ -103,7 +103,7 @@ class EventStream:
     counts: dict[str, int]
 
     def gather(self) -> RawData:
-        """The whole source in memory."""
+        """Read the whole source into memory."""
         parts = list(self.events)
         if not parts:
             raise DataError("the source has no events")
@@ -114,15 +114,15 @@ class EventStream:
 
 @dataclass(frozen=True)
 class RawData:
-    """A data set as its source tells it, over outside ids.
+    """A data set as its source has it, over outside ids.
 
     Attributes:
-        events: `user` and `item` (string), and where the source has them `timestamp` (int64, unix
+        events: `user` and `item` (string), and if the source has them `timestamp` (int64, unix
             seconds), `rating` (float32), `split` (uint8, `recsys.splits` labels) and `content`
-            (int64, a number for what a review says, 0 for nothing; it finds copied reviews and is
-            not kept). Without timestamps the rows of a user are in order of time.
-        items: `item_id`, `title`, `text` and attribute columns, in canonical order. Every item of
-            `events` is here; items without an event may be.
+            (int64, a number for the text of a review, 0 for an empty one, used to find copied
+            reviews). Without timestamps the rows of a user are in order of time.
+        items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
+            item of `events`, and may have items without events.
         codes: (items, L) int32 imported semantic IDs, or None.
         counts: decisions taken, by name (`items_without_metadata`, ...).
     """
@@ -150,8 +150,8 @@ class RawData:
             raise DataError(f"item {repeated[0]['values'].as_py()!r} is described twice")
         known = pc.is_in(self.events["item"], value_set=ids.combine_chunks())
         if not pc.all(known).as_py() and self.events.num_rows:
-            stranger = self.events["item"].filter(pc.invert(known))[0].as_py()
-            raise DataError(f"item {stranger!r} occurs in events but not among the items")
+            unknown = self.events["item"].filter(pc.invert(known))[0].as_py()
+            raise DataError(f"item {unknown!r} occurs in events but not among the items")
         if self.codes is not None and len(self.codes) != self.items.num_rows:
             raise DataError(f"codes: {len(self.codes)} rows for {self.items.num_rows} items")
 
@@ -165,7 +165,7 @@ def events_table(
     split: Any = None,
     content: Any = None,
 ) -> pa.Table:
-    """Events from columns of any array-like kind; None columns are left out."""
+    """Make the table of events from array-like columns; None columns are omitted."""
     columns = {
         "user": user,
         "item": item,
@@ -187,11 +187,11 @@ def events_table(
 
 
 def _check_ids(ids: pa.ChunkedArray, where: str) -> None:
-    """Refuse ids that end with NUL, for NumPy drops it and two ids may become one."""
+    """Refuse ids that end with NUL: NumPy drops it, so that two ids could become equal."""
     row = pc.index(pc.ends_with(ids, "\0"), True).as_py()
     if row >= 0:
         raise DataError(
-            f"{where} {ids[row].as_py()[:40]!r} ends with the character NUL; take it out of the "
+            f"{where} {ids[row].as_py()[:40]!r} ends with the character NUL; remove it from the "
             "file, which may be damaged there"
         )
 
@@ -205,10 +205,10 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
 
 
 def describe_all(described: Iterable[str], events: pa.Table) -> tuple[list[str], int]:
-    """Canonical order where ids are free: the described items, then others by first appearance.
+    """The canonical order of items: the described ones, then the others by first appearance.
 
     Returns:
-        item ids, and how many of them are not `described`.
+        item ids, and the number of them that are not `described`.
     """
     ids = dict.fromkeys(described)
     known = len(ids)
@@ -222,16 +222,16 @@ def items_table(
     texts: Mapping[str, str],
     attributes: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Items in the order of `item_ids`; without a title the id stands in, without a text nothing.
+    """Make the table of items. The title of an item without one is its id.
 
     Args:
-        item_ids: canonical order.
+        item_ids: in canonical order.
         titles: item id -> title.
-        texts: item id -> what describes it beyond the title.
-        attributes: column name -> one value an item, in the order of `item_ids`.
+        texts: item id -> description.
+        attributes: column name -> one value per item, in the order of `item_ids`.
 
     Raises:
-        DataError: an attribute takes the name of a column that means something else.
+        DataError: an attribute has a reserved name.
     """
     taken = sorted({*ITEM_COLUMNS, CODE_COLUMN} & set(attributes))
     if taken:

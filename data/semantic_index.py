@@ -1,4 +1,4 @@
-"""Imported semantic IDs: `{"0": ["<a_47>", "<b_103>", ...], ...}`, as LC-Rec writes them."""
+"""Imported semantic IDs in the format of LC-Rec: `{"0": ["<a_47>", "<b_103>", ...], ...}`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CODE = re.compile(r"<[A-Za-z]+_([0-9]{1,9})>")
 
 
 def read_index(path: Path) -> dict[int, tuple[int, ...]]:
-    """Codes of each item, by the number that the file calls it.
+    """Read the codes of each item, by its number in the file.
 
     Raises:
-        DataError: a key that is no number, a code that is none, or rows of unequal length.
+        DataError: a key that is not a number, a malformed code, or rows of unequal length.
     """
     codes: dict[int, tuple[int, ...]] = {}
     levels = None
@@ -32,7 +32,9 @@ def read_index(path: Path) -> dict[int, tuple[int, ...]]:
             raise DataError(f"{path}: item {key!r}: {odd!r} is not a code like '<a_12>'")
         levels = levels or len(row)
         if len(row) != levels:
-            raise DataError(f"{path}: item {key!r} has {len(row)} codes, the items before {levels}")
+            raise DataError(
+                f"{path}: item {key!r} has {len(row)} codes, earlier items have {levels}"
+            )
         codes[item] = tuple(int(match[1]) for match in found if match)
     if not codes:
         raise DataError(f"{path}: no items in it")

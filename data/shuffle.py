@@ -1,8 +1,8 @@
-"""The one step of preparing that needs all rows at once: numbering ids and sorting, on disk.
+"""Numbers ids and sorts rows on disk: the only step of preparing that needs all rows at once.
 
-DuckDB does it, within a given memory: users and items are numbered by first appearance, rows are
-sorted by user, then time; equal times keep the source's order. Everything before and after works on
-parts. DuckDB comes with the extra `large` and is imported here alone.
+DuckDB does it within a memory limit: users and items are numbered by first appearance; rows are
+sorted by user, then time, and equal times keep the source's order. All other steps work on parts.
+DuckDB comes with the extra `large`; only this module imports it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from recsys.errors import ConfigError, DataError
 
 BATCH = 1 << 20  # rows of a sorted batch
-ROW = "row"  # a row's place in the source
-# DuckDB keeps to its limit but for what it hands over; the rest of the process needs some too.
+ROW = "row"  # number of the row in the source
+# DuckDB exceeds its limit by the batches it returns; the rest of the process needs memory too.
 ENGINE_SHARE = 0.5
 
 
@@ -34,7 +34,7 @@ class Shuffled:
     Attributes:
         users: outside ids by number, (users,) string.
         items: outside ids by number, (items,) string.
-        batches: columns `user` and `item` (int32) and the source's others, batch by batch.
+        batches: columns `user` and `item` (int32) and the other columns, batch by batch.
     """
 
     users: pa.Array
@@ -47,9 +47,9 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
     """Number and sort events that arrive in parts.
 
     Args:
-        events: tables with the columns of `RawData.events`, the same ones in each.
-        work: an empty folder for what does not fit; about twice the size of the events.
-        memory_gb: what the whole process may take, in GiB.
+        events: tables, all with the same columns of `RawData.events`.
+        work: an empty folder for temporary files, about twice the size of the events.
+        memory_gb: memory limit of the whole process, in GiB.
 
     Raises:
         ConfigError: DuckDB is not installed.
@@ -73,7 +73,7 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
         ids = {name: _number(connection, name) for name in ("user", "item")}
         others = [f'events."{name}"' for name in columns if name not in ("user", "item")]
         order = [f'events."{name}"' for name in ("timestamp", ROW) if name in (*columns, ROW)]
-        sorted_rows = connection.sql(  # names of columns are ours
+        sorted_rows = connection.sql(  # the column names come from this package
             f"""
             SELECT {", ".join(["users.number AS user", "items.number AS item", *others])}
             FROM events
@@ -100,7 +100,7 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
 
 
 def _number(connection: Any, name: str) -> pa.Array:
-    """Make the table `users` or `items` of ids and their numbers; returns the ids by number."""
+    """Create the table `users` or `items` of ids and their numbers; return the ids by number."""
     connection.execute(
         f"""
         CREATE TABLE {name}s AS
@@ -118,13 +118,13 @@ def _duckdb() -> Any:
     except ImportError as error:
         raise ConfigError(
             "data.engine: streaming needs DuckDB; install it with pip install 'recbeam[large]', "
-            "or say --set data.engine=memory if the data fit in memory"
+            "or use --set data.engine=memory if the data fit in memory"
         ) from error
     return duckdb
 
 
 def _spool(events: Iterable[pa.Table], path: Path) -> list[str]:
-    """Write events to a file with each row's place; returns their columns."""
+    """Write events with their row numbers to a file; return the names of their columns."""
     writer, place, columns = None, 0, []
     try:
         for table in events:
@@ -132,7 +132,7 @@ def _spool(events: Iterable[pa.Table], path: Path) -> list[str]:
             rows = pa.array(np.arange(place, place + table.num_rows))
             place += table.num_rows
             table = table.append_column(ROW, rows)
-            # Ids hardly compress and dictionaries of millions of them only cost time.
+            # Ids compress badly, and dictionaries of millions of ids only cost time.
             writer = writer or pq.ParquetWriter(path, table.schema, use_dictionary=False)
             writer.write_table(table)
     finally:

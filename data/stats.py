@@ -1,4 +1,4 @@
-"""What a data set looks like: sizes, lengths, repeats, cold shares, text coverage. NumPy only."""
+"""Statistics of a data set: sizes, lengths, repeats, cold shares, text coverage. NumPy only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recsys.splits import LABELS, TRAIN
 
 
 class Tally:
-    """Counts over the events of a data set, which may come in parts of whole users.
+    """Counts over the events of a data set, which may be added in parts.
 
     Args:
         items: size of the catalog.
@@ -27,7 +27,7 @@ class Tally:
         self._repeats = 0
 
     def add(self, events: Events) -> None:
-        """Count the events of some users, none of which was counted before."""
+        """Add all events of some users."""
         items = self._of_item.shape[1]
         starts = np.flatnonzero(np.diff(events.user, prepend=-1))
         self._lengths.append(np.diff(starts, append=len(events.user)))
@@ -37,13 +37,13 @@ class Tally:
             self._users[label] += np.count_nonzero(np.diff(events.user[inside], prepend=-1))
         first = events.user[0] if len(events.user) else 0
         pairs = (events.user.astype(np.int64) - first) * items + events.item
-        pairs.sort()  # several times as fast here as np.unique
+        pairs.sort()  # several times faster here than np.unique
         self._repeats += int(np.count_nonzero(pairs[1:] == pairs[:-1]))
 
     def describe(
         self, *, users: int, items: pa.Table, codes: NDArray[np.int32] | None, has_time: bool
     ) -> dict[str, Any]:
-        """Numbers about the data set, ready for JSON; see `describe`."""
+        """The statistics as JSON values; see `describe`."""
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
         total = int(self._of_item.sum())
         untrained = self._of_item[TRAIN] == 0
@@ -86,10 +86,10 @@ class Tally:
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Numbers about a data set, ready for JSON.
+    """The statistics of a data set, as JSON values.
 
-    `cold` shares are of events: those on items that no training event touches, which a model of
-    ids alone cannot find.
+    `cold` is the share of events on items without training events, which a model of ids alone
+    cannot recommend.
     """
     tally = Tally(dataset.items.num_rows)
     tally.add(dataset.events)
@@ -102,7 +102,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def _text_coverage(items: pa.Table) -> float:
-    """Share of items with words of their own: a text, or a title that is more than the id."""
+    """Share of items with a text, or a title that is not the id."""
     titled = pc.not_equal(items["title"], items["item_id"])
     worded = pc.or_(titled, pc.not_equal(items["text"], ""))
     return float(pc.mean(worded).as_py() or 0.0)

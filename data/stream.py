@@ -1,8 +1,8 @@
-"""Preparing data that do not fit in memory: the rules of `build` in `prepare`, part by part.
+"""Prepares data that do not fit in memory: applies the rules of `prepare.build` part by part.
 
 Rows arrive numbered and sorted from `recsys.data.shuffle`. The filters of `recsys.data.filtering`
 process whole users. Memory holds a part of the rows, a few numbers per user and item, the
-catalog, and one byte per row that says whether the row is kept. Knows no file format.
+catalog, and one byte per row that says whether the row is kept.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from recsys.errors import ConfigError
 from recsys.progress import track
 from recsys.splits import dates_of_shares, label_ends, label_times
 
-PART_ROWS = 1 << 22  # rows that a part of the output holds before filtering, but for long users
-BLOCK_ROWS = 1 << 22  # rows read at a time where users need not be whole
+PART_ROWS = 1 << 22  # rows of an output part before filtering; a long user may exceed it
+BLOCK_ROWS = 1 << 22  # rows read at a time where users may be divided
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What stays and how it is split; see `DataConfig`.
+    """How rows are filtered and split; see `DataConfig`.
 
     Attributes:
-        duplicates: which repeated rows go.
-        min_rating: rows rated lower go; None keeps all.
+        duplicates: policy for repeated rows.
+        min_rating: drop rows with a lower rating; None keeps all.
         k_core: 0 keeps all.
-        min_length: events of a user.
-        by_time: split by time over all users instead of leaving one out.
+        min_length: events that a user must have.
+        by_time: split by time over all users instead of leave-one-out.
         ratio: shares of a split by time.
-        dates: moments of a split by time (unix seconds), instead of shares.
+        dates: start of validation and test (unix seconds), instead of shares.
     """
 
     duplicates: filtering.Duplicates = "drop-exact"
@@ -56,10 +56,10 @@ class Rules:
 
 @dataclass
 class _Rows:
-    """Columns of rows in files, one file a column; written once from front to back, then read.
+    """Columns of rows on disk, one file per column; first all rows are appended, then read.
 
     Attributes:
-        folder: where the files lie.
+        folder: of the files.
         kinds: type of each column.
         count: rows so far.
     """
@@ -86,27 +86,27 @@ class _Rows:
 
     @property
     def has_time(self) -> bool:
-        """Whether rows are dated, and not only ordered."""
+        """Whether rows have timestamps."""
         return "timestamp" in self.kinds
 
     def remove(self) -> None:
-        """Delete the files; nothing can be read any more."""
+        """Delete the files."""
         for file in self.folder.iterdir():
             file.unlink()
         self.folder.rmdir()
 
     def pairs(self) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
-        """Places, users and items, block by block."""
+        """Read the slices of rows with their users and items, block by block."""
         for start in range(0, self.count, BLOCK_ROWS):
             place = slice(start, min(start + BLOCK_ROWS, self.count))
             yield place, self.read("user", place), self.read("item", place)
 
 
 class _Numbers(NamedTuple):
-    """What users and items are called where they are written, by what rows call them."""
+    """Numbers of users and items in the output, by their numbers in the rows."""
 
     user: NDArray[np.int32]
-    item: NDArray[np.int32]  # -1 for those that are not in the catalog
+    item: NDArray[np.int32]  # -1 for items that are not in the catalog
 
 
 def prepare(
@@ -116,17 +116,17 @@ def prepare(
 
     Args:
         source: its events are read once.
-        rules: what stays, and how it is split.
-        folder: gets `interactions/part-*.parquet`, `users.parquet`, `items.parquet` and, with an
-            index, `codes.npy`; what does not fit in memory lies here too meanwhile.
-        memory_gb: what the process may take, in GiB.
+        rules: how rows are filtered and split.
+        folder: gets `interactions/part-*.parquet`, `users.parquet`, `items.parquet` and, with
+            imported semantic IDs, `codes.npy`; temporary files are written here too.
+        memory_gb: memory limit of the process, in GiB.
 
     Returns:
-        statistics as `recsys.data.stats.describe` gives them, and a count of each decision.
+        statistics as from `recsys.data.stats.describe`, and the count of each decision.
 
     Raises:
-        ConfigError: a rule that this source cannot meet, or DuckDB is not installed.
-        DataError: a malformed source, or nothing is left of it.
+        ConfigError: a rule that cannot be applied to this source, or DuckDB is not installed.
+        DataError: a malformed source, or no rows are left.
     """
     work = folder / "rows"
     work.mkdir()
@@ -135,7 +135,7 @@ def prepare(
     with shuffle(source.events, folder / "shuffle", memory_gb) as shuffled:
         rows, of_user = _cleaned(shuffled.batches, len(shuffled.users), rules, work, counts)
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
-    # The same checks as in memory: items described once, and all of them.
+    # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
     counts.update(source.counts | decided)
 
@@ -175,7 +175,7 @@ def _cleaned(
     work: Path,
     counts: Counter[str],
 ) -> tuple[_Rows, NDArray[np.int64]]:
-    """Rows without duplicates and low ratings, in files, and how many each user has."""
+    """Write the rows without duplicates and low ratings to files; count the rows of each user."""
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
     for columns in _by_whole_users(batches):
         if rules.min_rating is not None and "rating" not in columns:
@@ -191,9 +191,9 @@ def _cleaned(
         )
         counts.update(dropped)
         if rules.min_rating is not None:
-            well = columns["rating"] >= rules.min_rating
-            counts["rows_below_min_rating_dropped"] += int((keep & ~well).sum())
-            keep &= well
+            high = columns["rating"] >= rules.min_rating
+            counts["rows_below_min_rating_dropped"] += int((keep & ~high).sum())
+            keep &= high
         rows.append({name: values[keep] for name, values in columns.items()})
         first = int(columns["user"][0])
         here = np.bincount(columns["user"][keep] - first)
@@ -206,7 +206,7 @@ def _cleaned(
 def _by_whole_users(
     batches: Iterator[dict[str, NDArray[Any]]],
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """The same rows, cut so that no user is in two batches."""
+    """Regroup the rows so that no user is in two batches."""
     waiting: list[dict[str, NDArray[Any]]] = []  # one user's rows, and its number
 
     def joined() -> dict[str, NDArray[Any]]:
@@ -228,7 +228,7 @@ def _by_whole_users(
 
 
 def _whole_users(of_user: NDArray[np.int64]) -> Iterator[slice]:
-    """Rows of about `PART_ROWS`, cut between users."""
+    """Slices of about `PART_ROWS` rows that do not divide users."""
     ends = np.cumsum(of_user)
     wanted = np.arange(PART_ROWS, ends[-1] + PART_ROWS, PART_ROWS).clip(max=ends[-1])
     start = 0
@@ -247,7 +247,7 @@ def _events_of_users(rows: _Rows, alive: NDArray[np.bool_], users: int) -> NDArr
 def _described(
     catalog: pa.Table, items: pa.Array, rows: _Rows, alive: NDArray[np.bool_]
 ) -> pa.ChunkedArray:
-    """Which rows of the catalog have an event that is alive."""
+    """Whether each row of the catalog has an event that is kept."""
     wanted = np.zeros(len(items), bool)
     for place, _, item in rows.pairs():
         wanted[item[alive[place]]] = True
@@ -257,7 +257,7 @@ def _described(
 def _drop_short(
     rows: _Rows, alive: NDArray[np.bool_], left: NDArray[np.int64], minimum: int
 ) -> int:
-    """Let users with fewer events go, from `alive` and `left`; how many rows went."""
+    """Drop users with fewer events from `alive` and `left`; return the number of dropped rows."""
     before = int(alive.sum())
     for place, user, _ in rows.pairs():
         alive[place] &= left[user] >= minimum
@@ -268,7 +268,7 @@ def _drop_short(
 
 
 def _dates(rows: _Rows, alive: NDArray[np.bool_], rules: Rules) -> tuple[int, int]:
-    """Moments of the split by time."""
+    """The times at which validation and test begin."""
     if not rows.has_time:
         raise ConfigError(
             "data.split: a global-temporal split needs timestamps; this data set has only order"
@@ -286,7 +286,7 @@ def _parts(
     numbers: _Numbers,
     dates: tuple[int, int] | None,
 ) -> Iterator[Events]:
-    """What stays, whole users at a time; split at dates, or else by each user's last events."""
+    """The kept events in parts of whole users, split at `dates` or by each user's last events."""
     with track("writing parts", rows.count) as bar:
         for place in _whole_users(of_user):
             bar.advance(place.stop - place.start)

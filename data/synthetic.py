@@ -1,9 +1,9 @@
-"""A synthetic shop: books, games and kits with titles, series, brands, prices, and people in it.
+"""A synthetic shop: books, games and kits with titles, series, brands, prices, and customers.
 
-What there is to learn, strongest first: volume n of a series is followed by n + 1, now or a few
-steps later; an item's companions follow it (a mystery novel, then a puzzle); a person stays near a
-few genres and one price tier; some items are more popular than others. Needs no file and no
-network. NumPy only; one seed gives one shop.
+The patterns in the data, strongest first: volume n of a series is followed by n + 1, at once or a
+few steps later; an item is followed by its companions (a mystery novel, then a puzzle); a customer
+prefers a few genres and one price tier; some items are more popular than others. No files or
+network are needed. NumPy only; the same seed gives the same shop.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recsys.data.raw import RawData, events_table
-from recsys.data.shop import DEPARTMENTS, PLACES, Department, Genre
+from recsys.data.shop import WORDS, Department, Genre
 
-SHELVES = [(department, genre) for department in DEPARTMENTS for genre in department.genres]
+SHELVES = [(department, genre) for department in WORDS.departments for genre in department.genres]
 _NAMES = [genre.name for _, genre in SHELVES]
 COMPANION = np.asarray([_NAMES.index(genre.companion) for _, genre in SHELVES])
 SCHEMA = {
@@ -32,21 +32,21 @@ SCHEMA = {
     "year": pa.int64(),
 }
 TIERS = ("An inexpensive choice.", "A favourite of many.", "A collector's edition.")
-TIER_SHARES = (0.35, 0.45, 0.2)  # of people
+TIER_SHARES = (0.35, 0.45, 0.2)  # of customers
 
-SERIES_SHARE = 0.6  # of names belong to a series; the others stand alone
+SERIES_SHARE = 0.6  # of names that belong to a series
 VOLUMES = (3, 6)  # volumes of a series, inclusive
-# Chances of a next volume and, failing that, of a companion, where there is one.
+# Probabilities of the next volume and, failing that, of a companion, if there is one.
 NEXT_VOLUME, COMPANY = 0.55, 0.4
 BETTER_COMPANION = 0.7
-RECALL = (0.7, 0.15, 0.1, 0.05)  # that a series (or companion) goes on from 1, 2, ... events ago
-FAVOURITES = (0.55, 0.25, 0.12)  # of a person's three genres in browsing; the rest is any genre
-LOYALTY = 0.75  # chance that browsing keeps to the person's own price tier
+RECALL = (0.7, 0.15, 0.1, 0.05)  # that a series or companion continues 1, 2, ... events back
+FAVOURITES = (0.55, 0.25, 0.12)  # of a customer's three genres in browsing; the rest is random
+LOYALTY = 0.75  # probability that browsing stays in the customer's own price tier
 POPULARITY = 0.9  # exponent of Zipf's law among the openings of one genre and tier
 LENGTHS = (5, 60)  # shortest and longest history
-REDRAWS = 8  # of an item that the person already has; then the event does not happen
-FIRST_DAY, DAYS, DAY_S = 19_358, 700, 86_400  # people join during 700 days from 2023-01-01
-GAP_DAYS, VOLUME_GAP_DAYS = 14.0, 4.0  # mean time between events; a next volume comes sooner
+REDRAWS = 8  # of an item that the customer already has; then the event is dropped
+FIRST_DAY, DAYS, DAY_S = 19_358, 700, 86_400  # customers join during 700 days from 2023-01-01
+GAP_DAYS, VOLUME_GAP_DAYS = 14.0, 4.0  # mean time between events, and before a next volume
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class SyntheticConfig:
     """Size of the shop.
 
     Attributes:
-        users: people.
-        items: things on sale.
-        mean_length: events a person, on average; hardly anybody has fewer than 5, nobody over 60.
+        users: number of customers.
+        items: number of items.
+        mean_length: mean number of events per customer; few have less than 5, none more than 60.
     """
 
     users: int = 3_000
@@ -66,25 +66,25 @@ class SyntheticConfig:
     def __post_init__(self) -> None:
         if self.users < 1 or not 240 <= self.items <= 100_000 or not 5 < self.mean_length <= 30:
             raise ValueError(
-                "want users >= 1, 240 <= items <= 100000 and 5 < mean_length <= 30, found "
+                "expected users >= 1, 240 <= items <= 100000 and 5 < mean_length <= 30, found "
                 f"{self.users}, {self.items} and {self.mean_length}"
             )
 
 
 @dataclass(frozen=True)
 class _Shop:
-    """The catalog as arrays over dense items; -1 where there is none.
+    """The catalog as arrays over dense items.
 
     A cell is a genre and a price tier, numbered `3 * genre + tier`. An opening is the first volume
-    of a series, or a title that stands alone.
+    of a series, or a single title.
 
     Attributes:
         cell: (items,).
-        volume: (items,) from 1; 0 for a title that stands alone.
-        following: (items,) the next volume.
-        companions: (items, 2) what goes with it, the better match first.
+        volume: (items,) from 1; 0 for a single title.
+        following: (items,) the next volume, or -1.
+        companions: (items, 2) companion items, the better match first.
         openings: dense items by cell, popular ones first.
-        cumulative: running popularity along `openings`; cell c ends at c + 1.
+        cumulative: cumulative popularity along `openings`; cell c ends at c + 1.
     """
 
     cell: NDArray[np.int64]
@@ -95,18 +95,18 @@ class _Shop:
     cumulative: NDArray[np.float64]
 
     def draw(self, cell: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """One opening of each cell, by popularity."""
+        """Draw one opening of each cell, with probability by popularity."""
         place = np.searchsorted(self.cumulative, cell + rng.random(len(cell)), side="right")
         return np.take(self.openings, place, mode="clip")
 
 
 @dataclass(frozen=True)
 class _People:
-    """Tastes.
+    """The preferences of customers.
 
     Attributes:
-        genres: (people, 3) favourite first; the second is the favourite's companion.
-        tier: (people,) preferred price tier.
+        genres: (customers, 3) favourite first; the second is the favourite's companion.
+        tier: (customers,) preferred price tier.
     """
 
     genres: NDArray[np.int64]
@@ -114,11 +114,11 @@ class _People:
 
 
 def generate(config: SyntheticConfig, seed: int = 0) -> RawData:
-    """Open a shop and let people buy.
+    """Generate a catalog and the purchases of its customers.
 
     Args:
-        config: its size.
-        seed: the same seed gives the same shop, down to the last timestamp.
+        config: the size.
+        seed: the same seed gives the same data.
     """
     rng = np.random.default_rng(seed)
     shop = _open(config.items, rng)
@@ -137,7 +137,7 @@ def generate(config: SyntheticConfig, seed: int = 0) -> RawData:
 
 
 def _open(num_items: int, rng: np.random.Generator) -> _Shop:
-    """Series and single titles, dealt to the cells in turn; volumes of a series are neighbours."""
+    """Assign series and single titles to the cells in turn; volumes of a series are neighbours."""
     in_series = rng.random(num_items) < SERIES_SHARE
     sizes = np.where(in_series, rng.integers(VOLUMES[0], VOLUMES[1] + 1, num_items), 1)
     count = int(np.searchsorted(np.cumsum(sizes), num_items)) + 1
@@ -167,7 +167,7 @@ def _open(num_items: int, rng: np.random.Generator) -> _Shop:
 
 
 def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
-    """Titles, texts and attributes; the volumes of a series share name, maker and price."""
+    """Write titles, texts and attributes; volumes of a series share name, maker and price."""
     n = len(shop.cell)
     rows: dict[str, list[object]] = {name: [] for name in SCHEMA}
     used = [0] * len(SHELVES)
@@ -203,15 +203,15 @@ def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
 
 
 def _name(department: Department, genre: Genre, order: list[int], used: int) -> str:
-    """The next unused name of a genre; a place is added when the plain names have run out."""
+    """The next unused name of a genre; a place is appended when all names have been used."""
     again, place = divmod(used, len(order))
     first, second = divmod(order[place], len(genre.seconds))
     name = department.title.format(f"{genre.firsts[first]} {genre.seconds[second]}")
-    return f"{name} of {PLACES[again - 1]}" if again else name
+    return f"{name} of {WORDS.places[again - 1]}" if again else name
 
 
 def _invite(people: int, rng: np.random.Generator) -> _People:
-    """People with tastes; some genres are liked more than others."""
+    """Draw the preferences of customers; some genres are more popular than others."""
     liked = 1 / np.sqrt(1 + rng.permutation(len(SHELVES)))
     liked /= liked.sum()
     first = rng.choice(len(SHELVES), people, p=liked)
@@ -223,7 +223,7 @@ def _invite(people: int, rng: np.random.Generator) -> _People:
 def _buy(
     shop: _Shop, people: _People, mean_length: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Everybody's purchases, one step of all people at a time.
+    """Draw the purchases, one step of all customers at a time.
 
     Returns:
         user, item, unix seconds and rating of each event, by user and time.
@@ -264,14 +264,14 @@ def _choose(
     before: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The next volume or a companion of a recent item, or something from browsing.
+    """Draw the next volume or a companion of a recent item, or an item from browsing.
 
     Args:
         shop: the catalog.
-        people: tastes.
-        who: (n,) the people who choose.
-        before: (n, step) what they bought, -1 where nothing.
-        rng: randomness.
+        people: preferences.
+        who: (n,) the customers who choose.
+        before: (n, step) their earlier purchases, -1 where an event was dropped.
+        rng: random generator.
 
     Returns:
         an item for each of `who`, and whether it is a next volume.
@@ -294,7 +294,7 @@ def _choose(
 def _browse(
     shop: _Shop, people: _People, who: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A popular opening from a genre and a price tier that each of `who` likes."""
+    """Draw a popular opening from a genre and a price tier that each of `who` prefers."""
     n = len(who)
     place = np.searchsorted(np.cumsum(FAVOURITES), rng.random(n), side="right")
     favourite = people.genres[who, place.clip(max=len(FAVOURITES) - 1)]

@@ -1,7 +1,7 @@
-"""Times of events: whatever a source counts in, as unix seconds, and a count of what was converted.
+"""Converts times of events to unix seconds, and counts the conversions.
 
-Numbers so large that no date of their unit is meant are told by their size: 1e11 seconds are the
-year 5138, 1e11 milliseconds 1973.
+The unit of a number can be inferred from its size: 1e11 seconds are in the year 5138, while 1e11
+milliseconds are in 1973.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from recsys.errors import DataError
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
-# Name in the counts, and how many make a second, smallest unit first.
+# Name in the counts, and units per second; smallest unit first.
 UNITS: dict[str, tuple[str, int]] = {
     "ns": ("nanoseconds", 1_000_000_000),
     "us": ("microseconds", 1_000_000),
@@ -34,30 +34,32 @@ def unix_seconds(
     unit: TimeUnit,
     counts: Counter[str],
 ) -> pa.ChunkedArray:
-    """A time column as unix seconds.
+    """Convert a column of times to unix seconds.
 
     Args:
-        column: numbers, dates, or texts that are numbers.
+        column: numbers, dates, or texts that spell numbers.
         name: of the column, for errors.
         path: of the file, for errors.
-        first: the place of the first value in the file, for errors.
-        unit: what numbers count; `auto` tells each by its size.
-        counts: gets how many values were converted, by unit.
+        first: number of the first row in the file, for errors.
+        unit: of numbers; `auto` decides for each by its size.
+        counts: is increased by the number of converted values of each unit.
 
     Raises:
-        DataError: a value that is no moment, or one too large for the unit asked for.
+        DataError: a value that is not a time, or one too large for the given unit.
     """
     kind = column.type
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_finite(column), column, None)
     odd = pc.is_null(column)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):  # a column of one kind is typed
+    if pa.types.is_string(kind) or pa.types.is_large_string(
+        kind
+    ):  # a column with a single type is not text
         odd = pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), r"^\d+(\.\d*)?$"))
     row = pc.index(odd, True).as_py()
     if row >= 0:
         raise DataError(
             f"{path}: column {name!r} has {column[row].as_py()!r} in data row {first + row + 1}; "
-            "write unix seconds or ISO dates throughout"
+            "use unix seconds or ISO dates throughout"
         )
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
@@ -79,8 +81,7 @@ def unix_seconds(
     row = pc.index(pc.greater(column, SECONDS_END), True).as_py()
     if row >= 0:
         raise DataError(
-            f"{path}: column {name!r}: data row {first + row + 1} lies after the year 5138 if it "
-            f"counts {unit}; it may count a smaller unit: say --set data.time_unit=auto, ms, us or "
-            "ns"
+            f"{path}: column {name!r}: data row {first + row + 1} is after the year 5138 if its "
+            f"unit is {unit}; the unit may be smaller: use --set data.time_unit=auto, ms, us or ns"
         )
     return column

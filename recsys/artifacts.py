@@ -1,9 +1,9 @@
-"""Artifacts: directories with a manifest, written whole or not at all.
+"""Artifacts: directories with a manifest, written atomically.
 
-An artifact is written to a temporary directory beside its final place and renamed, so a crash
-leaves either nothing or a whole one. Its `manifest.json` holds the kind, the configuration, the
-parents' digests and the sha256 of each file; the digest of the artifact is the hash of these.
-This module knows nothing of what the files mean.
+An artifact is written to a temporary directory beside its final place and then renamed, so a crash
+leaves either no artifact or a complete one. Its `manifest.json` holds the kind, the configuration,
+the parents' digests and the SHA-256 of each file; the digest of the artifact is a hash of the kind
+and the files. This module knows nothing about the contents of the files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from recsys.errors import ArtifactError
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-# Only these are ever read back; pickle in any dress is not among them.
+# Only files with these suffixes are loaded; no format that can contain a pickle is among them.
 SAFE_SUFFIXES = {
     ".json", ".jsonl", ".parquet", ".safetensors", ".npy", ".html", ".svg", ".png", ".md",
     ".txt", ".jinja", ".model",
@@ -32,14 +32,14 @@ SAFE_SUFFIXES = {
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact says of itself.
+    """The description of an artifact.
 
     Attributes:
         kind: `dataset`, `ids`, `target`, `draft`, `bundle` or `evaluation`.
         config: the configuration it was made with, as plain values.
         parents: name -> digest of the artifacts it was made from.
-        files: relative path -> sha256.
-        info: anything else worth knowing (counts, metrics).
+        files: relative path -> SHA-256.
+        info: counts, metrics and other results.
     """
 
     kind: str
@@ -56,14 +56,14 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Identity of the artifact: a hash of kind and files (not of time or place)."""
+        """Identity of the artifact: a hash of its kind and files, whatever its time and place."""
         text = json.dumps([self.kind, sorted(self.files.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the artifacts of one named run lie: `$RECSYS_HOME` (default `var/`) and a name."""
+    """The folders of one named run below `$RECSYS_HOME` (default `var/`)."""
 
     home: Path
     name: str
@@ -75,22 +75,80 @@ class Workspace:
 
     @property
     def dataset(self) -> Path:
-        """Canonical data."""
+        """Folder of the canonical data."""
         return self.home / "datasets" / self.name
 
     def run(self, stage: str) -> Path:
-        """Output of a training stage, as `ids` or `target`."""
+        """Output of a training stage such as `ids` or `target`."""
         return self.home / "runs" / self.name / stage
+
+    def path(self, kind: str) -> Path:
+        """Where the artifact of a kind lies; see `Manifest`."""
+        own = {"dataset": self.dataset, "bundle": self.bundle, "evaluation": self.report}
+        return own.get(kind) or self.run(kind)
+
+    def manifest(self, kind: str) -> Manifest:
+        """The manifest of the run's artifact of a kind.
+
+        Raises:
+            ArtifactError: there is none.
+        """
+        return read_manifest(self.path(kind), kind)
+
+    def digests(self, *kinds: str) -> dict[str, str]:
+        """Kind -> digest of the run's artifacts: the parents of what is made from them.
+
+        Raises:
+            ArtifactError: one of them is missing.
+        """
+        return {kind: self.manifest(kind).digest for kind in kinds}
 
     @property
     def bundle(self) -> Path:
-        """What evaluation and serving load."""
+        """Folder that evaluation and serving load."""
         return self.home / "bundles" / self.name
 
     @property
     def report(self) -> Path:
         """Output of `recsys evaluate`."""
         return self.home / "reports" / self.name
+
+
+@dataclass(frozen=True)
+class Output:
+    """The artifact that a stage makes.
+
+    Attributes:
+        path: where it goes.
+        kind: what it is; see `Manifest`.
+        config: the settings it is made with, as plain values.
+        parents: name -> digest of the artifacts or raw files it is made from.
+        force: make it even if an equal one is there.
+    """
+
+    path: Path
+    kind: str
+    config: Mapping[str, Any]
+    parents: Mapping[str, str]
+    force: bool = False
+
+    def is_current(self) -> bool:
+        """Whether the artifact is there, made with these settings from these parents."""
+        try:
+            found = None if self.force else read_manifest(self.path, self.kind)
+        except ArtifactError:
+            return False
+        return (
+            found is not None
+            and found.parents == dict(self.parents)
+            and _as_json(found.config) == _as_json(self.config)
+        )
+
+    def write(self, info: dict[str, Any] | None = None) -> AbstractContextManager[Path]:
+        """Write the artifact; see `write_artifact`."""
+        return write_artifact(
+            self.path, self.kind, config=self.config, parents=self.parents, info=info
+        )
 
 
 @contextmanager
@@ -102,11 +160,12 @@ def write_artifact(
     parents: Mapping[str, str] | None = None,
     info: dict[str, Any] | None = None,
 ) -> Iterator[Path]:
-    """Yield a temporary directory; on success seal it with a manifest and move it to `path`.
+    """Yield a temporary directory; if the body succeeds, add a manifest and move it to `path`.
 
     Args:
-        path: final directory; an artifact already there is replaced, anything else is not touched.
-        kind: what it is.
+        path: final directory. An artifact that is already there is replaced; any other content is
+            left alone.
+        kind: see `Manifest`.
         config: configuration it is made with.
         parents: name -> digest.
         info: a dict that the body may still fill; it is written when the body ends.
@@ -121,8 +180,10 @@ def write_artifact(
             f"{path} exists and is not an artifact; name another place or remove it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}~"  # a sign that no name of a run has: `.a.*` would be that of `a.b` too
-    for leftover in path.parent.glob(f"{prefix}*"):  # of an earlier crash
+    prefix = (
+        f".{path.name}~"  # no run's name has a ~; the pattern `.a.*` would also match run `a.b`
+    )
+    for leftover in path.parent.glob(f"{prefix}*"):  # left by an earlier crash
         shutil.rmtree(leftover, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     temporary.chmod(0o755)
@@ -154,7 +215,7 @@ def write_artifact(
 
 
 def read_manifest(path: Path, kind: str | None = None) -> Manifest:
-    """The manifest of the artifact at `path`.
+    """Read the manifest of the artifact at `path`.
 
     Raises:
         ArtifactError: no artifact there, an unreadable manifest, another kind or a newer format.
@@ -168,7 +229,7 @@ def read_manifest(path: Path, kind: str | None = None) -> Manifest:
         manifest = None if version > FORMAT_VERSION else Manifest(**values)
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{file}: unreadable manifest: {error}") from error
-    if manifest is None:  # it may have keys that are unknown here
+    if manifest is None:  # a newer one may have unknown keys
         raise ArtifactError(
             f"{file}: format {version} is newer than this program's {FORMAT_VERSION}; "
             "upgrade recsys"
@@ -183,7 +244,8 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
 
     Raises:
         ArtifactError: a file is missing, altered, outside the directory, of an unsafe kind, or not
-            in the manifest (an adapter, say, that would be loaded unchecked); the text names it.
+            in the manifest (for example an adapter that would be loaded unchecked). The message
+            names the file.
     """
     manifest = read_manifest(path, kind)
     root = Path(path).resolve()
@@ -205,18 +267,8 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
     return manifest
 
 
-def up_to_date(
-    path: Path, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]
-) -> Manifest | None:
-    """The manifest at `path` if it was made by this configuration from these parents."""
-    try:
-        manifest = read_manifest(path, kind)
-    except ArtifactError:
-        return None
-    same = json.dumps(manifest.config, sort_keys=True, default=str) == json.dumps(
-        dict(config), sort_keys=True, default=str
-    )
-    return manifest if same and manifest.parents == dict(parents) else None
+def _as_json(config: Mapping[str, Any]) -> str:
+    return json.dumps(dict(config), sort_keys=True, default=str)
 
 
 def sha256(file: Path) -> str:
@@ -226,7 +278,7 @@ def sha256(file: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Flush a folder's files to disk, so that a rename never outlives its content."""
+    """Flush the files of a folder to disk, so that a crash after the rename loses nothing."""
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as stream:

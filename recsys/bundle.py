@@ -116,8 +116,7 @@ class Bundle:
     @property
     def encoder(self) -> PromptEncoder:
         """History -> tokens."""
-        tokens = self.vocabulary.encode(self.catalog.codes)
-        return PromptEncoder(tokens, self.vocabulary.prefix, self.prompt)
+        return PromptEncoder.of(self.vocabulary, self.catalog.codes, self.prompt)
 
 
 def load_sasrec(bundle: Path, items: int) -> SasRec | None:

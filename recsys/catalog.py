@@ -1,4 +1,4 @@
-"""Catalog: item id <-> dense item <-> semantic ID, with titles and attributes. NumPy only."""
+"""Catalog: maps item ids, dense items and semantic IDs to each other; titles and attributes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ class Catalog:
     """The items that can be recommended.
 
     Attributes:
-        items: table with `item_id`, `title`, `text` and attributes; row i is dense item i.
-        codes: (items, L) int32 semantic IDs, 0-based. Rows may repeat: colliding items share a leaf
-            of the trie.
+        items: table with `item_id`, `title`, `text` and attributes; row i describes dense item i.
+        codes: (items, L) int32 semantic IDs, 0-based. Items with equal rows share a leaf of the
+            trie.
+
+    >>> columns = {"item_id": ["a", "b"], "title": ["Pen", "Ink"], "text": ["", ""]}
+    >>> catalog = Catalog(pa.table(columns), np.array([[0, 1], [0, 2]], np.int32))
+    >>> catalog.find("b"), catalog.title(1), catalog.index(["b", "z"]).tolist()
+    (1, 'Ink', [1, -1])
     """
 
     items: pa.Table
@@ -67,15 +72,15 @@ class Catalog:
         return self.titles[item]
 
     def find(self, item_id: str) -> int:
-        """Dense item of an outside id; -1 where the catalog has no such item."""
+        """Dense item of an outside id, or -1 if the catalog has no such item."""
         return self._index.get(item_id, -1)
 
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
-        """Dense items of outside ids; -1 where the catalog has no such item."""
+        """Dense items of outside ids, -1 for those that the catalog does not have."""
         return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
 
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
-        """As `index`, and also those that a history may name but nothing recommends any more."""
+        """As `index`, but also finds items that were removed: histories may still contain them."""
         return self.index(item_ids)
 
     def attributes(self, item: int) -> dict[str, Any]:
@@ -101,5 +106,5 @@ class Catalog:
         try:
             codes = np.asarray(table[CODE_COLUMN].to_pylist(), np.int32)
         except (TypeError, ValueError) as error:
-            raise DataError(f"{folder / FILE}: {CODE_COLUMN!r} is no matrix: {error}") from error
+            raise DataError(f"{folder / FILE}: {CODE_COLUMN!r} is not a matrix: {error}") from error
         return cls(table.drop_columns([CODE_COLUMN]), codes.reshape(table.num_rows, -1))

@@ -1,7 +1,7 @@
-"""`recsys COMMAND`: finds commands among entry points and imports only what they declare.
+"""`recsys COMMAND`: the commands are entry points; only the module of the command is imported.
 
-Command modules import typer and nothing heavy at the top, so `recsys --help` answers at once;
-torch comes in inside the command that needs it.
+Command modules import typer and nothing heavy at the top, so that `recsys --help` is fast; a
+command imports torch when it runs.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ benchmark = typer.Typer(cls=_Benchmarks, no_args_is_help=True, add_completion=Fa
 
 @benchmark.callback()
 def _benchmark() -> None:
-    """Measure speed on this machine, next to what others do, answers compared first."""
+    """Measure speed on this machine beside other implementations, after comparing their answers."""
 
 
 def main() -> None:
-    """Entry point. Errors meant for people are printed without a traceback, exit status 2."""
+    """Run the command line. Expected errors are printed without a traceback; the status is 2."""
     try:
         app()
     except RecsysError as error:

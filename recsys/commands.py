@@ -1,21 +1,21 @@
-"""Commands of the library: the whole road, evaluation, one recommendation, a check-up.
+"""Commands of the library: the whole pipeline, evaluation, one recommendation, a check-up.
 
-Nothing heavy is imported at the top; `recsys --help` reads this module.
+Nothing heavy is imported at the top, because `recsys --help` reads this module.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recsys import __version__
-from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
+from recsys.options import Json, Name, RunOptions, Seed, expand_options
 
 if TYPE_CHECKING:  # the command loads these when it runs
-    from recsys.pipeline import Context
     from recsys.recommender import Recommender
     from recsys.text.explain import Explainer
 
@@ -25,36 +25,49 @@ BundleFolder = Annotated[
 DatasetFolder = Annotated[
     Path | None, typer.Option(help="Canonical data set; by default that of --name.")
 ]
-User = Annotated[
-    str | None,
-    typer.Option(help="Outside id of a user of the data set; default: a random one."),
-]
-History = Annotated[
-    str | None, typer.Option(help="Item ids instead of a user, oldest first, comma-separated.")
-]
+Length = Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items wanted.")]
 
 
-def _context(
-    config: Path | None,
-    overrides: list[str] | None,
-    name: str | None,
-    seed: int | None,
-    *,
-    force: bool = False,
-) -> Context:
-    from recsys.config import Settings
-    from recsys.pipeline import SECTIONS, Context
+@dataclass(frozen=True)
+class HistoryOptions:
+    """Options of the commands that recommend: for which history, with which bundle."""
 
-    settings = Settings.load(config, overrides or (), known=SECTIONS, name=name, seed=seed)
-    return Context.of(settings, force=force)
+    user: Annotated[
+        str | None,
+        typer.Option(help="Outside id of a user of the data set; default: a random one."),
+    ] = None
+    history: Annotated[
+        str | None,
+        typer.Option(help="Item ids instead of a user, oldest first, comma-separated."),
+    ] = None
+    bundle: BundleFolder = None
+    dataset: DatasetFolder = None
+    name: Name = None
+    seed: Seed = None
+
+    def find_bundle(self) -> Path:
+        """The bundle of `--bundle` or of `--name`."""
+        return self.bundle or RunOptions(name=self.name).context().workspace.bundle
+
+    def find(self) -> tuple[str | None, list[str]]:
+        """The user and the item ids of the history that the options name.
+
+        Without `--user` and `--history` a random user with at least three events is taken.
+
+        Raises:
+            DataError: the data set has no such user.
+        """
+        if self.history:
+            return self.user, self.history.split(",")
+        context = RunOptions(name=self.name, seed=self.seed).context()
+        dataset = self.dataset or context.workspace.dataset
+        return _find_history(dataset, self.user, context.settings.seed)
 
 
+@expand_options
 def run(
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    run: RunOptions,
     until: Annotated[
         str,
         typer.Option(
@@ -63,9 +76,9 @@ def run(
     ] = "evaluate",
     as_json: Json = False,
 ) -> None:
-    """From a raw file to a report: data, IDs, target, draft, retrieval, bundle, evaluation.
+    """Run the pipeline from a raw file to a report: data, IDs, models, bundle, evaluation.
 
-    Stages that are up to date are passed over, so a run that was stopped goes on where it was.
+    Stages that are up to date are skipped, so a run that was stopped continues where it stopped.
 
     Example: recsys run --config configs/beauty.yaml
     """
@@ -75,21 +88,14 @@ def run(
 
     if until not in STAGES:
         raise ConfigError(f"--until {until!r} is not one of {', '.join(STAGES)}")
-    context = _context(config, set_, name, seed, force=force)
-    results = run_stages(context, STAGES[: STAGES.index(until) + 1])
+    results = run_stages(run.context(), STAGES[: STAGES.index(until) + 1])
     if as_json:
         _echo_artifacts(results)
 
 
-def quickstart(
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """The whole road on a synthetic shop, in a few minutes, and a recommendation at its end.
+@expand_options
+def quickstart(run: RunOptions, as_json: Json = False) -> None:
+    """Run the whole pipeline on a synthetic shop in a few minutes, then recommend.
 
     Example: recsys quickstart
     """
@@ -99,11 +105,10 @@ def quickstart(
     from recsys.progress import say
 
     start = time.perf_counter()
-    config = config or Path("configs/quickstart.yaml")
-    context = _context(config, set_, name, seed, force=force)
+    context = replace(run, config=run.config or Path("configs/quickstart.yaml")).context()
     results = run_stages(context)
-    user, items = _whose(context.workspace.dataset, None, None, seed=0)
-    _show(context.workspace.bundle, user, items, k=10, aside=as_json)
+    user, items = _find_history(context.workspace.dataset, None, seed=0)
+    _show(context.workspace.bundle, user, items, k=10, to_stderr=as_json)
     say(f"\nAll of it took {time.perf_counter() - start:.0f} s.")
     say(f"Report: {results['evaluate'][0] / 'report.html'}")
     say(f"Serve it: recsys serve --name {context.settings.name}   (or: make serve)")
@@ -112,32 +117,29 @@ def quickstart(
 
 
 def _echo_artifacts(results: dict[str, tuple[Path, float]]) -> None:
-    """What each stage left and how long it took, as JSON."""
+    """Print the artifact and the seconds of each stage as JSON."""
     artifacts = {
         stage: {"path": str(path), "seconds": seconds} for stage, (path, seconds) in results.items()
     }
     typer.echo(json.dumps({"artifacts": artifacts}, ensure_ascii=False))
 
 
+@expand_options
 def evaluate(
+    *,
     bundle: BundleFolder = None,
     dataset: DatasetFolder = None,
     out: Annotated[Path | None, typer.Option(help="Where the report goes.")] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
+    run: RunOptions,
     as_json: Json = False,
 ) -> None:
-    """Recall@K, NDCG@K and more by full ranking, next to baselines, with 95 % intervals.
+    """Measure Recall@K, NDCG@K and more by full ranking, next to baselines, with 95 % intervals.
 
     Example: recsys evaluate --config configs/beauty.yaml --set evaluate.split=valid
     """
     from recsys.evaluation.run import stage
 
-    context = _context(config, set_, name, seed, force=force)
-    path = stage(context, bundle=bundle, dataset=dataset, out=out)
+    path = stage(run.context(), bundle=bundle, dataset=dataset, out=out)
     if as_json:
         typer.echo((path / "report.json").read_text(encoding="utf-8"))
     else:
@@ -154,7 +156,7 @@ def compare(
     ranker_b: Annotated[str | None, typer.Option(help="Of the second.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Two reports of the same users, paired: differences with 95 % intervals.
+    """Compare two reports of the same users: paired differences with 95 % intervals.
 
     Example: recsys compare var/reports/beauty var/reports/beauty --ranker-b model
     """
@@ -185,51 +187,38 @@ def compare(
     Console().print(table)
 
 
-def recommend(
-    user: User = None,
-    history: History = None,
-    k: Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items wanted.")] = 10,
-    bundle: BundleFolder = None,
-    dataset: DatasetFolder = None,
-    name: Name = None,
-    seed: Seed = None,
-    as_json: Json = False,
-) -> None:
+@expand_options
+def recommend(*, whose: HistoryOptions, k: Length = 10, as_json: Json = False) -> None:
     """Print one user's history and top-K, with titles.
 
     Example: recsys recommend --name beauty --user 42 -k 5
     """
-    context = _context(None, None, name, seed)
-    workspace = context.workspace
-    user, items = _whose(dataset or workspace.dataset, user, history, context.settings.seed)
-    _show(bundle or workspace.bundle, user, items, k=k, as_json=as_json)
+    user, items = whose.find()
+    _show(whose.find_bundle(), user, items, k=k, as_json=as_json)
 
 
+@expand_options
 def explain(
-    user: User = None,
-    history: History = None,
-    k: Annotated[int, typer.Option("-k", "--k", min=1, max=200, help="Items explained.")] = 3,
+    *,
+    whose: HistoryOptions,
+    k: Length = 3,
     model: Annotated[
         Path | None,
         typer.Option(
-            help="Local folder of a Hugging Face text model that writes; by default the target, "
-            "if it has a tokenizer."
+            help="Local folder of a Hugging Face text model that writes the reasons; by default "
+            "the target, if it has a tokenizer."
         ),
     ] = None,
     temperature: Annotated[
         float, typer.Option(min=0, help="Of the words; 0 takes the most probable.")
     ] = 0.0,
-    longest: Annotated[int, typer.Option(min=1, help="Characters of a reason.")] = 160,
-    bundle: BundleFolder = None,
-    dataset: DatasetFolder = None,
-    name: Name = None,
-    seed: Seed = None,
+    longest: Annotated[int, typer.Option(min=1, help="Characters of a reason, at most.")] = 160,
     as_json: Json = False,
 ) -> None:
-    """Recommend, and have a text model give its reason for each item, as JSON of one form.
+    """Recommend, and let a text model write a reason for each item, as JSON of a fixed form.
 
-    The item is given and titles of the history are quoted, so both are true; the words are the
-    model's own. Says how many tokens were forced and cost no forward.
+    The item and the quoted titles of the history are constrained to real ones; the other words are
+    the model's own. Also prints how many tokens were forced and needed no forward pass.
 
     Example: recsys explain --name beauty --user 42 --model path/to/llama
     """
@@ -237,14 +226,12 @@ def explain(
     from recsys.recommender import Recommender
     from recsys.text.explain import Explainer
 
-    context = _context(None, None, name, seed)
-    workspace, seed = context.workspace, context.settings.seed
-    bundle = bundle or workspace.bundle
+    bundle = whose.find_bundle()
     options: dict[str, Any] = {"longest_reason": longest}
     writer = None if model is None else Explainer.load(model, **options)
     if writer is None and not (bundle / "target" / "tokenizer_config.json").is_file():
-        Explainer.load(Bundle.load(bundle, check=False).target)  # says what is missing
-    user, items = _whose(dataset or workspace.dataset, user, history, seed)
+        Explainer.load(Bundle.load(bundle, check=False).target)  # the error says what is missing
+    user, items = whose.find()
     recommender = Recommender.load(bundle)
     if writer is None:
         writer = Explainer.load(recommender.bundle.target, model=recommender.model, **options)
@@ -252,7 +239,7 @@ def explain(
         "user": user,
         "history": items,
         "model": str(model or bundle / "target"),
-        **_explained(recommender, writer, items, k, temperature, seed),
+        **_explained(recommender, writer, items, k, temperature, whose.seed or 0),
     }
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))
@@ -268,7 +255,7 @@ def _explained(
     temperature: float,
     seed: int,
 ) -> dict[str, Any]:
-    """The top-K of a history, a reason for each, and what writing took."""
+    """The top-K of a history, a reason for each item, and counts of the generated tokens."""
     from recsys.recommender import RecommendRequest
 
     (result,) = recommender.recommend_batch([RecommendRequest(history, k)])
@@ -304,8 +291,8 @@ def _show_reasons(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    whose = document["user"] or "this session"
-    table = Table("#", "item", "because", "reason", title=f"Reasons for {whose}")
+    user = document["user"] or "this session"
+    table = Table("#", "item", "because", "reason", title=f"Reasons for {user}")
     for rank, row in enumerate(document["explanations"], 1):
         because = "; ".join(part["title"] for part in row["because"])
         table.add_row(str(rank), row["title"] or row["item_id"], because, row["reason"])
@@ -323,9 +310,9 @@ def _show(
     *,
     k: int,
     as_json: bool = False,
-    aside: bool = False,
+    to_stderr: bool = False,
 ) -> None:
-    """Recommend, and print the answer; `aside`: to standard error, as the other one is taken."""
+    """Recommend for a history and print the result, as tables or as JSON."""
     from rich.console import Console
     from rich.table import Table
 
@@ -344,7 +331,7 @@ def _show(
         typer.echo(json.dumps(document, ensure_ascii=False))
         return
     catalog = recommender.catalog
-    console = Console(stderr=aside)
+    console = Console(stderr=to_stderr)
     past = Table("item", "title", title=f"History of {user or 'this session'} (newest last)")
     for item_id, item in zip(history, catalog.index(history), strict=True):
         past.add_row(item_id, catalog.titles[item] if item >= 0 else "[i]not in the catalog[/i]")
@@ -355,20 +342,13 @@ def _show(
     console.print(past, top)
 
 
-def _whose(
-    dataset: Path, user: str | None, history: str | None, seed: int
-) -> tuple[str | None, list[str]]:
-    """The history given, or a user's whole one.
-
-    If no user is named either, of a random user with at least three events.
-    """
+def _find_history(dataset: Path, user: str | None, seed: int) -> tuple[str, list[str]]:
+    """The whole history of a user of a data set, or of a random one with at least three events."""
     import numpy as np
 
     from recsys.dataset import Dataset
     from recsys.errors import DataError
 
-    if history:
-        return user, history.split(",")
     data = Dataset.load(dataset)
     histories, ids = data.interactions.histories, data.interactions.user_ids
     if user is None:
@@ -383,7 +363,7 @@ def _whose(
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check this machine: versions, threads, bf16, devices, folders. Prints what to do next.
+    """Check this machine: versions, threads, bf16, devices, folders. Prints the next step.
 
     Example: recsys doctor
     """

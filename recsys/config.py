@@ -1,7 +1,7 @@
 """Settings: one YAML file plus `--set section.key=value`, read into frozen dataclasses.
 
-Each dataclass lives beside what it configures; this module only reads. It knows nothing of the
-sections' meaning. An unknown key is refused with its nearest neighbour.
+Each dataclass is defined beside the code that it configures; this module knows nothing about the
+meaning of the sections. An unknown key is refused, and the error suggests the most similar one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).parent / "configs"
 
 
 def find_config(path: Path) -> Path:
-    """A YAML file, or the configuration of this name that comes with the package.
+    """Find a YAML file, or the configuration of that name that comes with the package.
 
     `configs/beauty.yaml`, `beauty.yaml` and `beauty` all find the packaged file, unless a file
     exists at that path.
@@ -39,7 +39,7 @@ def find_config(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged settings of one run, before they are read into dataclasses.
+    """The merged settings of one run, as plain values.
 
     Attributes:
         values: nested mapping: sections (`data`, `ids`, `target`, ...), `name` and `seed`.
@@ -53,6 +53,7 @@ class Settings:
         path: Path | None = None,
         overrides: Iterable[str] = (),
         *,
+        sections: Mapping[str, Mapping[str, object]] | None = None,
         known: Iterable[str] = (),
         **top: object,
     ) -> Settings:
@@ -61,8 +62,9 @@ class Settings:
         Args:
             path: YAML file, or None for an empty one; see `find_config`.
             overrides: `section.key=value` strings; the value is parsed as YAML.
+            sections: section -> values that are applied after the overrides; None is skipped.
             known: allowed top-level keys; empty allows all.
-            **top: top-level values from the command line (None is skipped), applied last.
+            **top: top-level values that are applied last; None is skipped.
 
         Raises:
             ConfigError: unreadable file, unknown section, or a malformed override.
@@ -83,6 +85,11 @@ class Settings:
             values = loaded or {}
         for override in overrides:
             _apply(values, override)
+        for section, own in (sections or {}).items():
+            for key, value in own.items():
+                if value is not None:
+                    plain = str(value) if isinstance(value, Path) else value
+                    _put(values, [section, key], plain, f"{section}.{key}={plain}")
         values.update({key: value for key, value in top.items() if value is not None})
         allowed = sorted({"name", "seed", *known})
         if known:
@@ -93,10 +100,10 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Name of the run; it names folders, so it is one plain word.
+        """Name of the run and of its folders.
 
         Raises:
-            ConfigError: a name that could leave its folder.
+            ConfigError: a name with characters that a folder's name should not have.
         """
         name = str(self.values.get("name", "demo"))
         if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
@@ -110,8 +117,8 @@ class Settings:
         """Seed of everything random in the run (default 0)."""
         return int(_convert(int, self.values.get("seed", 0), "seed"))
 
-    def names(self, section: str, *keys: str) -> bool:
-        """Whether a section gives a value to one of the keys."""
+    def sets(self, section: str, *keys: str) -> bool:
+        """Whether a section has a value for one of the keys."""
         values = self.values.get(section)
         return isinstance(values, dict) and any(key in values for key in keys)
 
@@ -126,10 +133,10 @@ class Settings:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make dataclass `cls` from a mapping, converting and checking each value by its annotation.
+    """Make dataclass `cls` from a mapping; each value is checked and converted by its annotation.
 
     Raises:
-        ConfigError: unknown key or wrong type; the text names `where.key`.
+        ConfigError: unknown key or wrong type; the message names `where.key`.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping, found {values!r}")
@@ -149,7 +156,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def as_dict(config: object) -> dict[str, Any]:
-    """A dataclass as plain JSON-able values, for manifests (paths become strings)."""
+    """Convert a dataclass to plain JSON values, for manifests; paths become strings."""
 
     def plain(value: object) -> Any:
         if isinstance(value, dict):
@@ -169,14 +176,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError
         raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
-    *parents, last = key.strip().split(".")
+    _put(values, key.strip().split("."), value, f"--set {override!r}")
+
+
+def _put(values: dict[str, Any], path: list[str], value: object, what: str) -> None:
+    """Set one value in nested mappings; `what` begins the error message."""
+    *parents, last = path
     node = values
     for parent in parents:
         child = node.get(parent)
         if child is None:
             child = node[parent] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} is a value, not a section")
+            raise ConfigError(f"{what}: {parent!r} is a value, not a section")
         node = child
     node[last] = value
 
@@ -188,7 +200,11 @@ def _unknown(what: str, key: str, allowed: list[str]) -> str:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type, or a ConfigError. Only what configs use is supported."""
+    """Convert `value` to the annotated type. Only the types that configurations use are supported.
+
+    Raises:
+        ConfigError: the value has another type.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:

@@ -1,11 +1,10 @@
-"""Dataset: canonical data as it lies on disk, and the examples that each split stands for.
+"""Dataset: canonical data on disk and in memory, and the examples of each split.
 
-On disk: `interactions.parquet` (user, item, timestamp, rating, split), `items.parquet` (item_id,
-title, text, then attribute columns), `users.parquet` (user_id), optional `codes.npy` (an imported
-index), all under a manifest. Large data have a folder `interactions/` instead of the first file:
-`part-00000.parquet` and so on, each with the rows of some whole users, which follow those of the
-part before, so that the parts one after another are the one file. Reading and writing only; raw
-formats live in the `data` package.
+A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split),
+`items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
+optionally `codes.npy` (imported semantic IDs). Large data have a folder `interactions/` with
+`part-00000.parquet` and so on instead of the first file. Each part holds all rows of some users,
+and the parts in order have the rows of the single file. Raw formats are read by `recsys.data`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from recsys.interactions import Histories, Interactions
 from recsys.splits import LABELS, TRAIN, SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
-INTERACTIONS = "interactions"  # the file's stem, or the folder of parts
+INTERACTIONS = "interactions"  # stem of the file, or the folder of parts
 Targets = Literal["next", "all"]
 
 
 class Events(NamedTuple):
-    """The columns of `interactions.parquet`, for all users or for some whole ones.
+    """The columns of `interactions.parquet`, with all rows of all or some users.
 
     Attributes:
         user: (n,) int32 dense users, ascending.
@@ -50,12 +49,12 @@ class Events(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """What one split asks: given these histories, name these targets.
+    """The examples of one split: histories, and the targets to be predicted from them.
 
     Attributes:
         users: (n,) int32 dense users, one row each.
-        histories: n sequences, everything the user did before the split's first event.
-        targets: n non-empty sequences; one item each for `next`, all of the split's for `all`.
+        histories: n sequences, all events of the user before the split's first event.
+        targets: n non-empty sequences: the split's next item, or all of its items.
     """
 
     users: NDArray[np.int32]
@@ -71,6 +70,14 @@ class Examples:
             self.users[indices], self.histories.take(indices), self.targets.take(indices)
         )
 
+    def sample(self, count: int) -> Examples:
+        """At most `count` rows: the same random ones each time, shortest history first.
+
+        Neighbours have histories of similar length, so that a batch of them needs little padding.
+        """
+        chosen = np.random.default_rng(0).permutation(len(self))[:count]
+        return self.take(chosen[np.argsort(self.histories.lengths[chosen], kind="stable")])
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -78,9 +85,9 @@ class Dataset:
 
     Attributes:
         interactions: every event.
-        split: (n,) uint8, `recsys.splits` labels; within a user they never fall.
+        split: (n,) uint8, `recsys.splits` labels, ascending within a user.
         items: table with `item_id`, `title`, `text` and attribute columns (string, list of string,
-            number or bool), one row a dense item, in dense order.
+            number or bool); row i describes dense item i.
         codes: (items, L) int32 imported semantic IDs, or None.
     """
 
@@ -115,8 +122,8 @@ class Dataset:
     @property
     def events(self) -> Events:
         """The columns of the interactions, with their split."""
-        made = self.interactions
-        return Events(made.user, made.item, made.timestamp, made.rating, self.split)
+        rows = self.interactions
+        return Events(rows.user, rows.item, rows.timestamp, rows.rating, self.split)
 
     @property
     def attributes(self) -> list[str]:
@@ -129,10 +136,10 @@ class Dataset:
         return self.interactions.histories.where(self.split == TRAIN)
 
     def examples(self, split: SplitName, targets: Targets = "next") -> Examples:
-        """The examples of a split, one a user with at least one event in it.
+        """One example for each user with at least one event in the split.
 
-        The history is everything before: training events for `valid`, training and validation
-        events for `test`. It may be empty under a global-temporal split.
+        The history of a `valid` example holds the training events; that of a `test` example also
+        holds the validation events. It may be empty under a global-temporal split.
         """
         label = LABELS[split]
         everything = self.interactions.histories
@@ -189,9 +196,9 @@ class Dataset:
 
     @staticmethod
     def parts(path: Path | str) -> Iterator[Events]:
-        """The events of a data set, some whole users at a time and in order, never all at once.
+        """Read the events part by part, in order; each part holds all events of some users.
 
-        A data set in one file is one part.
+        A data set in one file has one part.
 
         Raises:
             ArtifactError: `path` holds no data set.
@@ -218,7 +225,7 @@ def write_events(folder: Path, events: Events, *, has_time: bool, part: int | No
 def write_catalog(
     folder: Path, user_ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None
 ) -> None:
-    """Write what a data set says of users and items into `folder`."""
+    """Write the users and the items of a data set into `folder`."""
     pq.write_table(pa.table({"user_id": user_ids}), folder / "users.parquet")
     pq.write_table(items, folder / "items.parquet")
     if codes is not None:
@@ -226,13 +233,13 @@ def write_catalog(
 
 
 def _event_files(path: Path) -> list[Path]:
-    """The one file, or the parts in order."""
+    """The files of events: the single file, or the parts in order."""
     parts = sorted((path / INTERACTIONS).glob("part-*.parquet"))
     return parts or [path / f"{INTERACTIONS}.parquet"]
 
 
 def _read_events(path: Path) -> tuple[Events, bool]:
-    """All events, and whether they have times; parts go straight to their places."""
+    """All events, and whether they have timestamps; parts are read into preallocated arrays."""
     files = _event_files(path)
     rows = [pq.read_metadata(file).num_rows for file in files]
     has_time = (pq.read_schema(files[0]).metadata or {}).get(b"has_time") == b"1"

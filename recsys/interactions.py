@@ -1,7 +1,7 @@
-"""Interactions and Histories: the types that the rest of the code is written in.
+"""Interactions and Histories: the types of user events that all packages share.
 
-`Interactions` is who touched what and when, over dense indices, in canonical order. `Histories` is
-a ragged list of item sequences (CSR). NumPy only; no file format is known here.
+`Interactions` holds the events of all users over dense indices, in canonical order. `Histories` is
+a ragged list of item sequences in CSR form. NumPy only; no file formats.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True)
 class Histories:
-    """Ragged item sequences, stored end to end.
+    """Ragged item sequences, stored one after another.
 
     Attributes:
         offsets: (n + 1,) int64; sequence i is `items[offsets[i]:offsets[i + 1]]`.
         items: (total,) int32 dense items.
+
+    >>> histories = Histories.of([[3, 1], [], [4]])
+    >>> len(histories), histories.lengths.tolist(), histories[0].tolist()
+    (3, [2, 0, 1], [3, 1])
+    >>> histories.take([2, 0]).padded().tolist()
+    [[4, -1], [3, 1]]
     """
 
     offsets: NDArray[np.int64]
@@ -58,11 +64,11 @@ class Histories:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """(total,) the sequence that each item belongs to."""
+        """(total,) index of the sequence of each item."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def take(self, indices: ArrayLike) -> Histories:
-        """The sequences at `indices`, in that order, without a Python loop."""
+        """The sequences at `indices`, in that order; vectorised."""
         indices = np.asarray(indices).reshape(-1)
         if indices.dtype == bool:
             raise TypeError("Histories.take wants indices; use np.flatnonzero on a mask")
@@ -81,7 +87,10 @@ class Histories:
         return Histories(offsets, self.items[keep])
 
     def padded(self, fill: int = -1, width: int | None = None) -> NDArray[np.int32]:
-        """(n, width) array, left-aligned, `fill` behind each sequence's end (cut at width)."""
+        """(n, width) array with one left-aligned sequence per row, filled up with `fill`.
+
+        Longer sequences are cut at `width`; by default it is the longest length.
+        """
         width = int(self.lengths.max(initial=0)) if width is None else width
         out = np.full((len(self), width), fill, np.int32)
         column = np.arange(len(self.items)) - np.repeat(self.offsets[:-1], self.lengths)
@@ -92,16 +101,16 @@ class Histories:
 
 @dataclass(frozen=True)
 class Interactions:
-    """One row an event, sorted by user, then time; equal times keep the source's order.
+    """One row per event, sorted by user, then time; equal times keep the source's order.
 
     Attributes:
         user: (n,) int32 dense users, ascending.
         item: (n,) int32 dense items.
-        timestamp: (n,) int64 unix seconds; the place in the user's sequence if not `has_time`.
+        timestamp: (n,) int64 unix seconds; the position in the user's sequence if not `has_time`.
         rating: (n,) float32, NaN where the source has none.
         user_ids: (users,) str, the outside ids.
         item_ids: (items,) str.
-        has_time: whether timestamps compare across users.
+        has_time: whether timestamps of different users can be compared.
     """
 
     user: NDArray[np.int32]
@@ -141,8 +150,11 @@ class Interactions:
     ) -> Interactions:
         """Interactions from outside ids in source order.
 
-        Users and items are numbered by first appearance, items by `item_ids` where given (an item
-        that is not there is an error). Without timestamps the source order is the order.
+        Users and items are numbered by first appearance, or items by their place in `item_ids`.
+        Without timestamps the source order is kept.
+
+        Raises:
+            ValueError: an item that is not in `item_ids`.
         """
         users, items = np.asarray(user, np.str_), np.asarray(item, np.str_)
         user_ids, user_index = _factorize(users)
@@ -181,13 +193,13 @@ class Interactions:
 
     @property
     def histories(self) -> Histories:
-        """All events of each user, in time order; one sequence a user."""
+        """All events in time order, one sequence per user."""
         offsets = np.searchsorted(self.user, np.arange(len(self.user_ids) + 1))
         return Histories(offsets.astype(np.int64), self.item)
 
 
 def _factorize(values: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """Distinct values by first appearance, and each row's place among them."""
+    """Distinct values by first appearance, and the index of each row's value among them."""
     distinct, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(order), np.int64)

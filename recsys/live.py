@@ -91,6 +91,21 @@ class Epoch:
         items = items[self.trie.item_row[items] >= 0]
         return self.trie.excluded_rows(items) if mask is None else mask.excluded_rows(items)
 
+    def count_eligible(self, excluded: NDArray[np.integer], mask: RowMask | None) -> int:
+        """Number of items that can be recommended, of those that a mask allows.
+
+        Args:
+            excluded: dense items that must not be; removed ones and repetitions do not matter.
+            mask: as `allowed` gives it.
+        """
+        hidden = np.unique(excluded)
+        hidden = hidden[self.alive[hidden]]
+        if mask is None:
+            return self.num_items - len(hidden)
+        _, places = self.trie.places_of(np.unique(self.trie.item_row[hidden]))
+        inside = np.isin(self.trie.row_items[places], hidden) & mask.items[places]
+        return mask.eligible - int(np.count_nonzero(inside))
+
     def item(self, item_id: str) -> NewItem | None:
         """An item as `upsert` would take it, with its codes; None if it cannot be recommended."""
         item = self.catalog.find(item_id)
@@ -139,7 +154,7 @@ class Epochs:
         catalog = EpochCatalog(added, record, bundle.catalog.codes, alive)
         encoder = bundle.encoder
         trie = ItemTrie.build(encoder.item_tokens)
-        columns = EpochAttributes(trie.row_items, added.columns, record)
+        columns = EpochAttributes.of(trie.row_items, added.columns, record)
         filters = FilterCache(trie, columns, filter_bytes)
         filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters)
@@ -321,7 +336,7 @@ class Epochs:
         alive[dense] = True
         trie = _build(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
-        attributes = EpochAttributes(trie.row_items, added.columns, record)
+        attributes = EpochAttributes.of(trie.row_items, added.columns, record)
         encoder = replace(seen.encoder, item_tokens=tokens)
         with self._publish:
             now = self._epoch

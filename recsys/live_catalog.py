@@ -104,36 +104,28 @@ class AddedItems:
         return copy, renumbered
 
 
-class EpochCatalog(Catalog):
-    """The catalog of one epoch. Rows of removed items stay: `alive` says which.
+@dataclass(frozen=True, eq=False)
+class EpochCatalog:
+    """The catalog of one epoch, read like a `Catalog`. Rows of removed items stay.
 
     Attributes:
         added: items and records behind the bundle's.
-        record: (items,) int32.
+        record: (items,) int32, the record of each item.
+        codes: (items, L) int32 semantic IDs.
         alive: (items,) bool, whether an item can be recommended.
     """
 
     added: AddedItems
     record: NDArray[np.int32]
+    codes: NDArray[np.int32]
     alive: NDArray[np.bool_]
 
-    def __init__(
-        self,
-        added: AddedItems,
-        record: NDArray[np.int32],
-        codes: NDArray[np.int32],
-        alive: NDArray[np.bool_],
-    ) -> None:
-        vars(self).update(added=added, record=record, codes=codes, alive=alive)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
+    def __len__(self) -> int:
+        return len(self.codes)
 
     @cached_property
     def items(self) -> pa.Table:
-        """As `Catalog.items`; put together when first asked for."""
+        """As `Catalog.items`; put together on first use."""
         base = self.added.base
         if len(self.record) == len(base) and (self.record < len(base)).all():
             return base.items
@@ -237,22 +229,24 @@ class Columns:
             return column
 
 
+@dataclass(frozen=True, kw_only=True)
 class EpochAttributes(Attributes):
     """Columns of an epoch's items, from those of the records.
 
     Attributes:
         source: columns of all records.
-        record: (items,) of each item.
+        record: (items,) the record of each item.
     """
 
     source: Columns
     record: NDArray[np.int32]
 
-    def __init__(
-        self, order: NDArray[np.int32], source: Columns, record: NDArray[np.int32]
-    ) -> None:
-        super().__init__(source.base, order)
-        vars(self).update(source=source, record=record)
+    @classmethod
+    def of(
+        cls, order: NDArray[np.int32], source: Columns, record: NDArray[np.int32]
+    ) -> EpochAttributes:
+        """Columns laid out in `order`."""
+        return cls(source.base, order, source=source, record=record)
 
     def column(self, name: str) -> Column:
         """One column, laid out in `order`.

@@ -1,11 +1,22 @@
-"""Command-line options that commands share. Imports nothing heavy."""
+"""Command-line options that commands share, and how they become the settings of a run.
+
+A command takes a group of options as one parameter whose type is a dataclass of options, such as
+`RunOptions`; the decorator `expand_options` gives the dataclass's fields to the command line.
+Imports nothing heavy: `recsys --help` reads this module.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:  # the command loads it when it runs
+    from recsys.pipeline import Context
 
 ConfigFile = Annotated[
     Path | None,
@@ -25,3 +36,68 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for 
 Quick = Annotated[
     bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
 ]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of every command that runs a stage: its settings, and whether to run it again."""
+
+    config: ConfigFile = None
+    set_: Overrides = None
+    name: Name = None
+    seed: Seed = None
+    force: Force = False
+
+    def context(self, **sections: Mapping[str, object]) -> Context:
+        """Read the settings: the file, then `--set`, then the command's own options.
+
+        Args:
+            **sections: section -> values of the command's own options; None values are not set.
+
+        Raises:
+            ConfigError: an unreadable file, an unknown section or a malformed override.
+        """
+        from recsys.config import Settings
+        from recsys.pipeline import SECTIONS, Context
+
+        settings = Settings.load(
+            self.config,
+            self.set_ or (),
+            sections=sections,
+            known=SECTIONS,
+            name=self.name,
+            seed=self.seed,
+        )
+        return Context.of(settings, force=self.force)
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter whose type is a dataclass by the fields of that dataclass.
+
+    Typer sees one option for each field; the command gets the dataclass.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {
+        p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
+    }
+    fields = {
+        name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()
+    }
+
+    def run(**values: object) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields[name]})
+        command(**values)
+
+    expanded = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for own in parameters
+        for parameter in (fields[own.name].values() if own.name in fields else [own])
+    ]
+    run.__name__, run.__doc__, run.__module__ = (
+        command.__name__,
+        command.__doc__,
+        command.__module__,
+    )
+    run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+    return run

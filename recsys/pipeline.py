@@ -1,20 +1,20 @@
-"""The road from raw data to a report: stages found among entry points, run in order.
+"""The pipeline from raw data to a report: stages are found among entry points and run in order.
 
-A stage is a function `(Context) -> Path | None` that writes one artifact and leaves at once when it
-is up to date (same configuration, same parents), or when none is asked for. This module knows their
-names and order, not their work.
+A stage is a function `(Context) -> Path | None`. It names its output (`Context.output`: settings
+and parents), returns at once if that is current, and otherwise writes it. It returns None if the
+settings ask for no artifact. This module knows the stages' names and order, not their work.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from recsys.artifacts import Workspace
+from recsys.artifacts import Output, Workspace
 from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.progress import say
@@ -27,12 +27,12 @@ SECTIONS = (*STAGES, "teacher", "serve")
 
 @dataclass(frozen=True)
 class Context:
-    """What a stage is given.
+    """The input of a stage.
 
     Attributes:
         settings: all sections; a stage reads its own (and `seed`).
         workspace: where its parents lie and its output goes.
-        force: make the artifact again even if it is up to date.
+        force: make the artifact again even if it is current.
     """
 
     settings: Settings
@@ -43,6 +43,10 @@ class Context:
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
         """The context of the run that `settings` names."""
         return cls(settings, Workspace.of(settings.name), force)
+
+    def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
+        """The artifact of a kind that this run makes with `config` from `parents`."""
+        return Output(self.workspace.path(kind), kind, config, parents, self.force)
 
 
 def load_stage(name: str) -> Callable[[Context], Path | None]:

@@ -1,8 +1,8 @@
-"""Prompts: a history becomes token ids. One rule for training, evaluation and serving. NumPy only.
+"""Prompts: turns a history into token ids, in the same way for training, evaluation and serving.
 
 Long histories are cut in blocks: with n items, a window of W and blocks of s, the prompt starts at
-item `s * ceil(max(0, n - W) / s)`. It then keeps between W - s + 1 and W items, and its beginning
-moves only every s events, so a cached prompt stays a prefix of the next one.
+item `s * ceil(max(0, n - W) / s)`. It then keeps between W - s + 1 and W items, and its start moves
+only every s events, so that a cached prompt remains a prefix of the next one. NumPy only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recsys.interactions import Histories
+from recsys.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PromptConfig:
             raise ValueError(f"want 1 <= block <= max_items, got {self.block} and {self.max_items}")
 
     def start(self, n: ArrayLike) -> NDArray[np.int64]:
-        """First item that a prompt keeps of histories of n items."""
+        """Index of the first item that the prompt of a history of n items keeps."""
         over = np.maximum(np.asarray(n, np.int64) - self.max_items, 0)
         return np.asarray(-(-over // self.block) * self.block)
 
@@ -44,21 +45,39 @@ class PromptConfig:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """History of dense items -> token ids.
+    """Turns a history of dense items into token ids.
 
     Attributes:
         item_tokens: (items, L) int64 token ids of each item.
         prefix: tokens in front.
         config: the window.
+        pad: token that fills the unused places of a batch.
+
+    >>> import numpy as np
+    >>> encoder = PromptEncoder(np.array([[2, 5], [3, 4]]), (1,), PromptConfig(2, 1))
+    >>> encoder.encode([0, 1, 0]).tolist()  # the window holds the last two items
+    [1, 3, 4, 2, 5]
     """
 
     item_tokens: NDArray[np.int64]
     prefix: tuple[int, ...]
     config: PromptConfig
+    pad: int = 0
+
+    @classmethod
+    def of(
+        cls, vocabulary: Vocabulary, codes: NDArray[np.integer], config: PromptConfig
+    ) -> PromptEncoder:
+        """The encoder of a catalog with (items, L) codes.
+
+        Raises:
+            ValueError: a code outside its level of the vocabulary.
+        """
+        return cls(vocabulary.encode(codes), vocabulary.prefix, config, vocabulary.pad)
 
     @property
     def max_tokens(self) -> int:
-        """T of the longest prompt."""
+        """Number of tokens of the longest prompt."""
         return len(self.prefix) + self.config.max_items * int(self.item_tokens.shape[1])
 
     def encode(self, history: ArrayLike) -> NDArray[np.int64]:
@@ -76,12 +95,12 @@ class PromptEncoder:
 
 @dataclass(frozen=True)
 class Windows:
-    """Training windows: each next-item question of a history exactly once, as serving asks it.
+    """Training windows: each next-item prediction of a history occurs exactly once.
 
     Attributes:
-        sequences: the windows; each is asked about the items from `first` on.
-        first: (n,) place in the window of the first item that carries loss. Items before it are
-            context only: an earlier window asked about them.
+        sequences: the windows; the items from `first` on are predicted.
+        first: (n,) index in the window of the first item that carries loss. The items before it are
+            context only; an earlier window predicts them.
     """
 
     sequences: Histories
@@ -91,19 +110,19 @@ class Windows:
 def training_windows(
     histories: Histories, config: PromptConfig, *, min_context: int = 1
 ) -> Windows:
-    """Cut histories so that every item is predicted from the context that serving would give it.
+    """Cut histories so that each item is predicted from the same context as in serving.
 
     Item number p of a history is predicted from items `start(p) .. p - 1`; items with the same
     start share a window. Items with fewer than `min_context` items before them carry no loss.
     """
     places, rows, firsts = [], [], []
     for row, length in enumerate(histories.lengths):
-        asked = np.arange(min_context, length)
-        if len(asked) == 0:
+        predicted = np.arange(min_context, length)
+        if len(predicted) == 0:
             continue
-        starts = config.start(asked)
+        starts = config.start(predicted)
         for start in np.unique(starts):
-            group = asked[starts == start]
+            group = predicted[starts == start]
             places.append((int(start), int(group[-1]) + 1))
             firsts.append(int(group[0] - start))
             rows.append(row)

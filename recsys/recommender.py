@@ -9,30 +9,35 @@ begins, to its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest
-from recsys.blending import Lists, Union, allowed_items, candidate_rows
+from recsys.blending import POPULAR, RETRIEVAL, Lists
 from recsys.bundle import Bundle
-from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
-from recsys.constraint.boost import Boost
 from recsys.constraint.filter_cache import FilterCache
-from recsys.constraint.mask import RowMask
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.engine import Mode
 from recsys.decoding.output import Beams
-from recsys.decoding.trace import Trace
+from recsys.decoding.request import SearchRequest
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
-from recsys.listing import covers, items_of_rows, named, told
+from recsys.listing import (
+    Batch,
+    boost_of,
+    count_items,
+    covers_items,
+    describe,
+    mask_of,
+)
 from recsys.live import Epoch, Epochs, NewItem
+from recsys.live_catalog import EpochCatalog
+from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import (
     SOURCES,
@@ -41,9 +46,8 @@ from recsys.requests import (
     RecommendRequest,
     RecommendResult,
     Source,
-    Verification,
 )
-from recsys.retrieval import Candidates, Retrieval
+from recsys.retrieval import Blend, Retrieval
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -55,9 +59,9 @@ __all__ = [
     "Recommendation",
     "Recommender",
     "Source",
-    "Verification",
 ]
 MIN_BEAMS = 20
+LOAD_MODES = tuple(mode for mode in Mode if mode is not Mode.RELAXED)
 DTYPES = ("float32", "bfloat16", "float64")
 _TYPICAL_PROMPTS = 8
 
@@ -80,7 +84,7 @@ class Recommender:
         model: Any,
         *,
         draft: Any | None = None,
-        mode: Mode = "beam",
+        mode: str = Mode.BEAM,
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
         max_batch: int = 8,
@@ -88,7 +92,8 @@ class Recommender:
         """Use `model` for `bundle`; `load` does both."""
         from recsys.decoding import Engine
 
-        self.bundle, self.model, self.mode = bundle, model, mode
+        self.bundle, self.model = bundle, model
+        self.mode = check_mode("mode", mode, LOAD_MODES)
         self.max_batch, self.retrieval = max_batch, bundle.retrieval
         # Nothing of it names the recommender: one that is dropped leaves the memory at once.
         prepare = partial(_prepared, str(model.device))
@@ -109,7 +114,7 @@ class Recommender:
         *,
         device: str = "cpu",
         dtype: str = "float32",
-        mode: Mode | Literal["auto"] = "auto",
+        mode: str = Mode.AUTO,
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
         max_batch: int = 8,
@@ -121,8 +126,8 @@ class Recommender:
             path: the bundle's directory.
             device: a torch device.
             dtype: `float32`, `bfloat16` or `float64`.
-            mode: how to decode (`recsys.decoding.Engine`). `auto` plans on an accelerator and
-                searches plainly on a CPU, where equal requests then get equal bits.
+            mode: a `Mode` other than `relaxed`. `auto` means `planned` on an accelerator, and
+                `beam` on a CPU, where equal requests then get equal bits.
             prefix_bytes: memory for the keys and values of histories seen before, from which a
                 returning user's prompt goes on; 0 keeps none. It changes no bit of any answer.
             filter_bytes: memory for the masks of the filters asked for last.
@@ -131,7 +136,7 @@ class Recommender:
 
         Raises:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
-            ValueError: unknown dtype.
+            ValueError: unknown dtype or mode.
         """
         import torch
 
@@ -141,9 +146,9 @@ class Recommender:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         bundle = Bundle.load(path, check=check)
-        if mode == "auto":
-            mode = "beam" if torch.device(device).type == "cpu" else "planned"
-        if mode == "draft" and bundle.draft is None:
+        if mode == Mode.AUTO:
+            mode = Mode.BEAM if torch.device(device).type == "cpu" else Mode.PLANNED
+        if mode == Mode.DRAFT and bundle.draft is None:
             raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
         of = getattr(torch, dtype)
         model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
@@ -165,7 +170,7 @@ class Recommender:
         return self._epochs.current
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> EpochCatalog:
         """Items of the current epoch."""
         return self.epoch.catalog
 
@@ -222,18 +227,18 @@ class Recommender:
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
 
-        Makes the masks of filter and boosts, in the calling thread, so that answering the request
-        will not.
+        Makes the masks of filter and boosts in the calling thread; answering the request then finds
+        them in the cache.
 
         Raises:
             FilterError: the filter or a boost does not fit the items' attributes.
             RequestError: the request's mode needs a draft, or its blend retrieval, and the bundle
                 has none.
         """
-        self._engine_mode(request.mode)
+        self._mode(request.mode)
         self._blends(request)
         epoch = self.epoch
-        mask, _ = _mask(epoch, request), _boost(epoch, request)
+        mask, _ = mask_of(epoch, request), boost_of(epoch, request)
         return None if request.filter is None or mask is None else mask.eligible
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
@@ -328,8 +333,10 @@ class Recommender:
             group = histories.take(places)
             owner = np.tile(np.arange(len(group)), modes)
             seen = group.take(owner).where(np.repeat(exclude_seen, len(group.items)))
-            found = self._top_shared(epoch, group, owner, seen, k, kind)
-            for which, lists in enumerate(found):
+            nothing = [None] * len(owner)
+            batch = Batch(epoch, group.take(owner), seen, [epoch.mask] * len(owner), nothing)
+            best, own, _ = self._rank(batch, k, kind, partial(self._search_shared, kind))
+            for which, lists in enumerate((best, own)):
                 here = (slice(None), which, places)
                 items[here] = lists.items.reshape(modes, len(group), k)
                 scores[here] = lists.scores.reshape(modes, len(group), k)
@@ -347,7 +354,7 @@ class Recommender:
         items = rng.integers(
             0, len(self.catalog), (_TYPICAL_PROMPTS, self.encoder.config.max_items)
         )
-        if self.mode == "planned":
+        if self.mode == Mode.PLANNED:
             prompts = self.encoder.encode_all(Histories.of(items.tolist()))
             batches = sorted({1, min(8, self.max_batch), self.max_batch})
             self.engine.warm_up(prompts, MIN_BEAMS, batches)
@@ -374,7 +381,8 @@ class Recommender:
         for ids, found in zip(items, wanted, strict=True):
             if (found < 0).any():
                 raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalog")
-        prompts = epoch.encoder.encode_all(self._known(epoch, histories))
+        known = [epoch.catalog.known(history) for history in histories]
+        prompts = epoch.encoder.encode_all(Histories.of([h[h >= 0] for h in known]))
         rows = [epoch.trie.item_row[found] for found in wanted]
         scores = self.engine.score(prompts, rows).tolist()
         return [line[: len(found)] for line, found in zip(scores, wanted, strict=True)]
@@ -407,8 +415,8 @@ class Recommender:
         ids = [epoch.catalog.item_id(i) for i in found.tolist()]
         return list(zip(ids, scores.tolist(), strict=False))
 
-    def fallback(self, request: RecommendRequest) -> list[tuple[str, float, Source]]:
-        """A list without the model: what the history speaks for, then what is popular.
+    def fallback(self, request: RecommendRequest) -> RecommendResult:
+        """A list without the model: first what the history speaks for, then what is popular.
 
         Filter and exclusions hold, boosts do not count. Scores are retrieval's log-probabilities.
 
@@ -416,42 +424,18 @@ class Recommender:
             FilterError: the filter does not fit the items' attributes.
             RequestError: a bundle without retrieval.
         """
-        return self._retrieved(request, request.k, request.history)
-
-    def popular(
-        self, k: int, request: RecommendRequest | None = None
-    ) -> list[tuple[str, float, Source]]:
-        """The k most popular items that the request may get, whatever its history speaks for.
-
-        Raises:
-            FilterError: as `fallback`, like RequestError.
-        """
-        return self._retrieved(request or RecommendRequest([]), k, ())
-
-    def _retrieved(
-        self, request: RecommendRequest, k: int, history: Sequence[str]
-    ) -> list[tuple[str, float, Source]]:
         retrieval, epoch = self._need_retrieval(), self.epoch
-        seen = request.history if request.exclude_seen else ()
-        excluded = epoch.catalog.known([*request.exclude_items, *seen])
-        mask = _mask(epoch, request)
-        found = retrieval.candidates(
-            self._known(epoch, [history]),
-            k,
-            exclude_seen=False,
-            excluded=Histories.of([excluded[excluded >= 0]]),
-            allowed=[allowed_items(epoch.trie, epoch.alive, mask, len(retrieval))],
+        batch = Batch.of(epoch, [replace(request, boosts=())])
+        found = batch.candidates(retrieval, request.k)
+        source = np.where(found.supported, RETRIEVAL, POPULAR).astype(np.int8)
+        lists = Lists(found.items, found.log_probs, source)
+        return RecommendResult(
+            recommendations=describe(epoch.catalog, lists, 0, request.k),
+            unknown_items=batch.unknown[0],
+            epoch=epoch,
+            eligible_items=epoch.count_eligible(batch.excluded[0], batch.masks[0]),
+            certificate="approximate",
         )
-        return [
-            (epoch.catalog.item_id(item), score, "retrieval" if supported else "popular")
-            for item, score, supported in zip(
-                found.items[0].tolist(),
-                found.log_probs[0].tolist(),
-                found.supported[0].tolist(),
-                strict=True,
-            )
-            if item >= 0
-        ]
 
     def _need_retrieval(self) -> Retrieval:
         if self.retrieval is None:
@@ -463,7 +447,7 @@ class Recommender:
 
     def _blends(self, request: RecommendRequest) -> bool:
         """Whether the answer to a request is blended."""
-        chosen = None if self.retrieval is None else self.retrieval.blend
+        chosen = self._blend
         if request.blend is None:
             return request.searches_plainly and chosen is not None and chosen.weight > 0
         if request.blend and chosen is None:
@@ -472,11 +456,6 @@ class Recommender:
                 "'retrieval' and make the bundle again"
             )
         return request.blend
-
-    def _known(self, epoch: Epoch, histories: Sequence[Sequence[str]]) -> Histories:
-        """Dense items of histories of outside ids, without those that mean nothing."""
-        found = [epoch.catalog.known(history) for history in histories]
-        return Histories.of([items[items >= 0] for items in found])
 
     # What the above is made of.
 
@@ -488,197 +467,91 @@ class Recommender:
             before.release()
         return epoch
 
-    def _engine_mode(self, mode: Verification) -> Mode:
-        if mode == "strict":
-            return "exhaustive" if self.engine.draft is None else "draft"
-        if mode == "relaxed" and self.engine.draft is None:
+    def _mode(self, mode: str) -> Mode:
+        """The mode that a request is decoded in."""
+        if mode == Mode.RELAXED and self.engine.draft is None:
             raise RequestError(
                 "mode 'relaxed' needs a draft model, and this bundle has none; ask for 'strict'"
             )
-        return self.mode if mode == "auto" else mode
+        return self.mode if mode == Mode.AUTO else Mode(mode)
 
     def _decode(
         self, epoch: Epoch, requests: Sequence[RecommendRequest], kind: _Kind
     ) -> list[RecommendResult]:
-        known, unknown, excluded = [], [], []
-        for request in requests:
-            items = epoch.catalog.known(request.history)
-            known.append(items[items >= 0])
-            unknown.append([i for i, item in zip(request.history, items, strict=True) if item < 0])
-            listed = epoch.catalog.index(request.exclude_items)
-            excluded.append(
-                np.concatenate(
-                    [listed[listed >= 0], known[-1][: None if request.exclude_seen else 0]]
-                )
-            )
-        k = max(request.k for request in requests)
+        """Answer requests of one kind."""
+        batch, k = Batch.of(epoch, requests), max(request.k for request in requests)
         seeds = [r.seed for r in requests if r.seed is not None] or None
-        hidden = Histories.of(excluded)
-        masks = [_mask(epoch, request) for request in requests]
-        boosts = [_boost(epoch, request) for request in requests]
-        histories = Histories.of(known)
-        found, _, beams = self._top(epoch, histories, hidden, masks, boosts, k, kind, seeds)
+        found, _, beams = self._rank(batch, k, kind, partial(self._search, kind), seeds)
         because = None
         if self.retrieval is not None:
-            because = self.retrieval.because(histories, found.items)
-        traces: list[Trace | None] = [None] * len(requests)
-        if kind.trace:
-            traces = [
-                told(trace, epoch.trie, self.bundle.vocabulary.level_sizes, mask)
-                for trace, mask in zip(beams.traces, masks, strict=True)
-            ]
-        return [
-            RecommendResult(
-                named(epoch.catalog, found, i, request.k, None if because is None else because[i]),
-                unknown[i],
-                {"beams": kind.beams, **vars(beams.stats[i])},
-                certificate
-                if not kind.blend
-                and covers(epoch.trie, beams, i, boost, found.scores[i, request.k - 1])
-                else "approximate",
-                None if request.filter is None or mask is None else mask.eligible,
-                epoch.number,
-                traces[i],
-                kind.blend,
-                epoch,
+            because = self.retrieval.because(batch.histories, found.items)
+        sizes = self.bundle.vocabulary.level_sizes
+        certificates, results = beams.certificates, []
+        for i, (request, mask, boost) in enumerate(
+            zip(requests, batch.masks, batch.boosts, strict=True)
+        ):
+            last = found.scores[i, request.k - 1]
+            exact = not kind.blend and covers_items(epoch.trie, beams, i, boost, last)
+            results.append(
+                RecommendResult(
+                    recommendations=describe(epoch.catalog, found, i, request.k, because),
+                    unknown_items=batch.unknown[i],
+                    epoch=epoch,
+                    eligible_items=epoch.count_eligible(batch.excluded[i], mask),
+                    stats={"beams": kind.beams, **vars(beams.stats[i])},
+                    certificate=certificates[i] if exact else "approximate",
+                    trace=count_items(beams.traces[i], epoch.trie, sizes, mask)
+                    if kind.trace
+                    else None,
+                    blended=kind.blend,
+                )
             )
-            for i, (request, mask, boost, certificate) in enumerate(
-                zip(requests, masks, boosts, beams.certificates, strict=True)
-            )
-        ]
+        return results
 
-    def _top(
+    def _rank(
         self,
-        epoch: Epoch,
-        histories: Histories,
-        excluded: Histories,
-        masks: Sequence[RowMask | None],
-        boosts: Sequence[Boost | None],
+        batch: Batch,
         k: int,
         kind: _Kind,
-        seeds: list[int] | None = None,
+        search: Callable[[SearchRequest], Beams],
+        seeds: Sequence[int] | None = None,
     ) -> tuple[Lists, Lists, Beams]:
-        """The best k of each request of one batch, the model's own, and the search they are from.
+        """The best k of each request, the model's own k, and the search that they are from.
 
-        A blend's own list of the model is without boosts.
+        Both lists are the same without a blend; the model's own list of a blend has no boosts.
         """
-        candidates, along = self._along(epoch, histories, excluded, masks, kind)
-        beams = self.engine.decode(
-            epoch.encoder.encode_all(histories),
+        blend = self._blend if kind.blend else None
+        if self.retrieval is None or blend is None:
+            beams = search(batch.search_request(seeds=seeds, temperature=kind.temperature))
+            own = batch.lists(beams, k)
+            return own, own, beams
+        candidates = batch.candidates(self.retrieval, blend.candidates)
+        beams = search(batch.search_request(candidates, blend.nodes))
+        return *batch.blended(beams, k, candidates, self.retrieval, blend), beams
+
+    def _search(self, kind: _Kind, request: SearchRequest) -> Beams:
+        return self.engine.decode(
+            request,
             kind.beams,
-            mode=self._engine_mode(kind.mode),
-            exclude=[
-                epoch.excluded_rows(items, mask)
-                for items, mask in zip(excluded, masks, strict=True)
-            ],
-            masks=masks,
-            boosts=boosts,
-            seeds=seeds,
-            temperature=kind.temperature,
+            mode=self._mode(kind.mode),
             until_global=kind.guarantee == "global",
             traced=kind.trace,
-            **along,
         ).beams
-        lists = self._lists(epoch, histories, excluded, masks, boosts, k, candidates, beams)
-        return *lists, beams
 
-    def _top_shared(
-        self,
-        epoch: Epoch,
-        histories: Histories,
-        owner: NDArray[np.int64],
-        excluded: Histories,
-        k: int,
-        kind: _Kind,
-    ) -> tuple[Lists, Lists]:
-        """As `_top`, by plain search, of requests that have `owner`'s histories."""
+    def _search_shared(self, kind: _Kind, request: SearchRequest) -> Beams:
         from recsys.decoding import shared_beam_search
 
-        asked, masks = histories.take(owner), [epoch.mask] * len(owner)
-        candidates, along = self._along(epoch, asked, excluded, masks, kind)
-        beams = shared_beam_search(
-            self.engine.target,
-            epoch.encoder.encode_all(histories),
-            owner,
-            epoch.trie,
-            kind.beams,
-            exclude=[epoch.excluded_rows(items, epoch.mask) for items in excluded],
-            masks=masks,
-            **along,
-        )
-        boosts = [None] * len(owner)
-        return self._lists(epoch, asked, excluded, masks, boosts, k, candidates, beams)
+        return shared_beam_search(self.engine.target, request, self.engine.trie, kind.beams)
 
-    def _along(
-        self,
-        epoch: Epoch,
-        histories: Histories,
-        excluded: Histories,
-        masks: Sequence[RowMask | None],
-        kind: _Kind,
-    ) -> tuple[Candidates | None, dict[str, Any]]:
-        """What retrieval proposes if the kind blends, and the search's options for it."""
-        blend = None if self.retrieval is None or not kind.blend else self.retrieval.blend
-        if self.retrieval is None or blend is None:
-            return None, {}
-        size = len(self.retrieval)
-        candidates = self.retrieval.candidates(
-            histories,
-            blend.candidates,
-            False,
-            excluded=excluded,
-            allowed=[allowed_items(epoch.trie, epoch.alive, mask, size) for mask in masks],
-        )
-        rows = candidate_rows(epoch.trie, candidates)
-        return candidates, {"candidates": rows, "candidate_nodes": blend.nodes}
-
-    def _lists(
-        self,
-        epoch: Epoch,
-        histories: Histories,
-        excluded: Histories,
-        masks: Sequence[RowMask | None],
-        boosts: Sequence[Boost | None],
-        k: int,
-        candidates: Candidates | None,
-        beams: Beams,
-    ) -> tuple[Lists, Lists]:
-        """The best k of each request, and the model's own."""
-        rows, row_scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        retrieval, scored = self.retrieval, beams.candidate_scores
-        if retrieval is None or retrieval.blend is None or candidates is None or scored is None:
-            own = Lists.of_model(
-                *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, boosts, k)
-            )
-            return own, own
-        width, plainly = max(k, rows.shape[1]), [None] * len(rows)
-        own = Lists.of_model(
-            *items_of_rows(epoch.trie, rows, row_scores, excluded, masks, plainly, width)
-        )
-        union = Union.of(
-            own,
-            candidates,
-            scored.cpu().numpy(),
-            retrieval,
-            histories,
-            trie=epoch.trie,
-            boosts=boosts,
-        )
-        return union.best(retrieval.blend, k), own.first(k)
+    @property
+    def _blend(self) -> Blend | None:
+        return None if self.retrieval is None else self.retrieval.blend
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:
     """Make a new trie's tensors in the thread that made the trie."""
     if device == "cpu":  # elsewhere the device is left to the thread that decodes
         DeviceTrie.of(trie, device)
-
-
-def _boost(epoch: Epoch, request: RecommendRequest) -> Boost | None:
-    return epoch.filters.boost(request.item_boosts) if request.boosts else None
-
-
-def _mask(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
-    return epoch.allowed(None if request.filter is None else request.item_filter)
 
 
 @dataclass(frozen=True)
@@ -689,7 +562,7 @@ class _Kind:
     guarantee: Guarantee = "beam"
     sampled: bool = False
     temperature: float = 1.0
-    mode: Verification = "auto"
+    mode: str = Mode.AUTO
     trace: bool = False
     blend: bool = False
 

@@ -1,22 +1,21 @@
-"""Requests: what is asked of a recommender and what it answers; no models, no search."""
+"""Requests and results of a recommender; no models, no search."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from recsys import arguments
 from recsys.constraint.filters import ItemBoosts, ItemFilter
-from recsys.decoding.output import Certificate
-from recsys.decoding.trace import Trace
+from recsys.decoding.output import Certificate, Trace
 from recsys.live import Epoch
+from recsys.modes import REQUEST_MODES, Mode, check_mode
 
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular"]
 SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.blending`'s numbers
-Verification = Literal["auto", "strict", "relaxed", "beam"]
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ class RecommendRequest:
             search never leaves them.
         boosts: filters with weights that are added to the scores of items that fit; what is found
             is as exact as without; where items share leaves, the certificate says if not.
-        mode: `auto` decodes as the recommender does; `beam` searches plainly; `strict` verifies a
-            drafted tree (by the bundle's draft, else all of level 1), with the same answer;
-            `relaxed` samples approximately, by what the draft proposes and chance accepts.
-        trace: also say how the answer was found; plain search is then replaced by `strict`.
+        mode: one of `recsys.modes.REQUEST_MODES`: `auto` decodes as the recommender does; `beam` by
+            beam search; `strict` verifies a drafted tree, with the same answer; `relaxed` samples
+            approximately, with the bundle's draft.
+        trace: also return how the answer was found; beam search is then replaced by `strict`.
         blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
             bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
 
@@ -83,7 +82,7 @@ class RecommendRequest:
     temperature: float = 1.0
     filter: Mapping[str, Any] | None = None
     boosts: Sequence[Mapping[str, Any]] = ()
-    mode: Verification = "auto"
+    mode: str = Mode.AUTO
     trace: bool = False
     blend: bool | None = None
 
@@ -100,11 +99,10 @@ class RecommendRequest:
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
         if self.seed is not None and self.boosts:
             raise ValueError("boosts are for the best items, a seed asks for a sample")
-        if self.mode not in ("auto", "strict", "relaxed", "beam"):
-            raise ValueError(f"mode {self.mode!r} is not one of auto, strict, relaxed, beam")
-        if self.mode == "relaxed" and self.seed is None:
+        check_mode("mode", self.mode, REQUEST_MODES)
+        if self.mode == Mode.RELAXED and self.seed is None:
             raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
-        if self.mode == "relaxed" and self.trace:
+        if self.mode == Mode.RELAXED and self.trace:
             raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
         if self.blend and not self.searches_plainly:
             raise ValueError(
@@ -118,8 +116,8 @@ class RecommendRequest:
 
     @property
     def searches_plainly(self) -> bool:
-        """Whether it asks for the model's best items in no particular way."""
-        return self.mode == "auto" and self.guarantee == "beam" and self.seed is None
+        """Whether it is for the model's best items, without a mode or guarantee of its own."""
+        return self.mode == Mode.AUTO and self.guarantee == "beam" and self.seed is None
 
     @cached_property
     def item_filter(self) -> ItemFilter:
@@ -131,30 +129,62 @@ class RecommendRequest:
         """The boosts, parsed."""
         return ItemBoosts.parse(self.boosts)
 
+    def after(self, found: RecommendResult) -> RecommendRequest:
+        """The request for what is missing behind a list: other items, by the model alone."""
+        listed = [one.item_id for one in found.recommendations]
+        return replace(
+            self,
+            k=self.k - len(listed),
+            exclude_items=[*self.exclude_items, *listed],
+            blend=False,
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class RecommendResult:
-    """The answer to one request.
+    """The answer to one request, all of it from one epoch of the catalog.
 
     Attributes:
         recommendations: best first; fewer than k where the catalog has no more.
-        unknown_items: ids of the history that mean nothing to the model.
+        unknown_items: ids of the history that the model does not know.
+        epoch: the catalog that the answer is from, to look at its items as they were.
+        eligible_items: number of items that could have been recommended: those that the filter
+            allows, without the excluded ones.
         stats: counters of the decode (`recsys.decoding.DecodeStats`) and its beam width.
         certificate: `global-exact`, `beam-exact` or `approximate` (`recsys.decoding.Beams`).
-        eligible: items that the request's filter allows; None without a filter.
-        epoch: number of the epoch of the catalog that it is from.
         trace: how it was found, if asked for.
         blended: whether retrieval took part in the list.
-        snapshot: that epoch itself, to look at the answer's items as they were; None if whoever
-            answered has none.
     """
 
     recommendations: list[Recommendation]
     unknown_items: list[str]
+    epoch: Epoch = field(compare=False, repr=False)
+    eligible_items: int
     stats: dict[str, int] = field(default_factory=dict)
     certificate: Certificate = "beam-exact"
-    eligible: int | None = None
-    epoch: int = 0
     trace: Trace | None = None
     blended: bool = False
-    snapshot: Epoch | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def epoch_number(self) -> int:
+        """Number of the epoch; every change of the catalog makes the next one."""
+        return self.epoch.number
+
+    def is_short(self, k: int) -> bool:
+        """Whether the list has fewer than k items although more could be recommended."""
+        return len(self.recommendations) < min(k, self.eligible_items)
+
+    def followed_by(self, more: RecommendResult) -> RecommendResult:
+        """This list and, behind it, the answer to `RecommendRequest.after` it.
+
+        The epoch is that of `more`; items that were removed in between are left out.
+        """
+        catalog = more.epoch.catalog
+        kept = [one for one in self.recommendations if catalog.find(one.item_id) >= 0]
+        return replace(
+            self,
+            recommendations=[*kept, *more.recommendations],
+            epoch=more.epoch,
+            eligible_items=len(kept) + more.eligible_items,
+            stats=more.stats,
+        )

@@ -1,4 +1,4 @@
-"""Splits: which events train, which validate, which test. One label an event, NumPy only."""
+"""Splits: labels each event as training, validation or test. NumPy only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LABELS: dict[str, int] = {"train": TRAIN, "valid": VALID, "test": TEST}
 
 
 def leave_one_out(interactions: Interactions) -> NDArray[np.uint8]:
-    """Last event of each user tests, the one before validates, the rest train.
+    """Label each user's last event as test, the one before as validation, the rest as training.
 
-    A user with fewer than three events only trains (there would be no history to test on).
+    All events of a user with fewer than three are training events: there would be no history left.
 
     Returns:
         (n,) uint8 labels.
@@ -26,7 +26,7 @@ def leave_one_out(interactions: Interactions) -> NDArray[np.uint8]:
 
 
 def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """`leave_one_out` of events whose `user` (n,) ascends: all of a data set, or of some users."""
+    """`leave_one_out` for events of all or some users, whose `user` (n,) ascends."""
     starts = np.flatnonzero(np.diff(user, prepend=-1))
     lengths = np.diff(starts, append=len(user))
     ends = (starts + lengths)[lengths >= 3]
@@ -41,15 +41,15 @@ def global_temporal(
     ratio: tuple[float, float] = (0.8, 0.1),
     dates: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
-    """Cut by time over all users: early events train, later ones validate, the last ones test.
+    """Split by time over all users: first training, then validation, then test events.
 
     Args:
         interactions: must have real timestamps.
-        ratio: shares of events that train and validate.
+        ratio: shares of training and validation events.
         dates: unix seconds at which validation and test begin; overrides `ratio`.
 
     Returns:
-        (n,) uint8 labels; events of one moment always share a label.
+        (n,) uint8 labels; events with equal timestamps have equal labels.
 
     Raises:
         ValueError: order-only data, or ratios or dates out of order.
@@ -64,11 +64,11 @@ def global_temporal(
 
 
 def dates_of_shares(timestamps: NDArray[np.int64], ratio: tuple[float, float]) -> tuple[int, int]:
-    """When validation and test begin, so that they and training get their shares of the events.
+    """The times at which validation and test begin, so that each split gets its share of events.
 
     Args:
         timestamps: (n,) unix seconds in any order, at least one.
-        ratio: shares of events that train and validate.
+        ratio: shares of training and validation events.
 
     Raises:
         ValueError: ratios out of range.
@@ -83,7 +83,7 @@ def dates_of_shares(timestamps: NDArray[np.int64], ratio: tuple[float, float]) -
 
 
 def label_times(timestamps: NDArray[np.int64], dates: tuple[int, int]) -> NDArray[np.uint8]:
-    """Labels of events by the moments (unix seconds) at which validation and test begin.
+    """Label events by the times (unix seconds) at which validation and test begin.
 
     Raises:
         ValueError: validation would begin after test.

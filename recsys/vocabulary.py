@@ -1,8 +1,8 @@
-"""Vocabulary: (level, code) <-> token id, and the tokens around a history. NumPy only.
+"""Vocabulary: maps (level, code) to token ids and back. NumPy only.
 
-A model trained from scratch has `<pad>`, `<bos>` and the semantic tokens; a pretrained one has its
-own vocabulary with the semantic tokens added at its end. Both look the same from here: a level's
-codes are a contiguous range of token ids.
+A model trained from scratch has the tokens `<pad>`, `<bos>` and the semantic tokens; a pretrained
+model has its own vocabulary with the semantic tokens appended. In both, the codes of a level are a
+contiguous range of token ids.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ FILE = "vocabulary.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Where the semantic tokens sit in the model's vocabulary.
+    """The positions of the semantic tokens in the model's vocabulary.
 
     Attributes:
-        level_sizes: codes at each level (V may differ by level).
+        level_sizes: number of codes at each level.
         level_offsets: token id of code 0 at each level.
         size: rows of the model's embedding.
-        pad: token that fills unused places.
+        pad: token that fills unused positions.
         prefix: tokens in front of every history (`<bos>`, or a tokenised instruction).
+
+    >>> vocabulary = Vocabulary.from_levels([4, 3])
+    >>> vocabulary.encode(np.array([[0, 0], [3, 2]])).tolist()
+    [[2, 6], [5, 8]]
     """
 
     level_sizes: tuple[int, ...]
@@ -51,12 +55,12 @@ class Vocabulary:
     def from_levels(
         cls, level_sizes: ArrayLike, *, first: int = 2, multiple: int = 8
     ) -> Vocabulary:
-        """`<pad>`=0, `<bos>`=1, then the levels one after another.
+        """Token ids 0 and 1 for `<pad>` and `<bos>`, then the levels one after another.
 
         Args:
-            level_sizes: codes at each level.
+            level_sizes: number of codes at each level.
             first: token id of the first code.
-            multiple: the size is rounded up to it (aligned rows are quicker to multiply).
+            multiple: the size is rounded up to a multiple of it, for faster matrix products.
         """
         sizes = [int(s) for s in np.asarray(level_sizes).reshape(-1)]
         offsets = first + np.concatenate([[0], np.cumsum(sizes)])
@@ -65,11 +69,11 @@ class Vocabulary:
 
     @property
     def num_levels(self) -> int:
-        """L."""
+        """L, the number of codes of a semantic ID."""
         return len(self.level_sizes)
 
     def encode(self, codes: NDArray[np.integer]) -> NDArray[np.int64]:
-        """(..., L) codes to (..., L) token ids.
+        """Map (..., L) codes to (..., L) token ids.
 
         Raises:
             ValueError: a code outside its level.
@@ -89,7 +93,7 @@ class Vocabulary:
         return np.asarray(codes + np.asarray(self.level_offsets))
 
     def decode(self, tokens: NDArray[np.integer]) -> NDArray[np.int64]:
-        """(..., L) token ids to (..., L) codes; the inverse of `encode`."""
+        """Map (..., L) token ids to (..., L) codes; the inverse of `encode`."""
         return np.asarray(np.asarray(tokens, np.int64) - np.asarray(self.level_offsets))
 
     def save(self, folder: Path) -> None:
@@ -101,7 +105,7 @@ class Vocabulary:
         """Read `vocabulary.json`.
 
         Raises:
-            ArtifactError: unreadable or contradictory.
+            ArtifactError: the file is missing or inconsistent.
         """
         try:
             values = json.loads((folder / FILE).read_text(encoding="utf-8"))

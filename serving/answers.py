@@ -1,4 +1,4 @@
-"""Answers: what was asked becomes a request of the library, and what was found goes on the wire."""
+"""Answers: a body becomes a request of the library, and its result a response."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from recsys.catalog import Catalog
-from recsys.live import Epoch
+from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
-from recsys.serving.engine import Done
 from recsys.serving.models import Model
 from recsys.serving.schemas.recommendations import (
     Note,
@@ -25,6 +21,7 @@ from recsys.serving.schemas.recommendations import (
     Timing,
 )
 from recsys.serving.traces import trace_of
+from recsys.serving.worker import Done
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
 FALLBACK = "retrieval and popularity answered"
@@ -83,7 +80,7 @@ def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = Fal
 
 
 def items_of(
-    found: Iterable[Recommendation], catalog: Catalog, include: Sequence[str]
+    found: Iterable[Recommendation], catalog: EpochCatalog, include: Sequence[str]
 ) -> list[RecommendedItem]:
     """Recommendations on the wire, ranked in their order."""
     answer = []
@@ -104,28 +101,6 @@ def items_of(
     return answer
 
 
-def eligible(epoch: Epoch, request: RecommendRequest) -> int:
-    """How many items could have been recommended."""
-    named = [*request.exclude_items, *(request.history if request.exclude_seen else ())]
-    hidden = epoch.catalog.index(set(named))
-    hidden = hidden[hidden >= 0]
-    if request.filter is None:
-        return epoch.num_items - len(hidden)
-    mask = epoch.filters.mask(request.item_filter)
-    trie = epoch.trie
-    _, places = trie.places_of(np.unique(trie.item_row[hidden]))
-    inside = np.isin(trie.row_items[places], hidden) & mask.items[places]
-    return mask.eligible - int(np.count_nonzero(inside))
-
-
-def missing(result: RecommendResult, request: RecommendRequest) -> bool:
-    """Whether a list is shorter than it could be; of an answer that names its catalog."""
-    found = len(result.recommendations)
-    if found >= request.k or result.snapshot is None:
-        return False
-    return found < eligible(result.snapshot, request)
-
-
 def response(
     body: RecommendationsRequest,
     request: RecommendRequest,
@@ -134,8 +109,6 @@ def response(
     remark: Note | None,
 ) -> RecommendationsResponse:
     """The answer of a model or of a fallback."""
-    # an item or filter may have changed since; the mask of this epoch is there already
-    epoch = result.snapshot or model.recommender.epoch
     found = result.recommendations
     certificate = result.certificate
     if body.diversity:
@@ -148,12 +121,12 @@ def response(
         found, certificate = [found[i] for i in chosen], "approximate"
     answer = RecommendationsResponse.model_construct(
         recommendation_id=uuid.uuid4().hex,
-        model=model.ref(body.model, epoch.number),
-        items=items_of(found, epoch.catalog, body.include),
+        model=model.ref(body.model, result.epoch_number),
+        items=items_of(found, result.epoch.catalog, body.include),
         certificate=certificate,
         history_items=len(request.history) - len(result.unknown_items),
         unknown_items=result.unknown_items,
-        eligible_items=eligible(epoch, request),
+        eligible_items=result.eligible_items,
         note=remark,
     )
     if result.trace is not None:

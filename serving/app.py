@@ -1,4 +1,4 @@
-"""The ASGI application: lifespan, middleware and the list of routers, nothing else."""
+"""The ASGI application: lifespan, middleware and the list of routes, nothing else."""
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
@@ -7,42 +7,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from starlette.types import Message
 
 from recsys import __version__
 from recsys.serving import errors
-from recsys.serving.api import (
-    events,
-    filters,
-    health,
-    items,
-    models,
-    operations,
-    pages,
-    recommendations,
-    security,
-    users,
-)
-from recsys.serving.engine import Recommends
+from recsys.serving.api import openapi
+from recsys.serving.api.routes import ROUTES
 from recsys.serving.middleware import BodyLimit, around
-from recsys.serving.schemas.common import Problem
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import Store
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
-
-ROUTERS = (
-    recommendations.router,
-    items.router,
-    filters.router,
-    events.router,
-    users.router,
-    models.router,
-    operations.router,
-    health.router,
-    pages.router,
-)
+from recsys.serving.worker import Recommends
 
 REHEARSALS = 3
 
@@ -81,6 +57,8 @@ def create_app(
         summary="Generative recommendation: exact top-k over the catalog.",
         version=__version__,
         lifespan=lifespan,
+        routes=list(ROUTES),
+        openapi_url=None,  # `pages` has the route, with its scope
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -88,10 +66,8 @@ def create_app(
         middleware=around(settings, service.metrics, telemetry),
     )
     app.state.service = service
-    for router in ROUTERS:
-        app.include_router(router)
     errors.install(app)
-    _describe(app)
+    openapi.install(app)
     return app
 
 
@@ -123,22 +99,3 @@ async def _rehearse(app: FastAPI) -> None:
             "app": app,
         }
         await stack.app(scope, receive, send)  # 503, it is not ready
-
-
-def _describe(app: FastAPI) -> None:
-    """Let the OpenAPI document know the form of problems."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, summary=app.summary, routes=app.routes
-            )
-            template = "#/components/schemas/{model}"
-            problem = Problem.model_json_schema(ref_template=template)
-            schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-            schemas |= problem.pop("$defs") | {"Problem": problem}
-            security.describe(schema)
-            app.openapi_schema = schema
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

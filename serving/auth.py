@@ -1,4 +1,4 @@
-"""Who may ask what: API keys, their file, and the table of the scope that each route needs.
+"""API keys and scopes: the file of keys, and the scope that each route declares.
 
 A key is 256 random bits, and the file keeps its SHA-256 only. A slow hash (bcrypt, scrypt, argon2)
 makes guesses dear where people choose the secret; nobody guesses 256 random bits however quick the
@@ -16,12 +16,12 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recsys.errors import ConfigError
 
@@ -29,6 +29,8 @@ PREFIX = "rk_"
 FORMAT_VERSION = 1
 LOOK_AGAIN_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 logger = logging.getLogger("recsys.serving.auth")
 
@@ -47,85 +49,19 @@ class Scope(IntEnum):
         return self.name.lower()
 
 
-# Every route, as OpenAPI spells it, and what it needs. What is not here is closed to all but admin.
-ROUTES: dict[tuple[str, str], Scope] = {
-    ("GET", "/"): Scope.PUBLIC,
-    ("GET", "/docs"): Scope.PUBLIC,
-    ("GET", "/openapi.json"): Scope.PUBLIC,
-    ("GET", "/static/{path}"): Scope.PUBLIC,
-    ("GET", "/health/live"): Scope.PUBLIC,
-    ("GET", "/health/ready"): Scope.PUBLIC,
-    ("GET", "/metrics"): Scope.READ,
-    ("GET", "/v1/stats"): Scope.READ,
-    ("POST", "/v1/recommendations"): Scope.READ,
-    ("POST", "/v1/recommendations/batch"): Scope.READ,
-    ("GET", "/v1/users"): Scope.READ,
-    ("GET", "/v1/users/{user_id}/recommendations"): Scope.READ,
-    ("GET", "/v1/users/{user_id}/history"): Scope.READ,
-    ("DELETE", "/v1/users/{user_id}"): Scope.WRITE,
-    ("POST", "/v1/events"): Scope.WRITE,
-    ("GET", "/v1/items"): Scope.READ,
-    ("POST", "/v1/items"): Scope.WRITE,
-    ("GET", "/v1/items/{item_id}"): Scope.READ,
-    ("PUT", "/v1/items/{item_id}"): Scope.WRITE,
-    ("DELETE", "/v1/items/{item_id}"): Scope.WRITE,
-    ("GET", "/v1/items/{item_id}/similar"): Scope.READ,
-    ("POST", "/v1/rank"): Scope.READ,
-    ("POST", "/v1/filters/validate"): Scope.READ,
-    ("GET", "/v1/evaluation"): Scope.READ,
-    ("GET", "/v1/models"): Scope.READ,
-    ("GET", "/v1/aliases"): Scope.READ,
-    ("GET", "/v1/aliases/{name}"): Scope.READ,
-    ("PUT", "/v1/aliases/{name}"): Scope.ADMIN,
-    ("DELETE", "/v1/aliases/{name}"): Scope.ADMIN,
-    ("POST", "/v1/aliases/{name}/rollback"): Scope.ADMIN,
-}
+def requires(scope: Scope) -> Callable[[EndpointT], EndpointT]:
+    """Declare the scope that a route's endpoint needs; put it below the route's own decorator."""
+
+    def declare(endpoint: EndpointT) -> EndpointT:
+        endpoint.scope = scope  # type: ignore[attr-defined]
+        return endpoint
+
+    return declare
 
 
-_WITH_SLASHES = ("{item_id}", "{user_id}", "{path}")
-
-
-def _pattern(template: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{[^}]*\})", template)
-    return re.compile(
-        "".join(
-            (".+" if part in _WITH_SLASHES else "[^/]+")
-            if part.startswith("{")
-            else re.escape(part)
-            for part in parts
-        ),
-        re.DOTALL,
-    )
-
-
-_PLAIN = {path: path for _, path in ROUTES if "{" not in path}
-_PATTERNS = [  # the longest first: an item's id may hold slashes
-    (_pattern(path), path)
-    for path in sorted({path for _, path in ROUTES}, key=len, reverse=True)
-    if "{" in path
-]
-
-
-def template_of(path: str, method: str = "GET") -> str | None:
-    """The route's template that a request's path fits; None if no route has it.
-
-    Of several the longest that answers to the method: an item `a/similar` may be taken away.
-    """
-    if found := _PLAIN.get(path):
-        return found
-    fitting = [template for pattern, template in _PATTERNS if pattern.fullmatch(path)]
-    answering = (t for t in fitting if scope_of(method, t) is not None)
-    return next(answering, fitting[0] if fitting else None)
-
-
-def scope_of(method: str, template: str) -> Scope | None:
-    """What a route needs; None if the path does not answer to the method."""
-    return ROUTES.get(("GET" if method == "HEAD" else method, template))
-
-
-def methods_of(template: str) -> list[str]:
-    """Methods that a path answers to."""
-    return sorted(method for method, path in ROUTES if path == template)
+def scope_of(endpoint: Callable[..., Any]) -> Scope:
+    """The scope that an endpoint needs: the declared one, or `admin` where none is declared."""
+    return getattr(endpoint, "scope", Scope.ADMIN)
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.catalog import Catalog
 from recsys.errors import RecsysError
 from recsys.live import Epoch, NewItem
-from recsys.serving.engine import Recommends
+from recsys.live_catalog import EpochCatalog
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
 from recsys.serving.stores import Store, StoreError
+from recsys.serving.worker import Recommends
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
@@ -41,7 +41,7 @@ class UnknownItemError(LookupError):
     """The catalog has no such item."""
 
 
-def item_of(catalog: Catalog, row: int) -> Item:
+def item_of(catalog: EpochCatalog, row: int) -> Item:
     """One item of the catalog."""
     return Item.model_construct(
         item_id=catalog.item_id(row),
@@ -51,7 +51,7 @@ def item_of(catalog: Catalog, row: int) -> Item:
     )
 
 
-def metadata(catalog: Catalog, row: int) -> dict[str, Any]:
+def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
     """Attributes of one item; a number that is not one becomes null."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -59,7 +59,7 @@ def metadata(catalog: Catalog, row: int) -> dict[str, Any]:
     }
 
 
-def find(catalog: Catalog, item_id: str) -> int:
+def find(catalog: EpochCatalog, item_id: str) -> int:
     """The row of an item.
 
     Raises:

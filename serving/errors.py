@@ -21,11 +21,11 @@ from starlette.responses import Response
 
 from recsys.errors import FilterError, ItemError, NonFiniteError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
+from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.catalog_changes import UnknownItemError
 from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
-    UnknownBundleError,
     UnknownModelError,
 )
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
@@ -229,7 +229,10 @@ def _from_http(request: Request, error: Exception) -> ProblemError:
         "method_not_allowed": f"{request.method} is not among the methods of {request.url.path}.",
         "malformed_body": "The body could not be read as JSON in UTF-8.",
     }.get(code, KINDS[code].title)
-    return ProblemError(code, detail, headers=error.headers)
+    headers = error.headers
+    if code == "method_not_allowed":  # the router names those of one route of the path only
+        headers = {"Allow": ", ".join(sorted(request.scope["state"]["methods"]))}
+    return ProblemError(code, detail, headers=headers)
 
 
 def _from_validation(error: Exception) -> ProblemError:

@@ -1,4 +1,4 @@
-"""Rate limit: a token bucket for each client, in bounded memory."""
+"""Rate limit: one token bucket per client, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ CLIENTS = 10_000
 
 
 class RateLimit:
-    """Lets each client make `burst` requests at once and `rate` a second on average."""
+    """Allows each client `burst` requests at once and `rate` per second on average.
+
+    >>> limit = RateLimit(rate=2.0, burst=1, clock=lambda: 0.0)
+    >>> limit.take("a"), limit.take("a"), limit.take("b")
+    (0.0, 0.5, 0.0)
+    """
 
     def __init__(
         self,
@@ -21,26 +26,26 @@ class RateLimit:
         clients: int = CLIENTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Remember the last `clients` clients; one that is forgotten starts with a full bucket.
+        """Start with full buckets.
 
         Args:
-            rate: tokens a second that flow into a bucket.
-            burst: tokens that it holds.
-            clients: buckets kept, the least recently used is let go.
-            clock: seconds, never going back.
+            rate: tokens per second that are added to a bucket.
+            burst: capacity of a bucket.
+            clients: number of buckets; the least recently used ones are dropped.
+            clock: returns seconds and never goes back.
         """
         self._rate, self._burst, self._clients, self._clock = rate, burst, clients, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Buckets kept."""
+        """Number of buckets."""
         return len(self._buckets)
 
     def take(self, client: str) -> float:
-        """Take a token.
+        """Take a token of a client.
 
         Returns:
-            0 if there was one, otherwise the seconds until there will be.
+            0 if there was one, otherwise the seconds until the next one.
         """
         now = self._clock()
         tokens, then = self._buckets.pop(client, (float(self._burst), now))
@@ -53,7 +58,7 @@ class RateLimit:
 
 
 def network(address: str) -> str:
-    """Who is behind an address: itself, or the /64 that one IPv6 subscriber has."""
+    """The client behind an address: the address itself, or the /64 network of IPv6."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -1,7 +1,7 @@
-"""What happens around every request: id, log line, metrics, limits, keys, headers, last catch.
+"""Middleware: request ids, logs, metrics, security headers, keys, rate limits, body limits.
 
-The order, from outside: `RequestContext` knows of everything, `Guard` refuses what may not come in
-before any of its body is read, `BodyLimit` stands before the routes.
+From the outside in: `RequestContext` sees every request, `Guard` refuses requests before their
+bodies are read, and `BodyLimit` comes just before the routes.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ import re
 import time
 import uuid
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from recsys.serving import auth, logs
-from recsys.serving.auth import Keyring, Scope
+from recsys.serving import logs
+from recsys.serving.api.routes import find_route
+from recsys.serving.auth import Keyring, Scope, scope_of
 from recsys.serving.errors import ProblemError, problem_response
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
-from recsys.serving.telemetry import Telemetry
+from recsys.serving.telemetry import RequestSpan, Telemetry
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-CLIENT_CLOSED = 499  # nginx's number for an answer that found nobody
+CLIENT_CLOSED = 499  # status that nginx logs when the client has left
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-UNMATCHED = "unmatched"  # a path that no route has may hold a user's id all the same
+UNMATCHED = "unmatched"  # an unknown path is not logged: it may hold a user's id
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
@@ -55,7 +57,7 @@ failures = logging.getLogger("recsys.serving.failures")
 
 
 def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:
-    """The middleware of an application, outermost first.
+    """List the middleware of an application, outermost first.
 
     Raises:
         ConfigError: the keys cannot be read.
@@ -78,7 +80,7 @@ def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) ->
 
 
 class RequestContext:
-    """Outermost: gives each request an id, counts it, logs one line, answers every exception."""
+    """Gives each request an id, counts and logs it, and turns exceptions into problems."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
         """Wrap `app`."""
@@ -95,8 +97,7 @@ class RequestContext:
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        # The template where there is one: paths hold user ids, and are without number.
-        template = state["template"] = auth.template_of(scope["path"], scope["method"])
+        state["route"], state["methods"] = find_route(scope)
         status: int | None = None
 
         async def send_marked(message: Message) -> None:
@@ -111,7 +112,7 @@ class RequestContext:
                 message["headers"] = [*theirs, *ours]
             await send(message)
 
-        self.metrics.began()
+        self.metrics.in_flight.inc()
         with logs.of_request(request_id), self.telemetry.request(scope, headers) as span:
             try:
                 await self.app(scope, receive, send_marked)
@@ -120,31 +121,40 @@ class RequestContext:
             except Exception:
                 failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
-                    raise  # half an answer is out: only closing the connection can say so
+                    raise  # the response has begun: the connection is closed
                 detail = "The failure is in the service's log under this request_id."
                 error = ProblemError("internal_error", detail)
                 await problem_response(Request(scope), error)(scope, receive, send_marked)
             finally:
-                seconds = time.perf_counter() - start
                 answered = CLIENT_CLOSED if status is None else status
-                fields = {
-                    "request_id": request_id,
-                    "method": scope["method"],
-                    "route": template or UNMATCHED,
-                    "status": answered,
-                    "ms": round(seconds * 1000, 2),
-                }
-                fields |= {name: state[name] for name in ("problem", "key") if name in state}
-                access.info("request", extra={"fields": fields})
-                method = scope["method"] if scope["method"] in METHODS else "OTHER"
-                self.metrics.ended(method, template or UNMATCHED, answered, seconds)
-                if "problem" in state:
-                    self.metrics.error(state["problem"])
-                span.end(method, template, answered)
+                self._record(scope, answered, time.perf_counter() - start, span)
+
+    def _record(self, scope: AsgiScope, status: int, seconds: float, span: RequestSpan) -> None:
+        """Log and count a request."""
+        state, method = scope["state"], scope["method"]
+        # Paths hold user ids and are unlimited in number; their templates are few.
+        route = state["route"]
+        template = UNMATCHED if route is None else route.path_format
+        fields = {
+            "request_id": state["request_id"],
+            "method": method,
+            "route": template,
+            "status": status,
+            "ms": round(seconds * 1000, 2),
+        }
+        fields |= {name: state[name] for name in ("problem", "key") if name in state}
+        access.info("request", extra={"fields": fields})
+        self.metrics.in_flight.dec()
+        label = method if method in METHODS else "OTHER"
+        self.metrics.http_requests.labels(label, template, str(status)).inc()
+        self.metrics.http_seconds.labels(template).observe(seconds)
+        if "problem" in state:
+            self.metrics.error(state["problem"])
+        span.end(method, None if route is None else template, status)
 
 
 class Guard:
-    """Refuses by size of target and headers, host, origin, rate and key, in this order."""
+    """Refuses requests by size of target and headers, host, origin, rate and key, in this order."""
 
     def __init__(
         self,
@@ -157,11 +167,11 @@ class Guard:
         """Wrap `app`.
 
         Args:
-            app: what is guarded.
-            metrics: that count refusals.
-            keys: those that are let in; None lets everybody in.
-            limit: of each key's (or, without a good one, each address's) requests.
-            hosts: values of the header Host that are answered, lower case, without port.
+            app: the guarded application.
+            metrics: counts refusals.
+            keys: the accepted keys; None accepts every client.
+            limit: rate limit of each key or, without a valid key, of each address.
+            hosts: accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
 
@@ -189,9 +199,9 @@ class Guard:
         headers = Headers(scope=scope)
         self._check_host(headers)
         _check_origin(scope["method"], headers)
-        template = scope["state"]["template"]
-        if template is not None and template.startswith("/health/"):
-            return  # an orchestrator asks often, and without a key
+        route: APIRoute | None = scope["state"]["route"]
+        if route is not None and route.path_format.startswith("/health/"):
+            return  # orchestrators ask often, and without a key
         shown = _bearer(headers)
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
@@ -199,7 +209,7 @@ class Guard:
         self._check_rate(f"key {key.name}" if key is not None else _address(scope))
         if self.keys is None:
             return
-        needed = None if template is None else auth.scope_of(scope["method"], template)
+        needed = Scope.READ if route is None else scope_of(route.endpoint)
         if needed is Scope.PUBLIC:
             return
         if key is None:
@@ -209,20 +219,14 @@ class Guard:
                 else "The key is not one of this service's; it may have been revoked."
             )
             raise ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
-        if key.may is Scope.ADMIN:
-            return
-        if template is None:
-            raise ProblemError("not_found", "No resource is there; /docs lists what there is.")
-        if needed is None:
-            allow = {"Allow": ", ".join(auth.methods_of(template))}
-            detail = f"{scope['method']} is not among the methods of {template}."
-            raise ProblemError("method_not_allowed", detail, headers=allow)
+        if route is None or scope["method"] not in scope["state"]["methods"]:
+            return  # the router answers 404 or 405
         if key.may < needed:
-            detail = f"{scope['method']} {template} needs a key of scope {needed.word}."
+            detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
             raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
 
     def _check_host(self, headers: Headers) -> None:
-        """A page of a foreign name that was pointed at this address is not let in."""
+        """Refuse host names that are not this service's (DNS rebinding)."""
         given = headers.get("host")
         if given is None or "*" in self.hosts:
             return
@@ -238,19 +242,19 @@ class Guard:
         if self.limit is None:
             return
         if wait := self.limit.take(client):
-            self.metrics.limited()
+            self.metrics.rate_limited.inc()
             raise ProblemError(
                 "rate_limited",
-                "Too many requests of this client; slow down.",
+                "Too many requests of this client; send fewer.",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
 
 
 def _check_origin(method: str, headers: Headers) -> None:
-    """A foreign page that is open in somebody's browser changes nothing here.
+    """Refuse changes from pages of other origins (cross-site request forgery).
 
-    Browsers say where a request comes from, older ones and plain HTTP by `Origin` alone; programs
-    say neither, and are not meant.
+    Browsers send the header `Sec-Fetch-Site`; older ones, and all over plain HTTP, send only
+    `Origin`. Other programs send neither and are accepted.
     """
     if method in ("GET", "HEAD"):
         return
@@ -275,10 +279,10 @@ def _address(scope: AsgiScope) -> str:
 
 
 class BodyLimit:
-    """Refuses bodies over a size: by their Content-Length at once, otherwise while they stream."""
+    """Refuses bodies over a limit: by their Content-Length, or else while they are received."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """Wrap `app`."""
+        """Wrap `app`; larger bodies than `max_bytes` are refused."""
         self.app, self.max_bytes = app, max_bytes
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:

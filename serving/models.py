@@ -1,35 +1,35 @@
-"""Models: which bundles are loaded, and which alias stands for which; swapped while they answer.
+"""The loaded models of a process, and the aliases that stand for them.
 
-An alias changes when the new model is loaded, warm and has answered: from then on requests that
-begin get the new one. Those that began before hold a lease on the old one, which is let go when the
-last of them is answered. A bundle that cannot be loaded changes nothing.
+An alias changes when the new model is loaded, warmed up and ready: requests that begin after that
+use the new model. Requests that began before hold a lease on the old one, which is unloaded when
+the last of them is answered. A bundle that cannot be loaded changes nothing.
 
-What an alias stood for is kept by name and version: a bundle that was made anew under its name is
-another one, and no rollback gives it for the old.
+The earlier bundles of an alias are kept by name and digest. A bundle that was made again under the
+same name is another version, and a rollback never takes it for the old one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from recsys.artifacts import MANIFEST, read_manifest
+from pydantic import BaseModel, model_validator
+
+from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
 from recsys.serving.batcher import Batcher
-from recsys.serving.engine import Done, Engine, Recommends, Work
+from recsys.serving.bundles import Bundles, Version
 from recsys.serving.metrics import Metrics
 from recsys.serving.schemas.common import CHAMPION, ModelRef
 from recsys.serving.schemas.models import AliasInfo, ModelInfo
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker, Done, Recommends, Work
 
 logger = logging.getLogger("recsys.serving.models")
 MAX_MODELS = 4
@@ -37,31 +37,27 @@ MAX_PREVIOUS = 10
 
 
 class UnknownModelError(LookupError):
-    """No alias has this name."""
-
-
-class UnknownBundleError(LookupError):
-    """No bundle has this name."""
+    """No alias has this name, or its model is not loaded yet."""
 
 
 class BundleRefusedError(Exception):
-    """The bundle cannot be served; the text names the file, and those that answer go on."""
+    """The bundle cannot be served; the text names the file. Other models go on."""
 
 
 class AliasConflictError(Exception):
-    """The alias cannot be changed like this; the text tells why."""
+    """The alias cannot be changed in this way; the text gives the reason."""
 
 
 @dataclass(eq=False)
 class Model:
-    """One loaded bundle and its queue.
+    """A loaded bundle and its queue.
 
     Attributes:
-        name: of the bundle.
-        recommender: that answers.
-        batcher: that gathers its requests.
-        leases: requests under way.
-        unused: set when it has no leases.
+        name: name of the bundle.
+        recommender: answers the requests.
+        batcher: gathers the requests into batches.
+        leases: number of requests in progress.
+        unused: set while there are no leases.
     """
 
     name: str
@@ -77,11 +73,11 @@ class Model:
 
     @property
     def bundle(self) -> Version:
-        """The bundle that it is."""
+        """Name and digest of the bundle."""
         return Version(self.name, self.version)
 
     def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
-        """The model as answers name it, at an epoch of its catalog; None for the one of now."""
+        """The model as answers name it, at an epoch of its catalog (by default the current one)."""
         return ModelRef.model_construct(
             name=self.name,
             version=self.version,
@@ -90,22 +86,15 @@ class Model:
         )
 
 
-class Version(NamedTuple):
-    """One bundle as it was: made again under the same name it has another digest."""
-
-    bundle: str
-    digest: str
-
-
 @dataclass(frozen=True)
 class Alias:
     """What an alias stands for.
 
     Attributes:
-        model: that answers; None before its first is loaded.
-        previous: what it stood for before, the latest last.
-        loading: a change is under way.
-        refused: why the bundle given last was refused.
+        model: the model that answers; None before the first one is loaded.
+        previous: earlier versions, the latest last.
+        loading: a change is in progress.
+        refused: why the last bundle was refused, if it was.
     """
 
     model: Model | None = None
@@ -114,33 +103,23 @@ class Alias:
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class KeptAlias:
-    """What a store keeps of an alias.
+class KeptAlias(BaseModel):
+    """An alias as the store keeps it, as JSON.
 
     Attributes:
-        bundle: that it stands for.
-        digest: of it; None if that was not kept.
-        previous: what it stood for before, the latest last.
+        bundle: name of the bundle that it stands for.
+        digest: digest of the bundle; None in old stores.
+        previous: earlier versions, the latest last.
     """
 
     bundle: str
     digest: str | None = None
     previous: tuple[Version, ...] = ()
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, kept: Any) -> KeptAlias:
-        """From JSON; of older stores the bundle's name alone."""
-        if isinstance(kept, str):
-            return cls(kept)
-        return cls(
-            kept["bundle"], kept["digest"], tuple(Version(*pair) for pair in kept["previous"])
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As `of` reads it."""
-        pairs = [list(version) for version in self.previous]
-        return {"bundle": self.bundle, "digest": self.digest, "previous": pairs}
+    def _read_old_form(cls, kept: Any) -> Any:
+        return {"bundle": kept} if isinstance(kept, str) else kept
 
 
 class Models:
@@ -149,21 +128,21 @@ class Models:
     def __init__(
         self,
         settings: ServingSettings,
-        engine: Engine,
+        engine: DecodeWorker,
         metrics: Metrics,
         *,
         prepare: Callable[[Model], Awaitable[None]],
         changed: Callable[[Mapping[str, KeptAlias]], Awaitable[None]],
     ) -> None:
-        """Begin without any.
+        """Start without models.
 
         Args:
-            settings: of the process.
-            engine: that loads and runs them.
-            metrics: to count in.
+            settings: settings of the process.
+            engine: loads and runs the models.
+            metrics: counts batches and changes.
             prepare: called with a model before an alias stands for it; brings its catalog up to
                 date.
-            changed: called with what is to be kept of each alias after every change.
+            changed: called after every change with the aliases to keep.
         """
         self._settings, self._engine, self._metrics = settings, engine, metrics
         self._prepare, self._changed = prepare, changed
@@ -171,17 +150,16 @@ class Models:
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[Model] = set()
-        self._own = settings.bundle.absolute()
-        self._folder = settings.models_dir or self._own.parent
+        self._bundles = Bundles(settings)
 
     # Readers
 
     @contextmanager
     def lease(self, alias: str = CHAMPION) -> Iterator[Model]:
-        """The model behind an alias; it stays loaded until the block is left.
+        """Hold the model of an alias, which stays loaded until the block is left.
 
         Raises:
-            UnknownModelError: there is no such alias, or nothing is loaded for it yet.
+            UnknownModelError: there is no such alias, or its model is not loaded yet.
         """
         model = self.get(alias)
         model.leases += 1
@@ -194,72 +172,64 @@ class Models:
                 model.unused.set()
 
     def get(self, alias: str = CHAMPION) -> Model:
-        """The model behind an alias, for a look at it.
+        """Return the model of an alias, without a lease.
 
         Raises:
-            UnknownModelError: there is no such alias, or nothing is loaded for it yet.
+            UnknownModelError: there is no such alias, or its model is not loaded yet.
         """
         found = self._aliases.get(alias)
         if found is None or found.model is None:
-            raise UnknownModelError(f"No model answers to the alias {alias!r}; /v1/aliases lists.")
+            raise UnknownModelError(f"No model has the alias {alias!r}; /v1/aliases lists them.")
         return found.model
 
     @property
     def loaded(self) -> list[Model]:
-        """Models behind aliases, each once, the champion first."""
+        """The models of all aliases, each once, the champion first."""
         aliases = sorted(self._aliases, key=lambda name: (name != CHAMPION, name))
         models = (self._aliases[name].model for name in aliases)
         return list(dict.fromkeys(model for model in models if model is not None))
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for the worker."""
+        """Number of requests that wait for the worker."""
         return sum(len(model.batcher) for model in (*self.loaded, *self._retiring))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is computed."""
+        """Whether no request waits or is computed."""
         return not any(model.batcher.busy for model in (*self.loaded, *self._retiring))
 
     @property
     def available(self) -> list[str]:
-        """Names of bundles that an alias may be given."""
-        folders = [self._own]
-        if self._folder.is_dir():
-            folders += self._folder.iterdir()
-        there = {p.name for p in folders if (p / MANIFEST).is_file()}
-        return sorted(name for name in there if not name.startswith("."))
+        """Names of the bundles that an alias may be given."""
+        return self._bundles.names()
 
     def info(self) -> list[ModelInfo]:
-        """What is loaded."""
-        answers = []
-        for model in self.loaded:
-            epoch = model.recommender.epoch
-            answers.append(
-                ModelInfo(
-                    name=model.name,
-                    version=model.version,
-                    epoch=epoch.number,
-                    items=epoch.num_items,
-                    levels=epoch.catalog.codes.shape[1],
-                    aliases=self._names(model),
-                )
+        """Describe the loaded models."""
+        return [
+            ModelInfo(
+                name=model.name,
+                version=model.version,
+                epoch=epoch.number,
+                items=epoch.num_items,
+                levels=epoch.catalog.codes.shape[1],
+                aliases=self._names(model),
             )
-        return answers
+            for model in self.loaded
+            for epoch in [model.recommender.epoch]
+        ]
 
     def aliases(self) -> list[AliasInfo]:
-        """All aliases, by name."""
+        """Describe all aliases, sorted by name."""
         return [self.alias(name) for name in sorted(self._aliases)]
 
     def alias(self, name: str) -> AliasInfo:
-        """One alias.
+        """Describe an alias.
 
         Raises:
             UnknownModelError: there is no such alias.
         """
-        found = self._aliases.get(name)
-        if found is None:
-            raise UnknownModelError(f"There is no alias {name!r}.")
+        found = self._find(name)
         model = found.model
         before = found.previous[-1] if found.previous else None
         return AliasInfo(
@@ -277,20 +247,25 @@ class Models:
     async def put(self, alias: str, bundle: str, *, loaded: Recommends | None = None) -> AliasInfo:
         """Let an alias stand for a bundle; returns when the bundle's model answers.
 
+        Args:
+            alias: name of the alias; it is created where there is none.
+            bundle: name of the bundle.
+            loaded: a recommender of the bundle, which is then not loaded again.
+
         Raises:
             UnknownBundleError: there is no such bundle.
-            BundleRefusedError: it is damaged, or cannot be served.
-            AliasConflictError: as many models are loaded as may be.
+            BundleRefusedError: the bundle is damaged, or cannot be served.
+            AliasConflictError: the limit of loaded models is reached.
         """
         async with self._changing:
             previous = self._aliases.get(alias, Alias()).previous
             return await self._change(alias, bundle, previous, loaded=loaded)
 
     async def restore(self, alias: str, kept: KeptAlias) -> AliasInfo:
-        """Let an alias stand again for what it stood for when it was kept.
+        """Let an alias stand again for the bundle that it stood for when it was kept.
 
-        Where that version is gone, for the one that has its name now; the version counts as one
-        that the alias stood for before.
+        If that version is gone, the alias gets the bundle that has its name now, and the lost
+        version becomes its latest previous one.
 
         Raises:
             UnknownBundleError, BundleRefusedError, AliasConflictError: as `put`.
@@ -299,7 +274,7 @@ class Models:
             bundle, previous = kept.bundle, kept.previous
             if kept.digest is not None:
                 version = Version(kept.bundle, kept.digest)
-                found = await asyncio.to_thread(self._find, version)
+                found = await asyncio.to_thread(self._bundles.find, version)
                 if found is None:
                     logger.warning(
                         "alias %s: version %s of bundle %s is gone", alias, kept.digest, bundle
@@ -310,64 +285,59 @@ class Models:
             return await self._change(alias, bundle, previous)
 
     def put_later(self, alias: str, bundle: str) -> AliasInfo:
-        """Begin `put` and return; what becomes of it is told by `alias`.
+        """Start `put` in the background; `alias` reports its outcome.
 
         Raises:
             UnknownBundleError: there is no such bundle.
         """
-        self._path(bundle)
+        self._bundles.path(bundle)
         self._mark(alias, loading=True, refused=None)
-        task = asyncio.create_task(self._put_quietly(alias, bundle), name=f"load {bundle}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._run(self._put_in_background(alias, bundle), f"load {bundle}")
         return self.alias(alias)
 
     async def rollback(self, alias: str) -> AliasInfo:
-        """Let an alias stand for the bundle that it stood for before, in that very version.
+        """Let an alias stand for its latest previous version.
 
         Raises:
             UnknownModelError: there is no such alias.
-            AliasConflictError: it stood for no other before, or that version is gone.
+            AliasConflictError: there is no previous version, or it is gone.
             BundleRefusedError: as `put`.
         """
         async with self._changing:
-            if alias not in self._aliases:
-                raise UnknownModelError(f"There is no alias {alias!r}.")
-            previous = self._aliases[alias].previous
+            previous = self._find(alias).previous
             if not previous:
                 raise AliasConflictError(f"The alias {alias!r} stood for no other bundle before.")
             version = previous[-1]
-            found = await asyncio.to_thread(self._find, version)
+            found = await asyncio.to_thread(self._bundles.find, version)
             if found is None:
                 raise AliasConflictError(_gone(alias, version))
             return await self._change(alias, found, previous[:-1], back=version)
 
     async def remove(self, alias: str) -> None:
-        """Drop an alias; its model is let go if no other stands for it.
+        """Remove an alias; its model is unloaded if no other alias stands for it.
 
         Raises:
             UnknownModelError: there is no such alias.
-            AliasConflictError: it is the champion.
+            AliasConflictError: the alias is the champion.
         """
         async with self._changing:
-            if alias not in self._aliases:
-                raise UnknownModelError(f"There is no alias {alias!r}.")
+            self._find(alias)
             if alias == CHAMPION:
                 raise AliasConflictError(f"The alias {CHAMPION!r} always stands for a model.")
             old = self._aliases.pop(alias).model
-            await self._published(old)
+            await self._publish(old)
 
     async def close(self) -> None:
-        """Answer what waits, and let go of all models."""
+        """Answer the waiting requests, and stop all models."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(m.batcher.close() for m in (*self.loaded, *self._retiring)))
 
-    async def _put_quietly(self, alias: str, bundle: str) -> None:
+    async def _put_in_background(self, alias: str, bundle: str) -> None:
         try:
             await self.put(alias, bundle)
-        except Exception as error:  # told by `alias`, and in the log
+        except Exception as error:  # `alias` reports it, and the log
             expected = isinstance(error, BundleRefusedError | AliasConflictError)
             if not expected:
                 logger.exception("alias %s could not be changed", alias)
@@ -386,7 +356,7 @@ class Models:
         self._mark(alias, loading=True, refused=None)
         try:
             model = await self._model(bundle, loaded)
-            if back is not None and model.version != back.digest:  # it was replaced just now
+            if back is not None and model.version != back.digest:  # replaced just now
                 self._retire(model)
                 raise AliasConflictError(_gone(alias, back))
         except BaseException as error:
@@ -396,26 +366,26 @@ class Models:
                 reason = str(error) if isinstance(error, BundleRefusedError) else None
                 self._mark(alias, loading=False, refused=reason)
                 logger.error("alias %s stays with its model: %s", alias, error)
-            self._metrics.swapped(alias, "refused")
+            self._metrics.swaps.labels(alias, "refused").inc()
             raise
         old = before.model if before is not None else None
         if old is not None and old is not model and back is None:
             previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
         self._aliases[alias] = Alias(model, previous)
-        self._metrics.swapped(alias, "rolled_back" if back else "done")
+        self._metrics.swaps.labels(alias, "rolled_back" if back else "done").inc()
         if old is not None:
             logger.info("alias", extra={"fields": {"alias": alias, "bundle": bundle}})
-        await self._published(None if old is model else old)
+        await self._publish(None if old is model else old)
         return self.alias(alias)
 
     async def _model(self, bundle: str, loaded: Recommends | None) -> Model:
-        """A model of the bundle as it lies on disk: one that is loaded, or a new one."""
-        path = self._path(bundle)
+        """Return a model of the bundle as it is on disk: a loaded one, or a new one."""
+        path = self._bundles.path(bundle)
         try:
             if loaded is None:
-                version = read_manifest(path, "bundle").digest
+                version = Version(bundle, read_manifest(path, "bundle").digest)
                 for model in self.loaded:
-                    if (model.name, model.version) == (bundle, version):
+                    if model.bundle == version:
                         return model
                 if len(self.loaded) >= MAX_MODELS:
                     raise AliasConflictError(
@@ -423,13 +393,13 @@ class Models:
                     )
             recommender = await self._engine.load(path, loaded)
         except RecsysError as error:
-            text = str(error).replace(str(path), bundle)  # whoever asks need not learn paths
+            text = str(error).replace(str(path), bundle)  # clients do not learn paths
             raise BundleRefusedError(f"{text}.") from error
         except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
             logger.exception("bundle %s refused", bundle)
             raise BundleRefusedError(
-                f"{bundle}: it is whole, but cannot be loaded here ({type(error).__name__}, "
-                "explained in the service's log)."
+                f"{bundle}: the bundle is complete, but cannot be loaded here "
+                f"({type(error).__name__}; the service's log has the details)."
             ) from error
 
         async def run(batch: Sequence[Work]) -> list[Done]:
@@ -453,45 +423,46 @@ class Models:
         model.batcher.start()
         return model
 
-    async def _published(self, old: Model | None) -> None:
-        """After a change: let go of what no alias stands for, and tell everybody."""
+    async def _publish(self, old: Model | None) -> None:
+        """After a change: unload the old model if it is unused, and report the aliases."""
         if old is not None and old not in self.loaded:
             self._retire(old)
-        self._report()
+        models = {name: a.model for name, a in self._aliases.items() if a.model is not None}
+        self._metrics.models((*model.bundle, name) for name, model in models.items())
         await self._changed(
             {
-                name: KeptAlias(*alias.model.bundle, alias.previous)
-                for name, alias in self._aliases.items()
-                if alias.model is not None
+                name: KeptAlias(
+                    bundle=model.name,
+                    digest=model.version,
+                    previous=self._aliases[name].previous,
+                )
+                for name, model in models.items()
             }
         )
 
     def _retire(self, model: Model) -> None:
         self._retiring.add(model)
-        task = asyncio.create_task(self._let_go(model), name=f"retire {model.name}")
+        self._run(self._unload(model), f"retire {model.name}")
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work in the background until `close`."""
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _let_go(self, model: Model) -> None:
+    async def _unload(self, model: Model) -> None:
         if model.leases:
             await model.unused.wait()
         await model.batcher.close()
         self._retiring.discard(model)
-        if Counter(other.name for other in self.loaded)[model.name] == 0:
+        if all(other.name != model.name for other in self.loaded):
             self._metrics.forget(model.name)
         logger.info("unloaded", extra={"fields": {"bundle": model.name}})
-        # Without circles it leaves the memory by itself: a collector that walked everything for
-        # it would hold up the event loop, on whatever thread it ran.
+        # Without reference cycles its memory is freed at once. A run of the garbage collector over
+        # all objects would block the event loop, whichever thread it ran on.
         model.recommender.close()
         del model
-        await self._engine.read(self._engine.freeze)  # the new ones out of the collector's way
-
-    def _report(self) -> None:
-        self._metrics.models(
-            (model.name, model.version, name)
-            for model in self.loaded
-            for name in self._names(model)
-        )
+        await self._engine.read(self._engine.freeze)  # the objects of the new models
 
     def _names(self, model: Model) -> list[str]:
         return sorted(name for name, alias in self._aliases.items() if alias.model is model)
@@ -500,27 +471,16 @@ class Models:
         before = self._aliases.get(alias, Alias())
         self._aliases[alias] = replace(before, loading=loading, refused=refused)
 
-    def _find(self, version: Version) -> str | None:
-        """The name of a bundle of this very version: its own, or one that it has been given."""
-        for name in dict.fromkeys([version.bundle, *self.available]):
-            with contextlib.suppress(UnknownBundleError, RecsysError):
-                if read_manifest(self._path(name), "bundle").digest == version.digest:
-                    return name
-        return None
-
-    def _path(self, bundle: str) -> Path:
-        """The folder of a bundle; never one outside of the bundles' own."""
-        if bundle == self._own.name:
-            return self._own
-        path = self._folder / bundle
-        if path.name != bundle or not path.is_dir():
-            raise UnknownBundleError(f"There is no bundle {bundle!r}; /v1/models lists them.")
-        return path
+    def _find(self, alias: str) -> Alias:
+        try:
+            return self._aliases[alias]
+        except KeyError:
+            raise UnknownModelError(f"There is no alias {alias!r}.") from None
 
 
 def _gone(alias: str, version: Version) -> str:
     return (
-        f"The alias {alias!r} stood for version {version.digest} of bundle {version.bundle!r} "
-        "before, and no bundle here is of that version any more; bring it back, or give the alias "
-        "a bundle of /v1/models."
+        f"The previous version of the alias {alias!r} is {version.digest} of bundle "
+        f"{version.bundle!r}, which no bundle here has; bring it back, or give the alias a bundle "
+        "of /v1/models."
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError
-from recsys.serving.engine import Engine
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Reads:
     """Calls on the engine's helpers: so many at once, each with a deadline."""
 
-    def __init__(self, settings: ServingSettings, engine: Engine) -> None:
+    def __init__(self, settings: ServingSettings, engine: DecodeWorker) -> None:
         """Nothing waits yet."""
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000

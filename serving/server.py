@@ -15,9 +15,9 @@ from recsys.progress import say
 from recsys.serving import logs
 from recsys.serving.api.pages import example
 from recsys.serving.app import create_app
-from recsys.serving.engine import Recommends
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import Recommends
 
 MAX_HEAD = 64 * 1024  # bytes of one request's head; the guard's limits are lower, and explained
 GRACE_S = 5  # at a stop, beyond the deadline that every request has: to send the last answers

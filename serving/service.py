@@ -9,25 +9,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from recsys.catalog import Catalog
 from recsys.errors import RecsysError, RequestError
-from recsys.recommender import Recommendation, RecommendRequest, RecommendResult, Source
+from recsys.live_catalog import EpochCatalog
+from recsys.recommender import RecommendRequest, RecommendResult, Source
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
-from recsys.serving.engine import Done, Engine, RankRequest, Recommends
 from recsys.serving.evaluations import evaluations
-from recsys.serving.metrics import Metrics
+from recsys.serving.metrics import Metrics, Seconds
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
-from recsys.serving.schemas.items import Item, RankResponse, ScoredItem, SimilarResponse
-from recsys.serving.schemas.items import RankRequest as RankBody
+from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.models import Evaluation, ModelInfo
 from recsys.serving.schemas.recommendations import (
     NoteCode,
@@ -37,6 +34,7 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import Served, Store, StoreError, open_store
+from recsys.serving.worker import DecodeWorker, Done, Recommends, ScoreRequest
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
@@ -99,14 +97,15 @@ class Service:
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
         self._store, self._given = store, recommender
-        self._engine = Engine(settings)
+        self._worker = DecodeWorker(settings)
         self.models = Models(
-            settings, self._engine, self.metrics, prepare=self._prepare, changed=self._keep_aliases
+            settings, self._worker, self.metrics, prepare=self._prepare, changed=self._keep_aliases
         )
-        self._reads = Reads(settings, self._engine)
+        self._reads = Reads(settings, self._worker)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
-        self._shadow = Shadow(settings, self.models, self._engine, self.metrics)
-        self.metrics.watch(queue_depth=lambda: self.models.waiting, filter_stats=self._filter_stats)
+        self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
+        self.metrics.queue_depth = lambda: self.models.waiting
+        self.metrics.filter_stats = self._filter_stats
 
     # Life
 
@@ -126,7 +125,7 @@ class Service:
             )
             self._enter(Phase.FAILED)
             return
-        self._engine.freeze()
+        self._worker.freeze()
         self._shadow.start()
         self.catalog_changes.start()
         self._enter(Phase.READY)
@@ -137,7 +136,7 @@ class Service:
         await self._shadow.close()
         await self.catalog_changes.close()
         await self.models.close()
-        self._engine.close()
+        self._worker.close()
         if self._store is not None:
             self._store.close()
 
@@ -162,7 +161,7 @@ class Service:
         return self._store
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> EpochCatalog:
         """Items of the champion."""
         return self.models.get().recommender.catalog
 
@@ -192,7 +191,7 @@ class Service:
         clock = asyncio.get_running_loop().time
         start = clock()
         deadline = start + self.settings.deadline_ms / 1000
-        self.models.get(body.model)  # told before the store is asked
+        self.models.get(body.model)  # fail fast on an unknown alias
         history = body.history
         if history is None:
             history = await self._history(str(body.user), deadline)
@@ -210,9 +209,9 @@ class Service:
                 unknown = "unknown_history" if request.history else "empty_history"
             result = None
             if unknown is not None and not answers.for_the_model(body):
-                result = await self._fallback(model, request, body.k, deadline)
+                result = await self._fallback(model, request, deadline)
             fallback = result is not None
-            if result is not None and answers.missing(result, request):
+            if result is not None and result.is_short(request.k):
                 answer, result = await self._filled_up(model, request, result, deadline)
             elif result is None:
                 answer = await model.batcher.submit(request, deadline=deadline)
@@ -288,7 +287,7 @@ class Service:
             if not known:
                 return [], []
             try:
-                answer = await model.batcher.submit(RankRequest(history, known), deadline=deadline)
+                answer = await model.batcher.submit(ScoreRequest(history, known), deadline=deadline)
             except RequestError:
                 if (model.recommender.catalog.index(known) >= 0).all():
                     raise
@@ -387,59 +386,29 @@ class Service:
         return request
 
     async def _fallback(
-        self, model: Model, request: RecommendRequest, k: int, deadline: float
+        self, model: Model, request: RecommendRequest, deadline: float
     ) -> RecommendResult | None:
-        """An answer without the model; None if the bundle has nothing to make one of."""
-        recommender = model.recommender
-        if recommender.retrieval is None:
+        """An answer without the model; None if the bundle has no part `retrieval`."""
+        if model.recommender.retrieval is None:
             return None
-        epoch = recommender.epoch
-        found = await self._reads(recommender.fallback, request, deadline=deadline)
-        catalog, named = epoch.catalog, []
-        for item_id, score, source in found[:k]:
-            row = catalog.find(item_id)
-            if row >= 0:  # it did not come just now
-                codes = tuple(catalog.codes[row].tolist())
-                named.append(
-                    Recommendation(item_id, score, catalog.title(row), codes, source=source)
-                )
-        known = catalog.known(request.history)
-        lost = [name for name, row in zip(request.history, known, strict=True) if row < 0]
-        self.metrics.fallback(named[0].source if named else "popular")
-        return RecommendResult(
-            named, lost, certificate="approximate", epoch=epoch.number, snapshot=epoch
-        )
+        result = await self._reads(model.recommender.fallback, request, deadline=deadline)
+        found = result.recommendations
+        self.metrics.fallback(found[0].source if found else "popular")
+        return result
 
     async def _filled_up(
         self, model: Model, request: RecommendRequest, found: RecommendResult, deadline: float
     ) -> tuple[Answer[Done] | None, RecommendResult]:
-        """A fallback that is too short, and behind it what the model has beside.
+        """A fallback that is too short, followed by the model's answer to what is missing.
 
-        Retrieval knows the bundle's items alone; those that came since, the model can tell.
+        Retrieval knows the bundle's items only; the model also knows those that were added since.
         """
-        named = [one.item_id for one in found.recommendations]
-        rest = replace(
-            request,
-            k=request.k - len(named),
-            exclude_items=[*request.exclude_items, *named],
-            blend=False,
-        )
         try:
-            answer = await model.batcher.submit(rest, deadline=deadline)
+            answer = await model.batcher.submit(request.after(found), deadline=deadline)
         except QueueFullError:
             return None, found  # a short list is better than none
         assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
-        more = answer.result
-        epoch = more.snapshot or model.recommender.epoch
-        # what was taken away meanwhile is in no answer
-        kept = [one for one in found.recommendations if epoch.catalog.find(one.item_id) >= 0]
-        return answer, replace(
-            found,
-            recommendations=kept + more.recommendations,
-            stats=more.stats,
-            epoch=epoch.number,
-            snapshot=epoch,
-        )
+        return answer, found.followed_by(answer.result)
 
     async def _history(self, user_id: str, deadline: float) -> list[str] | None:
         try:
@@ -458,10 +427,12 @@ class Service:
         model: Model,
     ) -> None:
         self.metrics.answered(
-            total_s=total_s,
-            history_s=history_s,
-            queue_s=0.0 if answer is None else answer.queue_s,
-            compute_s=0.0 if answer is None else answer.compute_s,
+            Seconds(
+                total_s,
+                history_s,
+                0.0 if answer is None else answer.queue_s,
+                0.0 if answer is None else answer.compute_s,
+            ),
             stats=None if answer is None else result.stats,
             levels=model.recommender.catalog.codes.shape[1],
             model=model.name,
@@ -474,7 +445,7 @@ class Service:
         own = self.settings.bundle.absolute()
         state = await self.store.state_get(ALIASES) or {}
         kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        aliases = {name: KeptAlias.of(value) for name, value in kept.items()}
+        aliases = {name: KeptAlias.model_validate(value) for name, value in kept.items()}
         champion = aliases.pop(CHAMPION, None)
         if self._given is not None:
             await self.models.put(CHAMPION, own.name, loaded=self._given)
@@ -495,7 +466,7 @@ class Service:
     async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
         if self.phase is not Phase.READY:
             return  # what is kept is being restored
-        kept = {name: alias.to_json() for name, alias in aliases.items()}
+        kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
         try:
             await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})
@@ -531,7 +502,9 @@ class Service:
         self.on_phase(self)
 
 
-def _scored(catalog: Catalog, item_id: str, score: float, rank: int, source: Source) -> ScoredItem:
+def _scored(
+    catalog: EpochCatalog, item_id: str, score: float, rank: int, source: Source
+) -> ScoredItem:
     row = catalog.find(item_id)
     return ScoredItem.model_construct(
         item_id=item_id,

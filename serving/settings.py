@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.errors import ConfigError
-from recsys.serving.stores.protocol import NOT_HISTORY
+from recsys.serving.stores.records import NOT_HISTORY
 
 ENV_PREFIX = "RECSYS_SERVE_"
 SECTION = "serve"

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recsys.recommender import RecommendRequest, RecommendResult
-from recsys.serving.engine import Engine
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Models
 from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker
 
 logger = logging.getLogger("recsys.serving.shadow")
 BACKLOG = 64
@@ -38,7 +38,7 @@ class Shadow:
     """Samples requests and runs them again."""
 
     def __init__(
-        self, settings: ServingSettings, models: Models, engine: Engine, metrics: Metrics
+        self, settings: ServingSettings, models: Models, engine: DecodeWorker, metrics: Metrics
     ) -> None:
         """Make it; `start` it inside the event loop."""
         self._fraction, self._alias = settings.shadow_fraction, settings.shadow_alias
@@ -73,7 +73,7 @@ class Shadow:
             return
         if len(self._samples) >= BACKLOG:
             self._samples.popleft()
-            self._metrics.shadow_dropped("busy")
+            self._metrics.shadow_drops.labels("busy").inc()
         taken = asyncio.get_running_loop().time()
         self._samples.append(_Sample(alias, request, frozenset(item_ids), taken))
         self._wake.set()
@@ -88,13 +88,13 @@ class Shadow:
                 continue
             sample = self._samples.popleft()
             if asyncio.get_running_loop().time() - sample.taken > MAX_AGE_S:
-                self._metrics.shadow_dropped("stale")
+                self._metrics.shadow_drops.labels("stale").inc()
                 continue
             try:
                 await self._run(sample)
             except Exception:  # no answer depends on it; the next sample may do better
                 logger.warning("a shadow failed", exc_info=True)
-                self._metrics.shadow_dropped("failed")
+                self._metrics.shadow_drops.labels("failed").inc()
 
     async def _run(self, sample: _Sample) -> None:
         request = replace(sample.request, trace=False)

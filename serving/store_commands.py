@@ -10,7 +10,7 @@ import typer
 from recsys.options import ConfigFile, Name, Overrides
 
 if TYPE_CHECKING:  # the command loads these when it runs
-    from recsys.serving.stores.sql import SqlStore
+    from recsys.serving.stores.store import Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 Location = Annotated[
@@ -78,7 +78,7 @@ def import_(
 
 def _open(
     store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
-) -> SqlStore:
+) -> Store:
     from recsys.serving.settings import ServingSettings
     from recsys.serving.stores import open_store
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recsys.decoding.trace import Trace as Decoded
-from recsys.serving.schemas.recommendations import Trace, TraceNode
+from recsys.decoding.output import Trace
+from recsys.serving.schemas.recommendations import DecodedNode, DecodedTree
 
 
-def trace_of(decoded: Decoded, first_tokens: Sequence[int]) -> Trace:
+def trace_of(decoded: Trace, first_tokens: Sequence[int]) -> DecodedTree:
     """What a page draws.
 
     Args:
@@ -16,7 +16,7 @@ def trace_of(decoded: Decoded, first_tokens: Sequence[int]) -> Trace:
         first_tokens: token of code 0 at each level.
     """
     nodes = [
-        TraceNode.model_construct(
+        DecodedNode.model_construct(
             id=i,
             parent=node.parent,
             depth=node.depth,
@@ -29,7 +29,7 @@ def trace_of(decoded: Decoded, first_tokens: Sequence[int]) -> Trace:
         )
         for i, node in enumerate(decoded.nodes)
     ]
-    return Trace.model_construct(
+    return DecodedTree.model_construct(
         levels=len(first_tokens),
         passes=max((node.target_pass for node in decoded.nodes), default=0),
         nodes=nodes,

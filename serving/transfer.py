@@ -24,8 +24,8 @@ from recsys.errors import DataError
 from recsys.progress import Bar, track
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.schemas.events import StoredEventRow
-from recsys.serving.stores.protocol import Appended, EventConflictError, StoredEvent
-from recsys.serving.stores.sql import SqlStore, now_ms
+from recsys.serving.stores.records import Appended, EventConflictError, StoredEvent
+from recsys.serving.stores.store import Store, now_ms
 
 CHUNK = 5_000
 TEXTS = (".ndjson", ".jsonl")
@@ -61,7 +61,7 @@ class Imported:
     seeded: int = 0
 
 
-def export_events(store: SqlStore, path: Path) -> int:
+def export_events(store: Store, path: Path) -> int:
     """Write every event to a file, which appears whole or not at all.
 
     Returns:
@@ -84,7 +84,7 @@ def export_events(store: SqlStore, path: Path) -> int:
     return count
 
 
-async def import_events(store: SqlStore, path: Path) -> Imported:
+async def import_events(store: Store, path: Path) -> Imported:
     """Append a file's events; those that are there already are counted and passed over.
 
     Raises:

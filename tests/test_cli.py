@@ -99,7 +99,7 @@ def test_a_group_lists_its_commands(name):
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_every_command_explains_itself_with_an_example(path):
+def test_every_command_has_an_example_in_its_help(path):
     result = CliRunner(env=PLAIN).invoke(cli.app, [*path, "--help"])
     assert result.exit_code == 0
     assert f"Example: recsys {' '.join(path)}" in " ".join(result.output.split())
@@ -168,7 +168,7 @@ def test_an_unknown_command_is_refused(invoke):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_told_in_one_line_without_a_traceback(invoke, arguments, message):
+def test_a_mistake_gives_one_line_and_no_traceback(invoke, arguments, message):
     status, out, err = invoke(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith("error: ")
@@ -177,7 +177,7 @@ def test_a_mistake_is_told_in_one_line_without_a_traceback(invoke, arguments, me
     assert err.count("\n") == 1
 
 
-def test_the_same_in_a_process_of_its_own(tmp_path):
+def test_a_mistake_gives_status_two_in_a_process(tmp_path):
     program = "from recsys.cli import main; main()"
     process = subprocess.run(
         [sys.executable, "-c", program, "run", "--config", str(tmp_path / "gone.yaml")],
@@ -189,7 +189,7 @@ def test_the_same_in_a_process_of_its_own(tmp_path):
     assert process.stderr == f"error: --config {tmp_path}/gone.yaml: No such file or directory\n"
 
 
-def test_a_bundle_of_another_kind_is_told_before_anything_is_loaded(invoke, tmp_path):
+def test_serve_refuses_another_artifact_before_loading_models(invoke, tmp_path):
     with write_artifact(tmp_path / "ids", "ids"):
         pass
     status, _, err = invoke("serve", "--bundle", str(tmp_path / "ids"))
@@ -209,7 +209,7 @@ def test_doctor_speaks_json(invoke, monkeypatch, tmp_path):
     assert facts["artifacts"] == str(tmp_path / "var")
 
 
-def test_doctor_says_what_to_do_next(invoke, monkeypatch, tmp_path):
+def test_doctor_prints_the_next_step(invoke, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
     _, out, _ = invoke("doctor")
@@ -224,7 +224,7 @@ def test_doctor_says_what_to_do_next(invoke, monkeypatch, tmp_path):
     assert "set RECSYS_DATASETS" not in out
 
 
-def test_doctor_finds_raw_data_where_downloads_go_without_a_setting(invoke, monkeypatch, tmp_path):
+def test_doctor_finds_raw_data_in_the_default_folder(invoke, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RECSYS_DATASETS", raising=False)
     assert json.loads(invoke("doctor", "--json")[1])["real data"] is None
@@ -233,7 +233,7 @@ def test_doctor_finds_raw_data_where_downloads_go_without_a_setting(invoke, monk
     assert json.loads(invoke("doctor", "--json")[1])["real data"] == str(raw)
 
 
-def test_data_made_up_is_shown_for_people_and_programs(invoke, tmp_path):
+def test_synthetic_data_are_printed_as_table_and_json(invoke, tmp_path):
     status, out, _ = invoke("data", "synth", "--users", "60", "--items", "240", "--name", "s")
     assert status == 0
     assert str(tmp_path / "var" / "datasets" / "s") in out.replace("\n", "")
@@ -260,14 +260,14 @@ def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     assert "name a source and its path" in err.replace("\n", " ")
 
 
-def test_a_run_without_source_and_data_makes_nothing_up(invoke, tmp_path):
+def test_a_run_without_source_and_data_is_refused(invoke, tmp_path):
     status, _, err = invoke("run", "--until", "data", "--name", "new")
     assert status == 2
     assert "recsys quickstart" in err
     assert not (tmp_path / "var" / "datasets" / "new").exists()
 
 
-def test_a_run_tells_programs_what_it_made_and_nothing_else(invoke, tmp_path):
+def test_a_run_prints_only_json_on_standard_output(invoke, tmp_path):
     small = ("source=synthetic", "synthetic.users=60", "synthetic.items=240")
     options = [word for setting in small for word in ("--set", f"data.{setting}")]
     status, out, err = invoke("run", "--until", "data", "--name", "s", *options, "--json")

@@ -22,6 +22,7 @@ from torch import nn
 from recsys.constraint.transitions import DeviceTrie
 from recsys.prompts import PromptEncoder
 from recsys.training import losses
+from recsys.training.batches import group_rows
 from recsys.training.objective import smoothed_cross_entropy
 from recsys.training.teacher import Prompts, Trees
 from recsys.training.tree import (
@@ -117,7 +118,6 @@ class TreeBatches:
         trees: its answers, in the same order.
         encoder: history -> prompt.
         trie: the catalog, as the teacher had it.
-        pad: fills rows.
         max_tokens: most tokens of a batch, nodes and padding included.
         min_context: items of a window that carry no loss.
         seed: of the order.
@@ -127,7 +127,6 @@ class TreeBatches:
     trees: Trees
     encoder: PromptEncoder
     trie: Any
-    pad: int
     max_tokens: int
     min_context: int = 1
     seed: int = 0
@@ -142,23 +141,13 @@ class TreeBatches:
         return len(self.groups(epoch))
 
     def groups(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Histories of each batch: alike in length, random among equals, in random order."""
-        rng = np.random.default_rng([self.seed, epoch])
-        config, levels = self.encoder.config, self.encoder.item_tokens.shape[1]
-        lengths = self.prompts.histories.lengths
-        items = lengths - config.start(lengths)
-        order = np.lexsort((rng.random(len(items)), items))
+        """Histories of each batch; see `group_rows`."""
+        levels, lengths = self.encoder.item_tokens.shape[1], self.prompts.histories.lengths
+        items = lengths - self.encoder.config.start(lengths)
         _, depth, width = self.trees.states.shape
-        own = len(self.encoder.prefix) + (items[order] + 1) * levels + (depth - 1) * width
-        groups, start = [], 0
-        while start < len(order):
-            # Rows get longer: the last one's width holds for all that come before it.
-            near = own[start : start + self.max_tokens // int(own[start]) + 1]
-            room = near * np.arange(1, len(near) + 1)
-            stop = start + max(1, int(np.searchsorted(room, self.max_tokens, side="right")))
-            groups.append(order[start:stop])
-            start = stop
-        return [groups[i] for i in rng.permutation(len(groups))]
+        tokens = len(self.encoder.prefix) + (items + 1) * levels + (depth - 1) * width
+        rng = np.random.default_rng([self.seed, epoch])
+        return group_rows(items, tokens, self.max_tokens, rng)
 
     def batch(self, places: NDArray[np.int64], trees: Trees | None = None) -> TreeBatch:
         """The batch of the prompts at `places`, with other trees for them if given."""
@@ -166,7 +155,7 @@ class TreeBatches:
         asked = self.prompts.take(places)
         prompts = self.encoder.encode_all(asked.histories)
         lengths = np.asarray([len(p) for p in prompts], np.int64)
-        window = np.full((len(places), lengths.max() + levels), self.pad, np.int64)
+        window = np.full((len(places), lengths.max() + levels), self.encoder.pad, np.int64)
         loss = np.zeros(window.shape, np.bool_)
         for line, (prompt, item) in enumerate(zip(prompts, asked.following.tolist(), strict=True)):
             stop = len(prompt)
@@ -187,13 +176,97 @@ class TreeBatches:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """How much each node and each child of it counts in the mean over sequences.
+class TreeRows:
+    """The token rows of one forward: windows, and the trees that hang from their prompts.
 
     Attributes:
-        share: L tensors (B, 1 or K, C): share of the sequences' tokens that are this child's.
-        last: L tensors (B, 1 or K): log p of the K-th best sequence's token at that level, its
-            mean where several steps' sequences share a node.
+        window: (B, T) prompt and next item, padded on the right.
+        lengths: (B,) tokens of each prompt.
+        tokens: (B, N) of the nodes, level by level.
+        seen: (B, N, N) which nodes each node descends from, itself included.
+        shape: levels of nodes, and nodes of each level.
+    """
+
+    window: torch.Tensor
+    lengths: torch.Tensor
+    tokens: torch.Tensor
+    seen: torch.Tensor
+    shape: torch.Size
+
+    def run(self, decoder: Any, dtype: torch.dtype) -> torch.Tensor:
+        """(B, T + N, H) last hidden states, with an attention mask in `dtype`."""
+        width = self.window.shape[1]
+        hidden: torch.Tensor = decoder(
+            input_ids=torch.cat([self.window, self.tokens], dim=1),
+            position_ids=tree_positions(width, self.lengths, *self.shape),
+            attention_mask=tree_mask(width, self.lengths, self.seen, dtype),
+            use_cache=False,
+        ).last_hidden_state
+        return hidden
+
+    def ends(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(B, 1 + N, H) hidden states of the prompts' last tokens and of the nodes."""
+        last = (self.lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return torch.cat([hidden.gather(1, last), hidden[:, self.window.shape[1] :]], dim=1)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The trees of a batch, level by level, with the log-probs of every node's children.
+
+    The nodes of depth 0 are the roots (W = 1); those of depth d > 0 are the beams of level d
+    (W = K). Children are padded to C.
+
+    Attributes:
+        states: (B, L, K), -1 where there is no beam.
+        parents: (B, L, K) place of each beam's parent in the level above.
+        scores: (B, L, K) of the teacher's search.
+        children: L tensors (B, W, C) of child states.
+        real: L tensors (B, W, C) bool, False for padding.
+        log_p: L tensors (B, W, C), the target's.
+        log_q: L tensors (B, W, C), the draft's, over the whole vocabulary.
+    """
+
+    states: torch.Tensor
+    parents: torch.Tensor
+    scores: torch.Tensor
+    children: list[torch.Tensor]
+    real: list[torch.Tensor]
+    log_p: list[torch.Tensor]
+    log_q: list[torch.Tensor]
+
+    def nodes(self, depth: int) -> torch.Tensor:
+        """(B, K) place of each beam's parent among the nodes of `depth`."""
+        return self.parents[:, depth] if depth else torch.zeros_like(self.parents[:, 0])
+
+    def places(self, depth: int) -> torch.Tensor:
+        """(B, K) place of each beam among the W * C children of the nodes of `depth`."""
+        nodes, width = self.nodes(depth), self.children[depth].shape[-1]
+        first = self.children[depth][..., 0].gather(1, nodes)
+        return nodes * width + (self.states[:, depth] - first).clamp(0, width - 1)
+
+    def candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Level by level: (B, W, C) scores of all candidates under p and q, and which are real."""
+        prefix_p = torch.zeros_like(self.log_p[0][..., 0])
+        prefix_q = torch.zeros_like(self.log_q[0][..., 0])
+        for depth, real in enumerate(self.real):
+            score_p = prefix_p[..., None] + self.log_p[depth].masked_fill(~real, 0.0)
+            score_q = prefix_q[..., None] + self.log_q[depth].masked_fill(~real, 0.0)
+            yield score_p, score_q, real
+            if depth + 1 < len(self.real):
+                places = self.places(depth)
+                prefix_p = score_p.flatten(1).gather(1, places)
+                prefix_q = score_q.flatten(1).gather(1, places)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each node and each of its children counts in the mean over sequences.
+
+    Attributes:
+        share: L tensors (B, W, C): share of the sequences' tokens that are this child's.
+        last: L tensors (B, W): log p of the K-th best sequence's token at that level; the mean
+            where several steps' sequences share a node.
     """
 
     share: list[torch.Tensor]
@@ -201,51 +274,39 @@ class Weights:
 
 
 def sequence_weights(
-    states: torch.Tensor,
-    parents: torch.Tensor,
-    scores: torch.Tensor,
-    children: list[torch.Tensor],
-    log_p: list[torch.Tensor],
-    *,
-    beam_steps: str = "all",
-    top_k: bool = True,
+    levels: Levels, log_p: list[torch.Tensor], *, beam_steps: str = "all", top_k: bool = True
 ) -> Weights:
     """The mean over a history's sequences, and over the levels of each, as weights of nodes.
 
-    Losses of AtSpeed are means over sequences of means over levels, and a level's loss depends on
-    the prefix alone. So what is summed over a tree's sequences is a weighted sum over its nodes.
+    AtSpeed's losses are means over sequences of means over levels, and the loss of a level depends
+    on the prefix alone. A sum over the sequences of a tree is therefore a weighted sum over its
+    nodes.
 
     Args:
-        states: (B, L, K), -1 where no beam is.
-        parents: (B, L, K).
-        scores: (B, L, K); the K-th best of a step is that with the least score.
-        children: L tensors (B, 1 or K, C) of child states.
-        log_p: L tensors (B, 1 or K, C).
-        beam_steps: `all`: the beams of every step are sequences; `last`: those of the last.
-        top_k: all of them, or only the best of each step.
+        levels: the trees. The K-th best sequence of a step is the one with the lowest score.
+        log_p: L tensors (B, W, C) of which `Weights.last` is taken.
+        beam_steps: `all`: the beams of every step are sequences; `last`: those of the last step.
+        top_k: all beams of a step, or only the best one.
     """
     share = [torch.zeros_like(p) for p in log_p]
     total = [torch.zeros_like(p[..., 0]) for p in log_p]
-    levels = states.shape[1]
-    steps = range(levels) if beam_steps == "all" else [levels - 1]
+    depth = levels.states.shape[1]
+    steps = range(depth) if beam_steps == "all" else [depth - 1]
     for step in steps:
-        alive = states[:, step] >= 0
+        scores, alive = levels.scores[:, step], levels.states[:, step] >= 0
         if not top_k:
-            best = scores[:, step].argmax(-1, keepdim=True)
+            best = scores.argmax(-1, keepdim=True)
             alive = torch.zeros_like(alive).scatter(1, best, True) & alive
         weight = alive / (alive.sum(-1, keepdim=True).clamp(min=1) * (step + 1) * len(steps))
-        worst = scores[:, step].masked_fill(~alive, torch.inf).argmin(-1, keepdim=True)
-        place = torch.arange(alive.shape[1], device=alive.device).expand_as(alive)
+        worst = scores.masked_fill(~alive, torch.inf).argmin(-1, keepdim=True)
+        beam = torch.arange(alive.shape[1], device=alive.device).expand_as(alive)
         for level in range(step, -1, -1):
-            state = states[:, level].gather(1, place)
-            node = parents[:, level].gather(1, place) if level else torch.zeros_like(place)
-            first = children[level][..., 0].gather(1, node)
-            width = log_p[level].shape[-1]
-            child = node * width + (state - first).clamp(0, width - 1)
+            node = levels.nodes(level).gather(1, beam)
+            child = levels.places(level).gather(1, beam)
             share[level].flatten(1).scatter_add_(1, child, weight.to(share[level].dtype))
             kth = log_p[level].flatten(1).gather(1, child.gather(1, worst))
             total[level].scatter_add_(1, node, (weight * kth).to(total[level].dtype))
-            place = node
+            beam = node
     last = [t / s.sum(-1).clamp(min=1e-12) for t, s in zip(total, share, strict=True)]
     return Weights(share, last)
 
@@ -273,7 +334,7 @@ class TreeAlignment(nn.Module):
             model: the draft.
             trie: the catalog, on the draft's device.
             settings: the objective.
-            target: asked for the whole vocabulary where `settings.constrained` is off.
+            target: gives p over the whole vocabulary where `settings.constrained` is off.
             label_smoothing: of the recommendation loss.
             dtype: bfloat16 runs matrix products in it (autocast).
         """
@@ -281,7 +342,7 @@ class TreeAlignment(nn.Module):
         self.model = model
         self._trie, self._settings, self._smoothing = trie, settings, label_smoothing
         self._dtype = dtype
-        self._target = (target,)  # in a tuple: not a part that is trained or saved
+        self._target = (target,)  # in a tuple, so that it is not a part that is trained or saved
 
     def forward(
         self,
@@ -295,209 +356,132 @@ class TreeAlignment(nn.Module):
     ) -> torch.Tensor:
         """Loss of one `TreeBatch`; a scalar in float32 (float64 from a float64 model)."""
         settings = self._settings
-        levels = states.shape[1] - (settings.objective in _DRAFTED)
-        nodes = states[:, : levels - 1]
-        tokens = self._trie.tokens_of(nodes.clamp(min=0)).flatten(1)
-        seen = descent(parents[:, : levels - 1])
+        depth = states.shape[1] - (settings.objective in _DRAFTED)
+        nodes = states[:, : depth - 1]
+        rows = TreeRows(
+            window,
+            lengths,
+            self._trie.tokens_of(nodes.clamp(min=0)).flatten(1),
+            descent(parents[:, : depth - 1]),
+            nodes.shape[1:],
+        )
+        decoder, head = causal_parts(self.model)
         enabled = self._dtype != torch.float32
         with torch.autocast(window.device.type, self._dtype, enabled=enabled):
-            hidden = self._hidden(self.model, window, lengths, tokens, seen, nodes.shape[1:])
-            head = causal_parts(self.model)[1]
-            width = window.shape[1]
             if settings.tree_attention:
-                logits = head(self._tree(hidden, lengths, width))
+                hidden = rows.run(decoder, self._dtype if enabled else head.weight.dtype)
+                logits = head(rows.ends(hidden))
             else:
-                root = head(self._tree(hidden[:, :width], lengths, width))
-                alone = node_logits(self.model, window, lengths, tokens, seen)
-                logits = torch.cat([root, alone], dim=1)
+                hidden = decoder(input_ids=window, use_cache=False).last_hidden_state
+                alone = node_logits(self.model, window, lengths, rows.tokens, rows.seen)
+                logits = torch.cat([head(rows.ends(hidden)), alone], dim=1)
             rec = logits.new_zeros(())
             if settings.alpha < 1:
-                said = head(hidden[:, : width - 1][asked[:, 1:]])
-                rec = smoothed_cross_entropy(said, window[:, 1:][asked[:, 1:]], self._smoothing)
+                predicted = head(hidden[:, : window.shape[1] - 1][asked[:, 1:]])
+                rec = smoothed_cross_entropy(
+                    predicted, window[:, 1:][asked[:, 1:]], self._smoothing
+                )
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_q = logits.log_softmax(-1, dtype=kind)
-        whole_p = None
-        if not settings.constrained:
-            whole_p = self._ask_target(window, lengths, tokens, seen, nodes.shape[1:], kind)
-        align = self._align(
-            states[:, :levels], parents[:, :levels], scores[:, :levels],
-            [p.to(kind) for p in log_probs[:levels]], log_q, whole_p,
+        whole_p = None if settings.constrained else self._ask_target(rows, kind)
+        levels = self._levels(
+            states[:, :depth], parents[:, :depth], scores[:, :depth],
+            [p.to(kind) for p in log_probs[:depth]], log_q,
         )  # fmt: skip
+        if settings.objective == "beam-kd":
+            align = self._beam_kd(levels)
+        elif settings.objective == "tree-kd":
+            align = self._tree_kd(levels)
+        else:
+            align = self._sequences(levels, log_q, whole_p)
         loss: torch.Tensor = settings.alpha * align + (1 - settings.alpha) * rec
         return loss
 
-    def _hidden(
-        self,
-        model: Any,
-        window: torch.Tensor,
-        lengths: torch.Tensor,
-        tokens: torch.Tensor,
-        seen: torch.Tensor,
-        shape: torch.Size,
-    ) -> torch.Tensor:
-        """(B, T + N, H) last hidden states of windows and trees; (B, T, H) where nodes are rows."""
-        decoder, head = causal_parts(model)
-        if not self._settings.tree_attention:
-            hidden: torch.Tensor = decoder(input_ids=window, use_cache=False).last_hidden_state
-            return hidden
-        kind = head.weight.dtype if self._dtype == torch.float32 else self._dtype
-        return self._run(decoder, window, lengths, tokens, seen, shape, kind)
-
-    @staticmethod
-    def _run(
-        decoder: Any,
-        window: torch.Tensor,
-        lengths: torch.Tensor,
-        tokens: torch.Tensor,
-        seen: torch.Tensor,
-        shape: torch.Size,
-        kind: torch.dtype,
-    ) -> torch.Tensor:
-        """(B, T + N, H) last hidden states."""
-        width = window.shape[1]
-        hidden: torch.Tensor = decoder(
-            input_ids=torch.cat([window, tokens], dim=1),
-            position_ids=tree_positions(width, lengths, *shape),
-            attention_mask=tree_mask(width, lengths, seen, kind),
-            use_cache=False,
-        ).last_hidden_state
-        return hidden
-
-    @staticmethod
-    def _tree(hidden: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """(B, 1 + N, H) hidden states of the prompts' ends and the nodes."""
-        last = (lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return torch.cat([hidden.gather(1, last), hidden[:, width:]], dim=1)
-
     @torch.no_grad()
-    def _ask_target(
-        self,
-        window: torch.Tensor,
-        lengths: torch.Tensor,
-        tokens: torch.Tensor,
-        seen: torch.Tensor,
-        shape: torch.Size,
-        kind: torch.dtype,
-    ) -> torch.Tensor:
+    def _ask_target(self, rows: TreeRows, kind: torch.dtype) -> torch.Tensor:
         """(B, 1 + N, V) the target's log-probs over the whole vocabulary."""
         decoder, head = causal_parts(self._target[0])
-        hidden = self._run(decoder, window, lengths, tokens, seen, shape, head.weight.dtype)
-        last = self._tree(hidden, lengths, window.shape[1])
+        last = rows.ends(rows.run(decoder, head.weight.dtype))
         log_p: torch.Tensor = head(last).log_softmax(-1, dtype=kind)
         return log_p
 
-    def _align(
+    def _levels(
         self,
         states: torch.Tensor,
         parents: torch.Tensor,
         scores: torch.Tensor,
         log_p: list[torch.Tensor],
         log_q: torch.Tensor,
-        whole_p: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Mean over histories of the objective's sum over nodes."""
-        settings, trie = self._settings, self._trie
-        levels, width = states.shape[1:]
-        places = [slice(0, 1)] + [slice(1 + d * width, 1 + (d + 1) * width) for d in range(levels)]
+    ) -> Levels:
+        """Look up the children of all nodes, and take the draft's log-probs of them."""
         children, real, q = [], [], []
-        for depth in range(levels):
+        for depth, place in enumerate(_node_places(states)):
             above = torch.zeros_like(states[:, 0, :1]) if depth == 0 else states[:, depth - 1]
-            below, tokens, alive = child_tokens(trie, above, depth)
+            below, tokens, alive = child_tokens(self._trie, above, depth)
             children.append(below)
             real.append(alive)
-            q.append(log_q[:, places[depth]].gather(-1, tokens))
-        log_p = [p.masked_fill(~mask, losses.NOWHERE) for p, mask in zip(log_p, real, strict=True)]
-        if settings.objective == "beam-kd":
-            return self._beam_kd(states, parents, children, real, log_p, q)
-        if settings.objective == "tree-kd":
-            return self._tree_kd(states, parents, children, real, log_p, q)
-        p = [losses.allowed(values, mask) for values, mask in zip(log_p, real, strict=True)]
+            q.append(log_q[:, place].gather(-1, tokens))
+        p = [one.masked_fill(~mask, losses.NOWHERE) for one, mask in zip(log_p, real, strict=True)]
+        return Levels(states, parents, scores, children, real, p, q)
+
+    def _sequences(
+        self, levels: Levels, log_q: torch.Tensor, whole_p: torch.Tensor | None
+    ) -> torch.Tensor:
+        """SeqKD, AtSpeed-S or AtSpeed-R: the mean over histories of the weighted sum over nodes."""
+        settings, width = self._settings, levels.states.shape[2]
+        p = [losses.allowed(*pair) for pair in zip(levels.log_p, levels.real, strict=True)]
         weights = sequence_weights(
-            states, parents, scores, children, p if whole_p is None else log_p,
+            levels, p if whole_p is None else levels.log_p,
             beam_steps=settings.beam_steps, top_k=settings.top_k,
         )  # fmt: skip
         total = log_q.new_zeros(())
-        for depth in range(levels):
+        for depth, place in enumerate(_node_places(levels.states)):
+            q, share = levels.log_q[depth], weights.share[depth]
             if settings.objective == "seqkd":
-                row = losses.sequence_cross_entropy(q[depth], weights.share[depth])
-                total = total + row.sum(-1).mean()
+                total = total + losses.sequence_cross_entropy(q, share).sum(-1).mean()
                 continue
             if whole_p is None:
-                here_p, here_q = p[depth], losses.allowed(q[depth], real[depth])
+                here_p, here_q = p[depth], losses.allowed(q, levels.real[depth])
             else:
-                here_p, here_q = whole_p[:, places[depth]], log_q[:, places[depth]]
+                here_p, here_q = whole_p[:, place], log_q[:, place]
             if settings.objective == "atspeed-s":
                 row = losses.atspeed_s(
                     here_p, here_q, weights.last[depth], width, density=settings.density
                 )
             else:
                 row = losses.atspeed_r(here_p, here_q, width)
-            total = total + (weights.share[depth].sum(-1) * row).sum(-1).mean()
+            total = total + (share.sum(-1) * row).sum(-1).mean()
         return total
 
-    def _beam_kd(
-        self,
-        states: torch.Tensor,
-        parents: torch.Tensor,
-        children: list[torch.Tensor],
-        real: list[torch.Tensor],
-        log_p: list[torch.Tensor],
-        log_q: list[torch.Tensor],
-    ) -> torch.Tensor:
+    def _beam_kd(self, levels: Levels) -> torch.Tensor:
         """Mean over levels of `losses.listwise` over all children of the level's beams."""
-        total = log_q[0].new_zeros(())
-        for score_p, score_q, mask in self._scored(states, parents, children, real, log_p, log_q):
+        total = levels.log_q[0].new_zeros(())
+        for score_p, score_q, real in levels.candidates():
             row = losses.listwise(
-                score_p.flatten(1), score_q.flatten(1), mask.flatten(1), self._settings.temperature
+                score_p.flatten(1), score_q.flatten(1), real.flatten(1), self._settings.temperature
             )
             total = total + row.mean()
-        return total / len(children)
+        return total / len(levels.real)
 
-    def _tree_kd(
-        self,
-        states: torch.Tensor,
-        parents: torch.Tensor,
-        children: list[torch.Tensor],
-        real: list[torch.Tensor],
-        log_p: list[torch.Tensor],
-        log_q: list[torch.Tensor],
-    ) -> torch.Tensor:
-        """Mean over levels of `losses.forward_kl` with a rest bucket, nodes by p(prefix)."""
-        total = log_q[0].new_zeros(())
-        scored = self._scored(states, parents, children, real, log_p, log_p)
-        for depth, (score_p, _, mask) in enumerate(scored):
+    def _tree_kd(self, levels: Levels) -> torch.Tensor:
+        """Mean over levels of `losses.forward_kl` with a rest bucket; nodes weigh p(prefix)."""
+        total = levels.log_q[0].new_zeros(())
+        for depth, (score_p, _, real) in enumerate(levels.candidates()):
+            log_p = levels.log_p[depth]
             row = losses.forward_kl(
-                losses.with_rest(log_p[depth], mask), losses.with_rest(log_q[depth], mask)
+                losses.with_rest(log_p, real), losses.with_rest(levels.log_q[depth], real)
             )
-            # The prefix's own score is that of any child less the child's step.
-            prefix = (score_p - log_p[depth].masked_fill(~mask, 0.0))[..., 0]
-            weight = losses.allowed(prefix / self._settings.flatten, mask.any(-1)).exp()
+            # The score of the prefix is the score of any child minus the child's own step.
+            prefix = (score_p - log_p.masked_fill(~real, 0.0))[..., 0]
+            weight = losses.allowed(prefix / self._settings.flatten, real.any(-1)).exp()
             total = total + (weight * row).sum(-1).mean()
-        return total / len(children)
+        return total / len(levels.real)
 
-    @staticmethod
-    def _scored(
-        states: torch.Tensor,
-        parents: torch.Tensor,
-        children: list[torch.Tensor],
-        real: list[torch.Tensor],
-        log_p: list[torch.Tensor],
-        log_q: list[torch.Tensor],
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Level by level: (B, W, C) scores of all candidates under p and q, and which are real."""
-        prefix_p = torch.zeros_like(log_p[0][..., 0])
-        prefix_q = torch.zeros_like(log_q[0][..., 0])
-        for depth, (below, mask) in enumerate(zip(children, real, strict=True)):
-            score_p = prefix_p[..., None] + log_p[depth].masked_fill(~mask, 0.0)
-            score_q = prefix_q[..., None] + log_q[depth].masked_fill(~mask, 0.0)
-            yield score_p, score_q, mask
-            if depth + 1 < len(children):
-                node = parents[:, depth] if depth else torch.zeros_like(parents[:, 0])
-                width = below.shape[-1]
-                offset = states[:, depth] - below[..., 0].gather(1, node)
-                child = node * width + offset.clamp(0, width - 1)
-                prefix_p = score_p.flatten(1).gather(1, child)
-                prefix_q = score_q.flatten(1).gather(1, child)
+
+def _node_places(states: torch.Tensor) -> list[slice]:
+    """Where the nodes of each depth lie among the 1 + N places of a tree with (B, L, K) states."""
+    depth, width = states.shape[1:]
+    return [slice(0, 1), *(slice(1 + d * width, 1 + (d + 1) * width) for d in range(depth - 1))]
 
 
 class WordDistillation(nn.Module):

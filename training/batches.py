@@ -90,13 +90,17 @@ class TrainingBatches:
         """Batches of one epoch from number `start` on."""
         rng = np.random.default_rng([self.seed, epoch])
         windows, first = self._drop(rng)
-        for rows in self._group(windows.lengths, rng)[start:]:
+        for rows in self._group(windows, rng)[start:]:
             yield self._batch(windows.take(rows), first[rows])
 
     def count(self, epoch: int = 0) -> int:
         """Batches of an epoch (it varies a little with what is dropped)."""
         rng = np.random.default_rng([self.seed, epoch])
-        return len(self._group(self._drop(rng)[0].lengths, rng))
+        return len(self._group(self._drop(rng)[0], rng))
+
+    def _group(self, windows: Histories, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        tokens = len(self.prefix) + windows.lengths * self.item_tokens.shape[1]
+        return group_rows(windows.lengths, tokens, self.max_tokens, rng)
 
     def _drop(self, rng: np.random.Generator) -> tuple[Histories, NDArray[np.int64]]:
         """Windows without the dropped items; windows that then ask nothing are left out."""
@@ -111,22 +115,6 @@ class TrainingBatches:
                 first = np.maximum(first, 1)  # nothing stands before the first, so it is not asked
         asking = np.flatnonzero(sequences.lengths > first)
         return sequences.take(asking), first[asking]
-
-    def _group(
-        self, lengths: NDArray[np.int64], rng: np.random.Generator
-    ) -> list[NDArray[np.int64]]:
-        """Rows of each batch: alike in length, a random mix among equals, in random order."""
-        order = np.lexsort((rng.random(len(lengths)), lengths))
-        widths = len(self.prefix) + lengths[order] * self.item_tokens.shape[1]
-        groups, start = [], 0
-        while start < len(order):
-            # Widths rise: a batch is as wide as its last row, and no longer than this many rows.
-            nearest = widths[start : start + self.max_tokens // int(widths[start]) + 1]
-            room = nearest * np.arange(1, len(nearest) + 1)
-            stop = start + max(1, int(np.searchsorted(room, self.max_tokens, side="right")))
-            groups.append(order[start:stop])
-            start = stop
-        return [groups[i] for i in rng.permutation(len(groups))]
 
     def _batch(self, sequences: Histories, first: NDArray[np.int64]) -> Batch:
         events = sequences.padded()
@@ -144,3 +132,33 @@ class TrainingBatches:
             return Batch(tokens, loss)
         items, shares = self.soft.items[events[asked]], self.soft.shares[events[asked]]
         return Batch(tokens, loss, (self.item_tokens[items], shares))
+
+
+def group_rows(
+    lengths: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    max_tokens: int,
+    rng: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Group rows of similar length into batches, in random order.
+
+    Args:
+        lengths: (n,) items; rows of equal length are mixed at random.
+        tokens: (n,) tokens, which grow with the lengths.
+        max_tokens: of a batch, padding included; a longer row is a batch of its own.
+        rng: of the mixing and the order.
+
+    Returns:
+        the rows of each batch.
+    """
+    order = np.lexsort((rng.random(len(lengths)), lengths))
+    tokens = tokens[order]
+    groups, start = [], 0
+    while start < len(order):
+        # Rows get longer: the last one's width holds for all rows before it.
+        nearest = tokens[start : start + max_tokens // int(tokens[start]) + 1]
+        room = nearest * np.arange(1, len(nearest) + 1)
+        stop = start + max(1, int(np.searchsorted(room, max_tokens, side="right")))
+        groups.append(order[start:stop])
+        start = stop
+    return [groups[i] for i in rng.permutation(len(groups))]

@@ -1,20 +1,18 @@
 """Commands that make models: `recsys ids`, `recsys train`, `recsys bundle`.
 
-Nothing heavy is imported at the top; `recsys --help` reads this module.
+Nothing heavy is imported at the top, because `recsys --help` reads this module.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from recsys.options import ConfigFile, Force, Json, Name, Overrides, Seed
-
-if TYPE_CHECKING:  # the command loads these when it runs
-    from recsys.pipeline import Context
-
+from recsys.options import ConfigFile, Json, Name, RunOptions, expand_options
 
 ids = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 train = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -30,17 +28,101 @@ MaxMinutes = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class TargetOptions:
+    """Options of `recsys train target`: settings of section `target`."""
+
+    preset: Preset = None
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a pretrained LLaMA checkpoint with its tokenizer; it is given the "
+            "semantic tokens and adapted with LoRA, instead of a model from scratch."
+        ),
+    ] = None
+    refresh: Annotated[
+        Path | None,
+        typer.Option(
+            help="A bundle whose target is adapted to this run's newer interactions with LoRA; "
+            "codes and vocabulary stay. docs/lora.md has the steps."
+        ),
+    ] = None
+    epochs: Epochs = None
+    max_minutes: MaxMinutes = None
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """Options of `recsys train teacher`: settings of section `teacher`."""
+
+    source: Annotated[
+        str | None,
+        typer.Option(help="Whose top K is stored: target, or mixture (of target and draft)."),
+    ] = None
+    mixture: Annotated[
+        float | None,
+        typer.Option("--lambda", help="Target's share of the mixture (1 - λ) q + λ p."),
+    ] = None
+    beams: Annotated[int | None, typer.Option(help="K, sequences stored per history.")] = None
+    histories: Annotated[
+        int | None, typer.Option(help="Training prompts to search; 0 for all.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Options of `recsys train draft`: settings of section `draft`."""
+
+    objective: Annotated[
+        str | None,
+        typer.Option(help="sft, wordkd, tvdkd, seqkd, atspeed-s, atspeed-r, tree-kd or beam-kd."),
+    ] = None
+    alpha: Annotated[
+        float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")
+    ] = None
+    beam_steps: Annotated[
+        str | None,
+        typer.Option(help="Sequences of a history: the beams of all steps, or of the last."),
+    ] = None
+    density: Annotated[
+        bool | None,
+        typer.Option("--density/--no-density", help="AtSpeed-S's density regularisation."),
+    ] = None
+    constrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--constrained/--unconstrained", help="Compare allowed tokens, or all of them."
+        ),
+    ] = None
+    top_k: Annotated[
+        bool | None, typer.Option("--top-k/--top-1", help="Sequences of a history: K, or the best.")
+    ] = None
+    tree_attention: Annotated[
+        bool | None,
+        typer.Option(
+            "--tree-attention/--no-tree-attention", help="Run a history's tree as one row, or not."
+        ),
+    ] = None
+    on_policy: Annotated[
+        int | None,
+        typer.Option(help="Batches between new searches with the current draft; 0 for none."),
+    ] = None
+    preset: Preset = None
+    epochs: Epochs = None
+    max_minutes: MaxMinutes = None
+
+
 @ids.callback()
 def _ids() -> None:
-    """Semantic IDs: give each item of a data set a short code, close items close codes."""
+    """Semantic IDs: give each item of a data set a short code, and similar items similar codes."""
 
 
 @train.callback()
 def _train() -> None:
     """Train the model that recommends, and the small one that speeds it up.
 
-    Both read the data set and the semantic IDs of a run. Training that was stopped, or killed, goes
-    on where it was when the same command is given again.
+    Both read the data set and the semantic IDs of a run. Training that was stopped or killed
+    continues from its last checkpoint when the same command is given again.
 
     On four GPUs: accelerate launch --num-processes 4 .venv/bin/recsys train target ...
     On two cores: ACCELERATE_USE_CPU=1 torchrun --nproc-per-node 2 .venv/bin/recsys train target ...
@@ -48,25 +130,23 @@ def _train() -> None:
 
 
 @ids.command("train")
+@expand_options
 def ids_train(
+    *,
     method: Annotated[
         str | None,
         typer.Option(
             help="rq-kmeans, rq-vae, imported (with the data set), or bundle (ids.bundle's)."
         ),
     ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
+    run: RunOptions,
     as_json: Json = False,
 ) -> None:
-    """Items' texts, attributes and co-occurrence -> semantic IDs and their health report.
+    """Learn semantic IDs from items' texts, attributes and co-occurrence, and report their health.
 
     Example: recsys ids train --name beauty --method rq-vae
     """
-    context = _context("ids", {"method": method}, config, set_, name, seed, force)
+    context = run.context(ids={"method": method})
     from recsys.training.ids import print_report, stage
 
     print_report(stage(context), as_json)
@@ -74,33 +154,30 @@ def ids_train(
 
 @ids.command("report")
 def ids_report(name: Name = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """How healthy the semantic IDs of a run are: codes used, perplexity, collisions.
+    """Print the health of a run's semantic IDs: codes used, perplexity, collisions.
 
     Example: recsys ids report --name beauty
     """
-    context = _context("ids", {}, config, None, name, None, False)
+    context = RunOptions(config, name=name).context()
     from recsys.training.ids import print_report
 
     print_report(context.workspace.run("ids"), as_json)
 
 
 @train.command("sasrec")
+@expand_options
 def train_sasrec(
+    *,
     epochs: Epochs = None,
     max_minutes: MaxMinutes = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
+    run: RunOptions,
     as_json: Json = False,
 ) -> None:
-    """Train SASRec: histories of items -> the next one. Semantic IDs and the target learn from it.
+    """Train SASRec to predict the next item. Semantic IDs and the target may learn from it.
 
     Example: recsys train sasrec --config configs/beauty.yaml --epochs 20
     """
-    options = {"epochs": epochs, "max_minutes": max_minutes}
-    context = _context("sasrec", options, config, set_, name, seed, force)
+    context = run.context(sasrec={"epochs": epochs, "max_minutes": max_minutes})
     from recsys.errors import ConfigError
     from recsys.training.sasrec import stage
 
@@ -111,86 +188,35 @@ def train_sasrec(
 
 
 @train.command("target")
-def train_target(
-    preset: Preset = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of a pretrained LLaMA checkpoint with its tokenizer; it is given the "
-            "semantic tokens and adapted with LoRA, instead of a model from scratch."
-        ),
-    ] = None,
-    refresh: Annotated[
-        Path | None,
-        typer.Option(
-            help="A bundle whose target is adapted to this run's newer interactions with LoRA; "
-            "codes and vocabulary stay. docs/lora.md has the steps."
-        ),
-    ] = None,
-    epochs: Epochs = None,
-    max_minutes: MaxMinutes = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Train the target: histories of semantic IDs -> the next item's.
+@expand_options
+def train_target(*, own: TargetOptions, run: RunOptions, as_json: Json = False) -> None:
+    """Train the target to predict the semantic ID of the next item.
 
     Example: recsys train target --config configs/beauty.yaml --max-minutes 5
     """
-    options = {
-        "preset": preset,
-        "base": str(base) if base else None,
-        "refresh": str(refresh) if refresh else None,
-        "epochs": epochs,
-        "max_minutes": max_minutes,
-    }
-    context = _context("target", options, config, set_, name, seed, force)
+    context = run.context(target=asdict(own))
     from recsys.training.target import stage
 
     _report(stage(context), "target", as_json)
 
 
 @train.command("teacher")
-def train_teacher(
-    source: Annotated[
-        str | None,
-        typer.Option(help="Whose top K is kept: target, or mixture (of target and draft)."),
-    ] = None,
-    mixture: Annotated[
-        float | None,
-        typer.Option("--lambda", help="Target's share of the mixture (1 - λ) q + λ p."),
-    ] = None,
-    beams: Annotated[int | None, typer.Option(help="K, sequences kept of a history.")] = None,
-    histories: Annotated[
-        int | None, typer.Option(help="Training prompts that are asked; 0 for all.")
-    ] = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Ask the target for the top K of training histories, for drafts to learn from.
+@expand_options
+def train_teacher(*, own: TeacherOptions, run: RunOptions, as_json: Json = False) -> None:
+    """Store the target's top K of training histories, for drafts to learn from.
 
-    The level-by-level beam search of each history is kept, with the target's log-probs of the
-    allowed tokens at its nodes. A run that was stopped goes on behind its last shard.
+    The beam search of each history is stored level by level, with the target's log-probs of the
+    allowed tokens at its nodes. A run that was stopped continues after its last shard.
 
     Example: recsys train teacher --config configs/atspeed-beauty.yaml --beams 20
     """
-    options = {"source": source, "mixture": mixture, "beams": beams, "histories": histories}
-    context = _context("teacher", options, config, set_, name, seed, force)
+    context = run.context(teacher=asdict(own))
     from recsys.artifacts import read_manifest
     from recsys.training.teacher import stage
 
     path = stage(context)
     info = read_manifest(path, "teacher").info
     if as_json:
-        import json
-
         typer.echo(json.dumps({"path": str(path), **info}))
         return
     typer.echo(f"teacher: {path}")
@@ -198,53 +224,15 @@ def train_teacher(
 
 
 @train.command("draft")
+@expand_options
 def train_draft(
-    objective: Annotated[
-        str | None,
-        typer.Option(help="sft, wordkd, tvdkd, seqkd, atspeed-s, atspeed-r, tree-kd or beam-kd."),
-    ] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")
-    ] = None,
+    *,
+    own: DraftOptions,
     mixture: Annotated[
         float | None,
         typer.Option("--lambda", help="Target's share of the mixture that the teacher searched."),
     ] = None,
-    beam_steps: Annotated[
-        str | None,
-        typer.Option(help="Sequences of a history: the beams of all steps, or of the last."),
-    ] = None,
-    density: Annotated[
-        bool | None,
-        typer.Option("--density/--no-density", help="AtSpeed-S's density regularisation."),
-    ] = None,
-    constrained: Annotated[
-        bool | None,
-        typer.Option(
-            "--constrained/--unconstrained", help="Compare allowed tokens, or all of them."
-        ),
-    ] = None,
-    top_k: Annotated[
-        bool | None, typer.Option("--top-k/--top-1", help="Sequences of a history: K, or the best.")
-    ] = None,
-    tree_attention: Annotated[
-        bool | None,
-        typer.Option(
-            "--tree-attention/--no-tree-attention", help="A history's tree as one row, or not."
-        ),
-    ] = None,
-    on_policy: Annotated[
-        int | None,
-        typer.Option(help="Batches between fresh searches with the current draft; 0 for none."),
-    ] = None,
-    preset: Preset = None,
-    epochs: Epochs = None,
-    max_minutes: MaxMinutes = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
+    run: RunOptions,
     as_json: Json = False,
 ) -> None:
     """Train the draft: a small model with the target's vocabulary, cut from the target by default.
@@ -253,92 +241,39 @@ def train_draft(
 
     Example: recsys train draft --config configs/atspeed-beauty.yaml --objective beam-kd
     """
-    options = {
-        "objective": objective,
-        "alpha": alpha,
-        "beam_steps": beam_steps,
-        "density": density,
-        "constrained": constrained,
-        "top_k": top_k,
-        "tree_attention": tree_attention,
-        "on_policy": on_policy,
-        "preset": preset,
-        "epochs": epochs,
-        "max_minutes": max_minutes,
-    }
-    if mixture is not None:
-        set_ = [*(set_ or ()), f"teacher.mixture={mixture}"]
-    context = _context("draft", options, config, set_, name, seed, force)
+    context = run.context(draft=asdict(own), teacher={"mixture": mixture})
     from recsys.training.draft import stage
 
     _report(stage(context), "draft", as_json)
 
 
 @train.command("retrieval")
-def train_retrieval(
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
+@expand_options
+def train_retrieval(run: RunOptions) -> None:
     """Fit neighbours and popularity, and choose on validation how lists are blended with them.
 
     Example: recsys train retrieval --config configs/beauty.yaml
     """
-    context = _context("retrieval", {}, config, set_, name, seed, force)
+    context = run.context()
     from recsys.training.retrieval import stage
 
     typer.echo(f"retrieval: {stage(context)}")
 
 
-def bundle(
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    name: Name = None,
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
+@expand_options
+def bundle(run: RunOptions) -> None:
     """Gather catalog, vocabulary, target and draft into the one directory that is served.
 
     Example: recsys bundle --name beauty
     """
-    context = _context("bundle", {}, config, set_, name, seed, force)
+    context = run.context()
     from recsys.training.bundle import stage
 
     typer.echo(f"bundle: {stage(context)}")
 
 
-def _context(
-    section: str,
-    options: dict[str, Any],
-    config: Path | None,
-    overrides: list[str] | None,
-    name: str | None,
-    seed: int | None,
-    force: bool,
-) -> Context:
-    """Settings from file and `--set`, then the command's own options on top."""
-    import json
-
-    from recsys.config import Settings
-    from recsys.pipeline import SECTIONS, Context
-
-    own = [
-        f"{section}.{key}={json.dumps(value)}"
-        for key, value in options.items()
-        if value is not None
-    ]
-    settings = Settings.load(
-        config, [*(overrides or ()), *own], known=SECTIONS, name=name, seed=seed
-    )
-    return Context.of(settings, force=force)
-
-
 def _report(path: Path, kind: str, as_json: bool) -> None:
-    """What came of a training run, for people or programs."""
-    import json
-
+    """Print the outcome of a training run, for people or as JSON."""
     from recsys.artifacts import read_manifest
 
     info = read_manifest(path, kind).info

@@ -1,4 +1,4 @@
-"""Stage `draft`: a small model that proposes what the target will say.
+"""Stage `draft`: a small model that predicts what the target will generate.
 
 It starts as the target's first layers (or at random), and is trained on the next items alone (sft)
 or aligned to the target by one of the objectives of `recsys.training.alignment`.
@@ -14,16 +14,15 @@ from typing import Any, Literal
 
 import torch
 
-from recsys.artifacts import read_manifest, up_to_date
+from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from recsys.models.checkpoint import architecture, build, load_model, save_model
+from recsys.models.checkpoint import architecture, build, save_model
 from recsys.pipeline import Context
-from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.training import acceptance, teacher
-from recsys.training.acceptance import Acceptance
+from recsys.prompts import PromptEncoder
+from recsys.training import teacher
 from recsys.training.alignment import (
     ON_TREES,
     ON_WORDS,
@@ -41,17 +40,18 @@ from recsys.training.supervised import (
     Material,
     SupervisedConfig,
     describe,
-    finish,
+    next_token_loss,
     open_checkpoints,
-    settings_of,
-    train_supervised,
+    training_batches,
     training_dtype,
-    windows,
+    write_trained,
 )
-from recsys.training.target import MODEL
+from recsys.training.target import MODEL, TrainedTarget
 from recsys.training.teacher import Teacher
+from recsys.training.validation import Acceptance, Validation
 from recsys.vocabulary import Vocabulary
 
+KIND = "draft"
 # Objectives whose optimum is the target itself need no other loss beside them.
 _COMPLETE = ("tree-kd", "beam-kd")
 
@@ -123,49 +123,42 @@ class DraftConfig(SupervisedConfig):
 def stage(context: Context) -> Path:
     """Write the `draft` artifact of a run: `model/`, `vocabulary.json`, `log.jsonl`.
 
-    An objective that learns from the teacher's trees makes the `teacher` artifact first, if it is
-    not there or not up to date.
+    An objective that learns from the teacher's trees makes the `teacher` artifact first, unless it
+    is current.
 
     Raises:
         ConfigError: settings that do not fit each other or the data.
         ArtifactError: data set, IDs or target are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config = context.settings.section("draft", DraftConfig)
-    path, settings = workspace.run("draft"), settings_of(config, seed)
-    target = workspace.run("target")
-    manifest = read_manifest(target, "target")
-    parents = {**Material.digests(workspace), "target": manifest.digest}
-    data: Teacher | None = None
+    config = context.settings.section(KIND, DraftConfig)
+    parents = workspace.digests("dataset", "ids", "target")
     if config.objective in ON_TREES:
-        source = teacher.stage(replace(context, force=False))
-        parents["teacher"] = read_manifest(source, teacher.KIND).digest
-    if not context.force and up_to_date(path, "draft", settings, parents):
-        return path
-    if config.objective in ON_TREES:
-        data = teacher.Teacher.load(source)
-    checkpoints = open_checkpoints(context, "draft", settings, parents)
-    material = Material.load(workspace)
-    vocabulary = Vocabulary.load(target)
+        teacher.stage(replace(context, force=False))
+        parents |= workspace.digests(teacher.KIND)
+    output = context.output(KIND, as_dict(config) | {"seed": seed}, parents)
+    if output.is_current():
+        return output.path
+    data = Teacher.load(workspace.run(teacher.KIND)) if config.objective in ON_TREES else None
+    checkpoints = open_checkpoints(output)
+    material, target = Material.load(workspace), TrainedTarget.load(workspace)
     torch.manual_seed(seed)
-    model = start(config, load_model(target / MODEL, dtype=torch.float32), vocabulary, material)
-    prompt = PromptConfig(**manifest.config["prompt"])
-    encoder = PromptEncoder(vocabulary.encode(material.codes), vocabulary.prefix, prompt)
+    model = start(config, target.load_model(), target.vocabulary, material)
     progress = train_draft(
-        model, load_model(target / MODEL, dtype=torch.float32), material.dataset, encoder, config,
-        checkpoints, data=data, pad=vocabulary.pad, seed=seed,
+        model, target.load_model(), material.dataset, target.encoder, config, checkpoints,
+        data=data, seed=seed,
     )  # fmt: skip
     info = {**describe(progress, config.eval_users, model), "objective": config.objective}
     if progress.best and "recall@10" not in progress.best:
         info["validation"] = {**progress.best, "users": config.accept_users}
-    with finish(path, "draft", settings, parents, info, checkpoints) as folder:
+    with write_trained(output, checkpoints, info) as folder:
         save_model(model, folder / MODEL)
-        vocabulary.save(folder)
-    return path
+        target.vocabulary.save(folder)
+    return output.path
 
 
 def start(config: DraftConfig, target: Any, vocabulary: Vocabulary, material: Material) -> Any:
-    """A draft before training: the target cut, or random weights in the draft's own sizes."""
+    """A draft before training: the target's first layers, or random weights in its own sizes."""
     if config.init_from_target:
         return cut(target, config.layers)
     sizes = architecture(config.preset, config.architecture)
@@ -184,70 +177,85 @@ def train_draft(
     checkpoints: Checkpoints,
     *,
     data: Teacher | None = None,
-    pad: int = 0,
     seed: int = 0,
 ) -> Progress:
-    """Train a draft in place by any objective, watched by its acceptance on validation users.
+    """Train a draft in place by any objective, validated by its acceptance.
 
     Args:
         model: the draft.
         target: the model it drafts for, with the same vocabulary.
         dataset: only its training events are trained on.
         encoder: history -> prompt, the target's.
-        config: how.
-        checkpoints: where state is kept meanwhile.
-        data: what the teacher found; wanted by the objectives that learn from trees.
-        pad: token that fills rows.
+        config: the settings.
+        checkpoints: where the training state is stored.
+        data: the teacher's trees, for the objectives that learn from them.
         seed: of everything random.
 
     Raises:
         ConfigError: nothing to train on.
-        ValueError: an objective that wants teacher data, without any.
+        ValueError: an objective that learns from trees, without any.
     """
-    watch: Callable[[], dict[str, float]] | None = None
-    if config.accept_users and len(dataset.examples("valid")):
-        watch = Acceptance.of(
-            target, model, encoder, dataset,
-            users=config.accept_users, num_beams=config.accept_beams, nodes=config.accept_nodes,
-        )  # fmt: skip
+    if config.objective in ON_TREES and data is None:
+        raise ValueError(f"objective {config.objective!r} learns from teacher data; pass `data`")
+    validations: list[Callable[[], dict[str, float]]] = []
     if config.objective == "sft":
-        return train_supervised(
-            model, dataset, encoder, config, checkpoints,
-            name="draft", pad=pad, seed=seed, watch=watch,
-        )  # fmt: skip
-    dtype = training_dtype(model, config)
-    asked = target if config.objective in ON_WORDS or not config.constrained else None
-    batches: Data
-    if config.objective in ON_WORDS:
-        batches = windows(dataset, encoder, config, pad=pad, seed=seed)
-        module: torch.nn.Module = WordDistillation(
-            model, asked, config.alignment, label_smoothing=config.label_smoothing, dtype=dtype
+        ranking = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
+        validations += [ranking] if len(ranking.examples) else []
+    examples = dataset.examples("valid").sample(config.accept_users)
+    if len(examples):
+        prompts, trie = encoder.encode_all(examples.histories), ItemTrie.build(encoder.item_tokens)
+        validations.append(
+            Acceptance(target, model, prompts, trie, config.accept_beams, config.accept_nodes)
         )
+
+    def validate() -> dict[str, float]:
+        return {name: value for measure in validations for name, value in measure().items()}
+
+    module: torch.nn.Module
+    batches: Data
+    if data is not None:
+        module, batches = _tree_alignment(model, target, encoder, config, data, checkpoints, seed)
     else:
-        if data is None:
-            raise ValueError(
-                f"objective {config.objective!r} learns from teacher data; pass `data`"
-            )
-        trie = ItemTrie.build(encoder.item_tokens)
-        batches = trees = TreeBatches(
-            data.prompts, data.trees, encoder, trie, pad,
-            config.batch_tokens, config.min_context, seed,
-        )  # fmt: skip
-        if config.on_policy:
-            batches = OnPolicyBatches(
-                trees, target.to(model.device), model, checkpoints.folder,
-                every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
+        batches = training_batches(dataset, encoder, config, seed)
+        if config.objective in ON_WORDS:
+            module = WordDistillation(
+                model, target, config.alignment,
+                label_smoothing=config.label_smoothing, dtype=training_dtype(model, config),
             )  # fmt: skip
-        module = TreeAlignment(
-            model, DeviceTrie.of(trie, model.device), config.alignment,
-            target=asked, label_smoothing=config.label_smoothing, dtype=dtype,
-        )  # fmt: skip
-    progress = fit(
+        else:
+            module = next_token_loss(model, config)
+    return fit(
         module, batches, config, checkpoints,
-        name="draft", validate=watch, metric=acceptance.METRIC, seed=seed,
+        name=KIND, validate=validate if validations else None, seed=seed,
     )  # fmt: skip
-    model.eval()
-    return progress
+
+
+def _tree_alignment(
+    model: Any,
+    target: Any,
+    encoder: PromptEncoder,
+    config: DraftConfig,
+    data: Teacher,
+    checkpoints: Checkpoints,
+    seed: int,
+) -> tuple[TreeAlignment, Data]:
+    """The loss module and the batches of an objective that learns from the teacher's trees."""
+    trie = ItemTrie.build(encoder.item_tokens)
+    trees = TreeBatches(
+        data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed
+    )
+    batches: Data = trees
+    if config.on_policy:
+        batches = OnPolicyBatches(
+            trees, target.to(model.device), model, checkpoints.folder,
+            every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
+        )  # fmt: skip
+    module = TreeAlignment(
+        model, DeviceTrie.of(trie, model.device), config.alignment,
+        target=None if config.constrained else target, label_smoothing=config.label_smoothing,
+        dtype=training_dtype(model, config),
+    )  # fmt: skip
+    return module, batches
 
 
 def cut(target: Any, layers: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.artifacts import read_manifest
 from recsys.bundle import CATALOG, ITEM_ENCODER, QUANTIZER, Bundle
 from recsys.config import as_dict
 from recsys.dataset import Dataset
@@ -73,10 +73,9 @@ def stage(context: Context) -> Path:
         ArtifactError: the data set, the bundle or the SASRec that features want is missing.
     """
     config = context.settings.section("ids", IdsConfig)
-    path = context.workspace.run("ids")
-    settings = {**as_dict(config), "seed": context.settings.seed}
-    settings.pop("bundle")  # it is named among the parents, wherever it lies
-    parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
+    settings = as_dict(config) | {"seed": context.settings.seed}
+    settings.pop("bundle")  # the parents name it by digest, wherever it lies
+    parents = context.workspace.digests("dataset")
     vectors = None
     if config.method in ("rq-kmeans", "rq-vae") and config.features.collaborative == "sasrec":
         model, parents[sasrec.KIND] = sasrec.wanted(context, "ids.features.collaborative")
@@ -84,12 +83,13 @@ def stage(context: Context) -> Path:
     bundle = Bundle.load(config.bundle) if config.bundle is not None else None
     if bundle is not None:
         parents["bundle"] = bundle.manifest.digest
-    if not context.force and up_to_date(path, "ids", settings, parents):
-        return path
+    output = context.output("ids", settings, parents)
+    if output.is_current():
+        return output.path
     dataset = Dataset.load(context.workspace.dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
-    with write_artifact(path, "ids", config=settings, parents=parents, info=info) as folder:
+    with output.write(info) as folder:
         if config.method == "imported":
             codes, report = _imported(dataset)
         elif bundle is not None:
@@ -105,7 +105,7 @@ def stage(context: Context) -> Path:
         info.update(seconds=round(time.perf_counter() - start, 1), **_summary(report))
     if report["colliding_items"]:
         say(f"{report['colliding_items']} items share their semantic ID with another")
-    return path
+    return output.path
 
 
 def print_report(path: Path, as_json: bool = False) -> None:

@@ -32,7 +32,6 @@ from recsys.training.state import Checkpoints, Progress, restore_trainable, trai
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
-METRIC = "ndcg@10"
 SHARED = "ACCELERATE_USE_FSDP"  # what `accelerate launch` sets for a configuration with FSDP
 
 
@@ -132,27 +131,26 @@ def fit(
     *,
     name: str,
     validate: Callable[[], dict[str, float]] | None = None,
-    metric: str = METRIC,
     seed: int = 0,
     max_steps: int | None = None,
 ) -> Progress:
-    """Train `module` in place; it ends with the weights of the best validation (or the last ones).
+    """Train `module` in place.
 
-    A run that was killed goes on from its newest checkpoint. On a CPU, with budgets of epochs or
-    steps, it then ends with the same bits as if it had not been killed; a time budget goes on with
-    the time that was left.
+    It ends in evaluation mode with the weights of the best validation, or with the last weights if
+    there was none. A run that was killed continues from its newest checkpoint. On a CPU, with a
+    budget of epochs or steps, it then ends with the same bits as an uninterrupted run; with a time
+    budget it has the time that was left.
 
     Args:
         module: a batch's inputs -> scalar loss (`recsys.training.objective.NextToken`).
         data: batches by epoch and number.
         config: how.
-        checkpoints: where state and `log.jsonl` are kept.
-        name: shown in front of the progress.
-        validate: called on the main process with the module in evaluation mode; returns metrics,
-            `metric` among them.
-        metric: the larger it is, the better; the last one is shown while training.
+        checkpoints: where state and `log.jsonl` are stored.
+        name: of the model, for progress and messages.
+        validate: called on the main process with the module in evaluation mode; returns metrics.
+            Larger values of the first one are better; it selects the weights and is shown.
         seed: of dropout inside the model.
-        max_steps: end here at the latest, as a budget of its own.
+        max_steps: the most steps to take.
 
     Returns:
         Where training ended, with the metrics of the weights that were kept.
@@ -160,7 +158,11 @@ def fit(
     Raises:
         ConfigError: the loss is no longer finite, or TensorBoard is asked for and not installed.
     """
-    return _Run(module, data, config, checkpoints, name, validate, metric, seed, max_steps).train()
+    run = _Run(
+        module, data, config, checkpoints, name=name, validate=validate, seed=seed,
+        max_steps=max_steps,
+    )  # fmt: skip
+    return run.train()
 
 
 class _Run:
@@ -172,17 +174,17 @@ class _Run:
         data: Data,
         config: LoopConfig,
         checkpoints: Checkpoints,
+        *,
         name: str,
         validate: Callable[[], dict[str, float]] | None,
-        metric: str,
         seed: int,
         max_steps: int | None,
     ) -> None:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.module, self.data, self.config, self.name = module, data, config, name
-        self.checkpoints, self.validate, self.metric = checkpoints, validate, metric
-        self.shown: dict[str, float] = {}  # the metric of the last validation
+        self.checkpoints, self.validate = checkpoints, validate
+        self.shown: dict[str, float] = {}  # the first metric of the last validation
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         torch.manual_seed(seed + self.accelerator.process_index)
@@ -232,6 +234,7 @@ class _Run:
             restore_trainable(self.module, self.best)
         if self.sharded:
             _bring_together(self.module)
+        self.module.eval()
         return progress
 
     def _epoch(self, bar: Bar, timed: bool) -> None:
@@ -312,8 +315,9 @@ class _Run:
         metrics = self._agree(metrics)
         progress.evaluated = progress.step
         if metrics:
-            self.shown = {self.metric: metrics[self.metric]}
-            if not progress.best or metrics[self.metric] > progress.best[self.metric]:
+            metric, value = next(iter(metrics.items()))
+            self.shown = {metric: value}
+            if not progress.best or value > progress.best[metric]:
                 progress.best, progress.stale = metrics, 0
                 self.best = trainable_state(self.module)
             else:

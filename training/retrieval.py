@@ -17,23 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.artifacts import read_manifest, up_to_date, write_artifact
-from recsys.blending import Lists, Union, candidate_rows
+from recsys.blending import Union, candidate_rows
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.listing import items_of_rows
 from recsys.pipeline import Context
 from recsys.progress import say, track
-from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.target import MODEL
-from recsys.vocabulary import Vocabulary
+from recsys.training.target import TrainedTarget
+from recsys.training.validation import TOP, discounted_gains
 
 KIND = "retrieval"
-BATCH, TOP = 64, 10
+BATCH = 64
 RARE = 5  # training events below which a target is rare
 
 
@@ -104,40 +102,34 @@ def stage(context: Context) -> Path:
     """
     config = context.settings.section("retrieval", RetrievalConfig)
     workspace = context.workspace
-    path = workspace.run(KIND)
-    ids = read_manifest(workspace.run("ids"), "ids")
-    parents = {
-        "dataset": Dataset.manifest(workspace.dataset).digest,
-        "ids": ids.digest,
-        "target": read_manifest(workspace.run("target"), "target").digest,
-    }
+    parents = workspace.digests("dataset", "ids", "target")
     if (known := sasrec.trained(context)) is not None:
         parents[sasrec.KIND] = known[1]
-    elif sasrec.KIND in ids.parents:
+    elif sasrec.KIND in workspace.manifest("ids").parents:
         raise ConfigError(
             "sasrec.epochs: 0, but this run's semantic IDs were learned from a SASRec; give the "
             "configuration that they were made with (--config)"
         )
-    settings = as_dict(config)
-    if not context.force and up_to_date(path, KIND, settings, parents):
-        return path
+    output = context.output(KIND, as_dict(config), parents)
+    if output.is_current():
+        return output.path
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
     content = sasrec.features(context, dataset) if config.vectors else None
     retrieval = fit(dataset, config, workspace.run("ids"), content)
-    examples = _sample(dataset.examples("valid"), config.users)
+    examples = dataset.examples("valid").sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if len(examples):
         trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
-        unions = _unions(retrieval, examples, config, workspace.run("ids"), workspace.run("target"))
+        unions = _unions(retrieval, examples, config, TrainedTarget.load(workspace))
         blend, info["validation"] = _choose(
             retrieval, unions, examples.targets.items, trained, config
         )
         retrieval = replace(retrieval, blend=blend)
     info["seconds"] = round(time.perf_counter() - start, 1)
-    with write_artifact(path, KIND, config=settings, parents=parents, info=info) as folder:
+    with output.write(info) as folder:
         retrieval.save(folder)
-    return path
+    return output.path
 
 
 def fit(
@@ -181,12 +173,6 @@ def fit(
     )
     fitted_on = digest(dataset.train_histories)
     return Retrieval(item_item, counts, config.smoothing, vectors, fitted_on=fitted_on)
-
-
-def _sample(examples: Examples, users: int) -> Examples:
-    """At most `users` of them, drawn once and for all, by length so that prompts pad little."""
-    chosen = np.random.default_rng(0).permutation(len(examples))[:users]
-    return examples.take(chosen[np.argsort(examples.histories.lengths[chosen], kind="stable")])
 
 
 def _choose(
@@ -234,41 +220,33 @@ def _choose(
 
 
 def _unions(
-    retrieval: Retrieval, examples: Examples, config: RetrievalConfig, ids: Path, target: Path
+    retrieval: Retrieval, examples: Examples, config: RetrievalConfig, target: TrainedTarget
 ) -> list[tuple[NDArray[np.int64], Union]]:
     """What the model and retrieval say of each example, seen items masked, batch by batch."""
     from recsys.constraint import ItemTrie
-    from recsys.decoding import beam_search
-    from recsys.models.checkpoint import load_model
+    from recsys.decoding import SearchRequest, beam_search
     from recsys.models.tree_forward import TreeModel
 
-    codes = np.load(ids / "codes.npy", allow_pickle=False)
-    vocabulary = Vocabulary.load(target)
-    prompt = PromptConfig(**read_manifest(target, "target").config["prompt"])
-    encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, prompt)
-    trie = ItemTrie.build(encoder.item_tokens)
-    model = TreeModel.of(load_model(target / MODEL).eval())
+    trie = ItemTrie.build(target.encoder.item_tokens)
+    model = TreeModel.of(target.load_model())
     unions = []
     with track("blend", len(examples)) as bar:
         for start in range(0, len(examples), BATCH):
             rows = np.arange(start, min(start + BATCH, len(examples)))
             histories = examples.histories.take(rows)
             candidates = retrieval.candidates(histories, config.candidates)
-            beams = beam_search(
-                model,
-                encoder.encode_all(histories),
-                trie,
-                config.beams,
+            request = SearchRequest(
+                target.encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in histories],
                 candidates=candidate_rows(trie, candidates),
                 candidate_nodes=config.nodes,
             )
+            beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            nothing = [None] * len(rows)
-            own = items_of_rows(trie, found, scores, histories, nothing, nothing, config.beams)
+            own = items_of_rows(trie, found, scores, config.beams, excluded=histories)
             if beams.candidate_scores is not None:  # they were asked for
                 union = Union.of(
-                    Lists.of_model(*own),
+                    own,
                     candidates,
                     beams.candidate_scores.cpu().numpy(),
                     retrieval,
@@ -285,9 +263,8 @@ def _measure(
 ) -> dict[str, float]:
     """Recall@10 and NDCG@10 of (n, <= 10) lists, one item wanted of each; and of the rare ones."""
     hits = items == wanted[:, None]
-    gains = hits @ (1 / np.log2(np.arange(2, 2 + items.shape[1])))
     return {
         "recall@10": float(hits.any(1).mean()),
-        "ndcg@10": float(gains.mean()),
+        "ndcg@10": float(discounted_gains(hits).mean()),
         "rare_recall@10": float(hits[rare].any(1).mean()) if rare.any() else 0.0,
     }

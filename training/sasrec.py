@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
-from recsys.artifacts import read_manifest, up_to_date
+from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
@@ -39,11 +39,11 @@ from recsys.training.loop import LoopConfig, autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import whole
-from recsys.training.supervised import describe, finish, open_checkpoints, settings_of
+from recsys.training.supervised import describe, open_checkpoints, write_trained
+from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
 SPREAD = 0.02  # standard deviation of starting weights
-TOP = 10
 NOTHING = -1e9  # logit of what does not count
 
 
@@ -111,17 +111,15 @@ def stage(context: Context) -> Path | None:
     config = context.settings.section(KIND, SasRecConfig)
     if not config.epochs:
         return None
-    path = workspace.run(KIND)
-    parents = {"dataset": Dataset.manifest(workspace.dataset).digest}
-    settings = settings_of(config, seed)
-    if not context.force and up_to_date(path, KIND, settings, parents):
-        return path
-    checkpoints = open_checkpoints(context, KIND, settings, parents)
+    output = context.output(KIND, as_dict(config) | {"seed": seed}, workspace.digests("dataset"))
+    if output.is_current():
+        return output.path
+    checkpoints = open_checkpoints(output)
     dataset = Dataset.load(workspace.dataset)
     torch.manual_seed(seed)
     model = SasRecModel(len(dataset.item_ids), config, features(context, dataset))
     module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
-    validation = _Validation.of(model, dataset, config.eval_users)
+    validation = _Validation(model, dataset.examples("valid").sample(config.eval_users))
     progress = fit(
         module,
         _batches(dataset, config, seed),
@@ -133,9 +131,9 @@ def stage(context: Context) -> Path | None:
     )
     info = describe(progress, config.eval_users, model)
     info["fitted_on"] = digest(dataset.train_histories)
-    with finish(path, KIND, settings, parents, info, checkpoints) as folder:
+    with write_trained(output, checkpoints, info) as folder:
         model.frozen().save(folder)
-    return path
+    return output.path
 
 
 def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
@@ -164,8 +162,8 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
     path = context.workspace.run(KIND)
     if not path.is_dir():
         raise ArtifactError(f"{path} is not there; run `recsys train sasrec` first")
-    manifest = read_manifest(path, KIND)
-    if manifest.parents["dataset"] != Dataset.manifest(context.workspace.dataset).digest:
+    manifest = context.workspace.manifest(KIND)
+    if manifest.parents != context.workspace.digests("dataset"):
         raise ArtifactError(
             f"{path} was made from another dataset; run `recsys train sasrec` again"
         )
@@ -359,15 +357,7 @@ class _Validation:
     model: SasRecModel
     examples: Examples
 
-    @classmethod
-    def of(cls, model: SasRecModel, dataset: Dataset, users: int) -> _Validation:
-        examples = dataset.examples("valid")
-        chosen = np.random.default_rng(0).permutation(len(examples))[:users]
-        return cls(model, examples.take(chosen))
-
     def __call__(self) -> dict[str, float]:
-        """`recall@10` and `ndcg@10`, means over users."""
+        """`ndcg@10` and `recall@10`, means over users."""
         items, _ = self.model.frozen().rank(self.examples.histories, TOP, exclude_seen=True)
-        hits = items == self.examples.targets.items[:, None]
-        gains = hits @ (1 / np.log2(np.arange(2, 2 + TOP)))
-        return {"recall@10": float(hits.any(1).mean()), "ndcg@10": float(gains.mean())}
+        return ranking_metrics(discounted_gains(items == self.examples.targets.items[:, None]))

@@ -1,13 +1,12 @@
-"""Next-item training of a model on a data set with semantic IDs: what target and draft share."""
+"""What the training of target and draft shares: settings, data, batches, the finished artifact."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,14 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from recsys.artifacts import Workspace, read_manifest, write_artifact
-from recsys.config import as_dict
+from recsys.artifacts import Output, Workspace
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
-from recsys.retrieval import SasRec
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import LOG, LoopConfig, autocast_dtype, fit
+from recsys.training.loop import LOG, LoopConfig, autocast_dtype
 from recsys.training.objective import NextToken
-from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import Checkpoints, Progress
-from recsys.training.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -74,25 +68,11 @@ class Material:
         dataset: canonical data.
         codes: (items, L) int32.
         centroids: (L, V, D) float32, None for imported IDs.
-        parents: digests of both artifacts.
     """
 
     dataset: Dataset
     codes: NDArray[np.int32]
     centroids: NDArray[np.float32] | None
-    parents: dict[str, str]
-
-    @staticmethod
-    def digests(workspace: Workspace) -> dict[str, str]:
-        """Digests of the data set and IDs of a workspace.
-
-        Raises:
-            ArtifactError: one of them is missing.
-        """
-        return {
-            "dataset": Dataset.manifest(workspace.dataset).digest,
-            "ids": read_manifest(workspace.run("ids"), "ids").digest,
-        }
 
     @classmethod
     def load(cls, workspace: Workspace) -> Material:
@@ -105,7 +85,6 @@ class Material:
             Dataset.load(workspace.dataset),
             np.load(ids / "codes.npy", allow_pickle=False),
             load_file(file)["centroids"] if file.exists() else None,
-            cls.digests(workspace),
         )
 
     @property
@@ -116,49 +95,16 @@ class Material:
         return [int(size) for size in self.codes.max(axis=0) + 1]
 
 
-def train_supervised(
+def next_token_loss(
     model: Any,
-    dataset: Dataset,
-    encoder: PromptEncoder,
     config: SupervisedConfig,
-    checkpoints: Checkpoints,
     *,
-    name: str,
-    pad: int = 0,
-    seed: int = 0,
-    watch: Callable[[], dict[str, float]] | None = None,
     exit_layer: int = 1,
     agreement: float = 0.0,
     soft_labels: float = 0.0,
-    teacher: SasRec | None = None,
-) -> Progress:
-    """Train `model` in place on the training histories, validated on validation users.
-
-    Args:
-        model: a causal LM, or a peft model of one.
-        dataset: only its training events are trained on.
-        encoder: history -> prompt; windows, prefix and tokens are taken from it.
-        config: how.
-        checkpoints: where state is kept meanwhile.
-        name: shown in front of the progress.
-        pad: token that fills rows.
-        seed: of everything random.
-        watch: more metrics for the log, asked for with each validation.
-        exit_layer: see `NextToken`.
-        agreement: see `NextToken`.
-        soft_labels: see `NextToken`; above 0 they are made of the training histories.
-        teacher: that makes them; None for item-item.
-    """
-    batches = windows(dataset, encoder, config, pad=pad, seed=seed)
-    if soft_labels:
-        histories = dataset.train_histories
-        soft = (
-            SoftLabels.of(histories, len(dataset.item_ids))
-            if teacher is None
-            else SoftLabels.of_sasrec(teacher, histories)
-        )
-        batches = replace(batches, soft=soft)
-    module = NextToken(
+) -> NextToken:
+    """The loss module of next-item training; see `NextToken` for the options."""
+    return NextToken(
         model,
         label_smoothing=config.label_smoothing,
         dropout=config.embedding_dropout,
@@ -167,28 +113,12 @@ def train_supervised(
         agreement=agreement,
         soft_labels=soft_labels,
     )
-    validation = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
-
-    def validate() -> dict[str, float]:
-        return {**validation(), **(watch() if watch is not None else {})}
-
-    progress = fit(
-        module,
-        batches,
-        config,
-        checkpoints,
-        name=name,
-        validate=validate if len(validation.examples) else None,
-        seed=seed,
-    )
-    model.eval()
-    return progress
 
 
-def windows(
-    dataset: Dataset, encoder: PromptEncoder, config: SupervisedConfig, *, pad: int, seed: int
+def training_batches(
+    dataset: Dataset, encoder: PromptEncoder, config: SupervisedConfig, seed: int
 ) -> TrainingBatches:
-    """Batches over the training histories, windowed as serving will ask.
+    """Batches over the training histories, cut into the windows that serving uses.
 
     Raises:
         ConfigError: nothing to train on.
@@ -199,7 +129,7 @@ def windows(
         encoder.item_tokens,
         min_context=config.min_context,
         prefix=encoder.prefix,
-        pad=pad,
+        pad=encoder.pad,
         max_tokens=config.batch_tokens,
         item_dropout=config.item_dropout,
         seed=seed,
@@ -234,41 +164,28 @@ def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
     }
 
 
-def settings_of(config: object, seed: int) -> dict[str, Any]:
-    """Plain values that identify a run."""
-    return json.loads(json.dumps({**as_dict(config), "seed": seed}))  # type: ignore[no-any-return]
-
-
-def open_checkpoints(
-    context: Context, kind: str, settings: dict[str, Any], parents: dict[str, str]
-) -> Checkpoints:
-    """Checkpoints of the run that makes artifact `kind`; forcing it starts anew."""
+def open_checkpoints(output: Output) -> Checkpoints:
+    """Checkpoints of the training run that makes `output`; forcing it starts from the beginning."""
     checkpoints = Checkpoints(
-        context.workspace.run(f"{kind}.checkpoint"), {**settings, "parents": parents}
+        output.path.with_name(f"{output.kind}.checkpoint"),
+        {**output.config, "parents": output.parents},
     )
     accelerator = Accelerator()
-    if context.force and accelerator.is_main_process:
+    if output.force and accelerator.is_main_process:
         checkpoints.remove()
     accelerator.wait_for_everyone()
     return checkpoints
 
 
 @contextmanager
-def finish(
-    path: Path,
-    kind: str,
-    settings: dict[str, Any],
-    parents: dict[str, str],
-    info: dict[str, Any],
-    checkpoints: Checkpoints,
-) -> Iterator[Path]:
-    """Write the artifact of a finished run: the body writes the model, the log is moved in.
+def write_trained(output: Output, checkpoints: Checkpoints, info: dict[str, Any]) -> Iterator[Path]:
+    """Write the artifact of a finished training run: the body writes the model, then the log.
 
-    Every process runs the body, each on a folder of its own; only the main one's is kept.
+    Every process runs the body on a folder of its own; only the main process's folder is kept.
     """
     accelerator = Accelerator()
     if accelerator.is_main_process:
-        with write_artifact(path, kind, config=settings, parents=parents, info=info) as folder:
+        with output.write(info) as folder:
             yield folder
             shutil.copyfile(checkpoints.folder / LOG, folder / LOG)
         checkpoints.remove()

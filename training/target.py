@@ -6,29 +6,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
-from recsys.artifacts import up_to_date
+from recsys.artifacts import Workspace
+from recsys.bundle import Bundle
+from recsys.config import as_dict
+from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from recsys.models.checkpoint import architecture, build, save_model
+from recsys.models.checkpoint import architecture, build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.retrieval import SasRec
 from recsys.training import sasrec
+from recsys.training.batches import TrainingBatches
 from recsys.training.initialise import initialise_from_centroids
+from recsys.training.loop import fit
 from recsys.training.pretrained import LoraSettings, add_lora, load_base
 from recsys.training.refresh import load_deployed, open_bundle
+from recsys.training.soft_labels import SoftLabels
 from recsys.training.supervised import (
     Material,
     SupervisedConfig,
     describe,
-    finish,
+    next_token_loss,
     open_checkpoints,
-    settings_of,
-    train_supervised,
+    training_batches,
+    write_trained,
 )
 from recsys.training.validation import Validation
 from recsys.vocabulary import Vocabulary
 
+KIND = "target"
 MODEL = "model"
 
 
@@ -73,6 +82,43 @@ class TargetConfig(SupervisedConfig):
             raise ConfigError("base and refresh: a target starts from one of them; leave one out")
 
 
+@dataclass(frozen=True)
+class TrainedTarget:
+    """The target of a run as the later stages read it.
+
+    Attributes:
+        folder: the artifact.
+        vocabulary: codes <-> tokens.
+        encoder: history -> prompt, over the items of the run.
+    """
+
+    folder: Path
+    vocabulary: Vocabulary
+    encoder: PromptEncoder
+
+    @classmethod
+    def load(cls, workspace: Workspace) -> TrainedTarget:
+        """Read everything but the weights.
+
+        Raises:
+            ArtifactError: the target or the semantic IDs are missing or damaged.
+        """
+        prompt = PromptConfig(**workspace.manifest(KIND).config["prompt"])
+        folder = workspace.run(KIND)
+        vocabulary = Vocabulary.load(folder)
+        codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
+        return cls(folder, vocabulary, PromptEncoder.of(vocabulary, codes, prompt))
+
+    def load_model(self, device: torch.device | str = "cpu") -> Any:
+        """The model in float32."""
+        return load_trained(self.folder, device)
+
+
+def load_trained(folder: Path, device: torch.device | str = "cpu") -> Any:
+    """The model of a `target` or `draft` artifact, in float32."""
+    return load_model(folder / MODEL, dtype=torch.float32, device=device)
+
+
 def stage(context: Context) -> Path:
     """Write the `target` artifact of a run: `model/`, `vocabulary.json`, `log.jsonl`.
 
@@ -81,8 +127,10 @@ def stage(context: Context) -> Path:
         ArtifactError: data set, IDs, the pretrained checkpoint or the bundle are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config = context.settings.section("target", TargetConfig)
-    path, parents = workspace.run("target"), Material.digests(workspace)
+    config, parents = (
+        context.settings.section(KIND, TargetConfig),
+        workspace.digests("dataset", "ids"),
+    )
     deployed = None
     if config.refresh is not None:
         deployed = open_bundle(config.refresh, workspace)
@@ -91,46 +139,71 @@ def stage(context: Context) -> Path:
     teacher = None
     if config.soft_labels and config.soft_labels_from == "sasrec":
         teacher, parents[sasrec.KIND] = sasrec.wanted(context, "target.soft_labels_from")
-    settings = settings_of(config, seed)
-    settings.pop("refresh")  # the bundle is named among the parents, wherever it lies
-    if not context.force and up_to_date(path, "target", settings, parents):
-        return path
-    checkpoints = open_checkpoints(context, "target", settings, parents)
+    settings = as_dict(config) | {"seed": seed}
+    settings.pop("refresh")  # the parents name the bundle by digest, wherever it lies
+    output = context.output(KIND, settings, parents)
+    if output.is_current():
+        return output.path
+    checkpoints = open_checkpoints(output)
     material = Material.load(workspace)
     torch.manual_seed(seed)
-    model: Any
-    tokenizer = None
+    model, tokenizer, vocabulary = _start(config, material, deployed)
+    encoder = PromptEncoder.of(vocabulary, material.codes, config.prompt)
+    validate = Validation.of(model, encoder, material.dataset, config.eval_users, config.eval_beams)
+    before = validate() if deployed is not None and len(validate.examples) else {}
+    if deployed is not None or config.base is not None:
+        model = add_lora(model, vocabulary, config.lora)
+        validate = replace(validate, model=model)
+    module = next_token_loss(
+        model, config, exit_layer=config.exit_layer, agreement=config.agreement,
+        soft_labels=config.soft_labels,
+    )  # fmt: skip
+    progress = fit(
+        module, _batches(material.dataset, encoder, config, teacher, seed), config, checkpoints,
+        name=KIND, validate=validate if len(validate.examples) else None, seed=seed,
+    )  # fmt: skip
+    info = describe(progress, config.eval_users, model)
+    if before:
+        info["validation_before"] = before
+    with write_trained(output, checkpoints, info) as folder:
+        save_model(model, folder / MODEL, merge=config.lora.merge)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder / MODEL))
+        vocabulary.save(folder)
+    return output.path
+
+
+def _start(
+    config: TargetConfig, material: Material, deployed: Bundle | None
+) -> tuple[Any, Any, Vocabulary]:
+    """The model before training, its tokenizer or None, and its vocabulary."""
     if deployed is not None:
-        vocabulary = deployed.vocabulary
-        model, tokenizer = load_deployed(deployed, material)
-    elif config.base is not None:
+        return *load_deployed(deployed, material), deployed.vocabulary
+    tokenizer = None
+    if config.base is not None:
         model, tokenizer, vocabulary = load_base(
             config.base, material.level_sizes, config.instruction
         )
     else:
         vocabulary = Vocabulary.from_levels(material.level_sizes)
         model = build(architecture(config.preset, config.architecture), vocabulary)
-    if deployed is None and config.init_from_centroids and material.centroids is not None:
+    if config.init_from_centroids and material.centroids is not None:
         initialise_from_centroids(model, vocabulary, material.centroids)
-    encoder = PromptEncoder(vocabulary.encode(material.codes), vocabulary.prefix, config.prompt)
-    before: dict[str, float] = {}
-    if deployed is not None:
-        ask = Validation.of(model, encoder, material.dataset, config.eval_users, config.eval_beams)
-        before = ask() if len(ask.examples) else {}
-    if deployed is not None or config.base is not None:
-        model = add_lora(model, vocabulary, config.lora)
-    progress = train_supervised(
-        model, material.dataset, encoder, config, checkpoints,
-        name="target", pad=vocabulary.pad, seed=seed,
-        exit_layer=config.exit_layer, agreement=config.agreement, soft_labels=config.soft_labels,
-        teacher=teacher,
-    )  # fmt: skip
-    info = describe(progress, config.eval_users, model)
-    if before:
-        info["validation_before"] = before
-    with finish(path, "target", settings, parents, info, checkpoints) as folder:
-        save_model(model, folder / MODEL, merge=config.lora.merge)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(folder / MODEL))
-        vocabulary.save(folder)
-    return path
+    return model, tokenizer, vocabulary
+
+
+def _batches(
+    dataset: Dataset,
+    encoder: PromptEncoder,
+    config: TargetConfig,
+    teacher: SasRec | None,
+    seed: int,
+) -> TrainingBatches:
+    """Training batches, with soft labels if the settings ask for them."""
+    batches = training_batches(dataset, encoder, config, seed)
+    if not config.soft_labels:
+        return batches
+    histories = dataset.train_histories
+    if teacher is None:
+        return replace(batches, soft=SoftLabels.of(histories, len(dataset.item_ids)))
+    return replace(batches, soft=SoftLabels.of_sasrec(teacher, histories))

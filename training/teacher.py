@@ -24,20 +24,20 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 
-from recsys.artifacts import MANIFEST, read_manifest, up_to_date, write_artifact
+from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
+from recsys.config import as_dict, build
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
+from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.interactions import Histories
-from recsys.models.checkpoint import load_model
 from recsys.pipeline import Context
 from recsys.progress import say, track
-from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.training.supervised import Material, settings_of
-from recsys.training.target import MODEL
+from recsys.prompts import PromptEncoder
+from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import GrowingTree, child_tokens, descent
-from recsys.vocabulary import Vocabulary
 
 KIND = "teacher"
 SHARDS = "shard-*.safetensors"
@@ -242,45 +242,40 @@ def search_trees(
     """
     device = trie.device
     lengths = torch.tensor([len(p) for p in prompts], device=device)
-    padded = torch.zeros((len(prompts), int(lengths.max())), dtype=torch.int64)
-    for line, prompt in zip(padded, prompts, strict=True):
-        line[: len(prompt)] = torch.from_numpy(prompt)
+    padded = pad_sequence([torch.from_numpy(prompt) for prompt in prompts], batch_first=True)
     models = [target] if draft is None else [target, draft]
     runs = [GrowingTree(model, padded.to(device), lengths) for model in models]
     log_probs = [run.prompt() for run in runs]
-    batch, levels = len(prompts), trie.source.num_levels
-    states = torch.zeros((batch, 1), dtype=torch.int64, device=device)
-    scores = torch.zeros((batch, 1), dtype=log_probs[0].dtype, device=device)
+    states = torch.zeros((len(prompts), 1), dtype=torch.int64, device=device)
+    scores = torch.zeros((len(prompts), 1), dtype=log_probs[0].dtype, device=device)
     chosen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    said, real = [], []
-    for depth in range(levels):
+    stored, real = [], []
+    for depth in range(trie.source.num_levels):
         below, tokens, alive = child_tokens(trie, states, depth)
         steps = [values.gather(-1, tokens) for values in log_probs]
-        said.append(steps[0].half().flatten(1))
+        stored.append(steps[0].half().flatten(1))
         real.append(alive.flatten(1))
         step = steps[0] if draft is None else _mix(steps[0], steps[1], mixture)
         worth = (scores[..., None] + step).masked_fill(~alive, -torch.inf).flatten(1)
         best = worth.sort(dim=-1, descending=True, stable=True).indices[:, :num_beams]
-        best = best.sort(dim=-1).values  # row order, as candidates come
+        best = best.sort(dim=-1).values  # row order, the order of candidates
         scores = _pad(worth.gather(1, best), num_beams, -torch.inf)
-        dead = scores == -torch.inf
         parents = _pad(best // below.shape[-1], num_beams, 0)
-        states = _pad(below.flatten(1).gather(1, best), num_beams, 0).masked_fill(dead, -1)
+        states = _pad(below.flatten(1).gather(1, best), num_beams, 0)
+        states = states.masked_fill(scores == -torch.inf, -1)
         chosen.append((states, parents, scores))
-        if depth + 1 < levels:
+        if depth + 1 < trie.source.num_levels:
             seen = descent(torch.stack([p for _, p, _ in chosen], dim=1))[:, -num_beams:]
             tokens = _pad(tokens.flatten(1).gather(1, best), num_beams, 0)
             log_probs = [run.level(tokens, seen) for run in runs]
     kept = torch.cat(real, dim=1)
     starts = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
-    places, origins, worths = (
-        torch.stack(part, dim=1).cpu().numpy() for part in zip(*chosen, strict=True)
-    )
+    states, parents, scores = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
     return Trees(
-        places.astype(np.int32),
-        origins.astype(np.int32),
-        worths.astype(np.float32),
-        torch.cat(said, dim=1)[kept].cpu().numpy(),
+        states.cpu().numpy().astype(np.int32),
+        parents.cpu().numpy().astype(np.int32),
+        scores.cpu().numpy().astype(np.float32),
+        torch.cat(stored, dim=1)[kept].cpu().numpy(),
         starts.cpu().numpy(),
     )
 
@@ -316,8 +311,6 @@ class Teacher:
         Raises:
             ArtifactError: none there, or a shard that is not whole.
         """
-        from recsys.config import build
-
         manifest = read_manifest(path, KIND)
         values = {k: v for k, v in manifest.config.items() if k != "seed"}
         try:
@@ -349,23 +342,18 @@ def stage(context: Context) -> Path:
         ConfigError: settings that do not fit each other or the data.
         ArtifactError: data set, IDs, target or (for a mixture) draft are missing.
     """
-    workspace, seed = context.workspace, context.settings.seed
+    workspace = context.workspace
     config = context.settings.section(KIND, TeacherConfig)
-    path, settings = workspace.run(KIND), settings_of(config, seed)
-    target = workspace.run("target")
-    manifest = read_manifest(target, "target")
-    parents = {**Material.digests(workspace), "target": manifest.digest}
-    drafted = config.draft or workspace.run("draft")
+    parents = workspace.digests("dataset", "ids", "target")
+    folder = config.draft or workspace.run("draft")
     if config.source == "mixture":
-        # The run's own draft is replaced by the one that these data train: its change is no reason
-        # to make them again.
-        made = (path / MANIFEST).is_file() and config.draft is None
-        known = read_manifest(path, KIND).parents.get("draft") if made else None
-        parents["draft"] = known or read_manifest(drafted, "draft").digest
-    if not context.force and up_to_date(path, KIND, settings, parents):
-        return path
+        parents["draft"] = _draft_digest(context, config, folder)
+    settings = as_dict(config) | {"seed": context.settings.seed}
+    output = context.output(KIND, settings, parents)
+    if output.is_current():
+        return output.path
     if config.source == "mixture":
-        parents["draft"] = read_manifest(drafted, "draft").digest
+        parents["draft"] = read_manifest(folder, "draft").digest
     accelerator = Accelerator()
     partial = workspace.run(f"{KIND}.partial")
     if accelerator.is_main_process:
@@ -373,69 +361,118 @@ def stage(context: Context) -> Path:
     accelerator.wait_for_everyone()
     if config.threads:
         torch.set_num_threads(config.threads)
-    material = Material.load(workspace)
-    vocabulary = Vocabulary.load(target)
-    prompt = PromptConfig(**manifest.config["prompt"])
-    encoder = PromptEncoder(vocabulary.encode(material.codes), vocabulary.prefix, prompt)
-    asked = [material.dataset.examples(split).users for split in ("valid", "test")]
-    prompts = Prompts.sample(
-        material.dataset.train_histories, config.histories, config.min_context, seed,
-        item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(asked)),
-    )  # fmt: skip
-    if not len(prompts):
-        raise ConfigError(f"no training history has {config.min_context} items")
-    device = accelerator.device
-    models = [load_model(target / MODEL, dtype=torch.float32, device=device)]
-    if config.source == "mixture":
-        models.append(load_model(drafted / MODEL, dtype=torch.float32, device=device))
-    trie = DeviceTrie.of(ItemTrie.build(encoder.item_tokens), device)
+    target = TrainedTarget.load(workspace)
+    prompts = _draw_prompts(workspace, config, context.settings.seed)
+    search = _Search(
+        config,
+        target.encoder,
+        DeviceTrie.of(ItemTrie.build(target.encoder.item_tokens), accelerator.device),
+        target.load_model(accelerator.device),
+        load_trained(folder, accelerator.device) if config.source == "mixture" else None,
+    )
     starts = range(0, len(prompts), config.shard)
-    mine = [
-        (
-            partial / f"shard-{number:05d}.safetensors",
-            prompts.take(np.arange(at, min(at + config.shard, len(prompts)))),
+    mine = {
+        partial / f"shard-{number:05d}.safetensors": prompts.take(
+            np.arange(at, min(at + config.shard, len(prompts)))
         )
         for number, at in enumerate(starts)
         if number % accelerator.num_processes == accelerator.process_index
-    ]
-    missing = [(file, part) for file, part in mine if not file.exists()]
-    if len(missing) < len(mine):
-        say(f"teacher: {len(mine) - len(missing)} of {len(mine)} shards are there already")
-    with track("teacher", sum(len(part) for _, part in missing)) as bar:
-        for file, part in missing:
-            found = []
-            for at in range(0, len(part), config.batch):
-                some = part.take(np.arange(at, min(at + config.batch, len(part))))
-                tokens = encoder.encode_all(some.histories)
-                found.append(
-                    search_trees(
-                        models[0], tokens, trie, config.beams,
-                        draft=models[1] if len(models) > 1 else None, mixture=config.mixture,
-                    )
-                )  # fmt: skip
-                bar.advance(len(some))
-            _save_shard(file, part, Trees.concatenate(found))
+    }
+    search.write_shards(mine)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        info = {"histories": len(prompts), "shards": len(starts)}
-        with write_artifact(path, KIND, config=settings, parents=parents, info=info) as folder:
-            for file in sorted(partial.glob(SHARDS)):
-                shutil.copyfile(file, folder / file.name)
-            info["bytes"] = sum(file.stat().st_size for file in folder.iterdir())
-        shutil.rmtree(partial)
+        _gather(output, partial, {"histories": len(prompts), "shards": len(starts)})
     accelerator.wait_for_everyone()
-    return path
+    return output.path
+
+
+def _draft_digest(context: Context, config: TeacherConfig, folder: Path) -> str:
+    """Digest of the draft that a mixture is searched with.
+
+    The run's own draft is replaced by the draft that is trained on these data, and that change must
+    not invalidate them: the digest of the draft that they were made with counts.
+    """
+    path = context.workspace.run(KIND)
+    if config.draft is None and (path / MANIFEST).is_file():
+        known = read_manifest(path, KIND).parents.get("draft")
+        if known:
+            return known
+    return read_manifest(folder, "draft").digest
+
+
+def _draw_prompts(workspace: Workspace, config: TeacherConfig, seed: int) -> Prompts:
+    """Prompts from the training events.
+
+    Raises:
+        ConfigError: no history is long enough.
+    """
+    dataset = Dataset.load(workspace.dataset)
+    held_out = [dataset.examples(split).users for split in ("valid", "test")]
+    prompts = Prompts.sample(
+        dataset.train_histories, config.histories, config.min_context, seed,
+        item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(held_out)),
+    )  # fmt: skip
+    if not len(prompts):
+        raise ConfigError(f"no training history has {config.min_context} items")
+    return prompts
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The searches of one process.
+
+    Attributes:
+        config: the settings.
+        encoder: history -> prompt.
+        trie: the catalog, on the models' device.
+        target: p.
+        draft: q of a mixture, or None.
+    """
+
+    config: TeacherConfig
+    encoder: PromptEncoder
+    trie: DeviceTrie
+    target: Any
+    draft: Any
+
+    def write_shards(self, shards: dict[Path, Prompts]) -> None:
+        """Search the prompts of each shard that has no file yet."""
+        missing = {file: part for file, part in shards.items() if not file.exists()}
+        if len(missing) < len(shards):
+            say(f"teacher: {len(shards) - len(missing)} of {len(shards)} shards are there already")
+        with track("teacher", sum(map(len, missing.values()))) as bar:
+            for file, part in missing.items():
+                found = []
+                for at in range(0, len(part), self.config.batch):
+                    some = part.take(np.arange(at, min(at + self.config.batch, len(part))))
+                    found.append(
+                        search_trees(
+                            self.target, self.encoder.encode_all(some.histories), self.trie,
+                            self.config.beams, draft=self.draft, mixture=self.config.mixture,
+                        )
+                    )  # fmt: skip
+                    bar.advance(len(some))
+                _save_shard(file, part, Trees.concatenate(found))
 
 
 def _open_partial(folder: Path, run: dict[str, Any], *, anew: bool) -> None:
-    """Keep the shards of the same run, drop those of another."""
+    """Keep the shards of an interrupted run with the same identity, delete those of another."""
     run = json.loads(json.dumps(run, default=str))
-    sign = folder / "run.json"
-    known = json.loads(sign.read_text(encoding="utf-8")) if sign.is_file() else None
+    identity = folder / "run.json"
+    known = json.loads(identity.read_text(encoding="utf-8")) if identity.is_file() else None
     if anew or known != run:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    sign.write_text(json.dumps(run), encoding="utf-8")
+    identity.write_text(json.dumps(run), encoding="utf-8")
+
+
+def _gather(output: Output, partial: Path, info: dict[str, Any]) -> None:
+    """Write the artifact from all shards, and delete the folder of shards."""
+    with output.write(info) as folder:
+        for file in sorted(partial.glob(SHARDS)):
+            shutil.copyfile(file, folder / file.name)
+        info["bytes"] = sum(file.stat().st_size for file in folder.iterdir())
+    shutil.rmtree(partial)
 
 
 def _save_shard(file: Path, prompts: Prompts, trees: Trees) -> None:

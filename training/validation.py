@@ -1,4 +1,8 @@
-"""Validation while training: full ranking of a fixed sample of validation users."""
+"""Validation during training: ranking by a model, and acceptance of a draft by its target.
+
+Each class is a callback for `recsys.training.loop.fit`. It measures a fixed sample of validation
+users; the first metric that it returns decides which weights are kept.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,36 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset, Examples
-from recsys.decoding import beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.prompts import PromptEncoder
 
-BATCH = 64
+RANKED = 64  # users per batch of a ranking
+DRAFTED = 25  # users per batch of a speculative search
+TOP = 10
+
+
+def discounted_gains(hits: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(n,) DCG of (n, k) hits in the order of their ranks."""
+    return np.asarray(hits @ (1 / np.log2(np.arange(2, 2 + hits.shape[1]))))
+
+
+def ranking_metrics(gains: NDArray[np.float64]) -> dict[str, float]:
+    """NDCG@10 and Recall@10 from the gain of each user's one target; 0 where it was not found."""
+    return {"ndcg@10": float(gains.mean()), "recall@10": float((gains > 0).mean())}
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A callback for `recsys.training.loop.fit`.
-
-    Beam search over the whole catalog, what a user has already seen left out. Users are ordered
-    by history length, so that prompts pad little.
+    """Full ranking by constrained beam search; items that a user has seen are excluded.
 
     Attributes:
         model: the model being trained.
         encoder: history -> prompt.
-        examples: who is asked, and the right answers.
+        examples: histories and targets, similar lengths together.
         trie: the catalog.
         num_beams: K of the beam search, at least 10.
     """
@@ -40,32 +54,65 @@ class Validation:
     def of(
         cls, model: Any, encoder: PromptEncoder, dataset: Dataset, users: int, num_beams: int
     ) -> Validation:
-        """Validate on at most `users` users, drawn once and for all."""
-        examples = dataset.examples("valid")
-        chosen = np.random.default_rng(0).permutation(len(examples))[:users]
-        chosen = chosen[np.argsort(examples.histories.lengths[chosen], kind="stable")]
-        trie = ItemTrie.build(encoder.item_tokens)
-        return cls(model, encoder, examples.take(chosen), trie, num_beams)
+        """Validate on at most `users` users."""
+        examples = dataset.examples("valid").sample(users)
+        return cls(model, encoder, examples, ItemTrie.build(encoder.item_tokens), num_beams)
 
     def __call__(self) -> dict[str, float]:
-        """`recall@10` and `ndcg@10`, means over users."""
+        """`ndcg@10` and `recall@10`, means over users."""
         histories = self.examples.histories
         targets = self.examples.targets.items
         gains = np.zeros(len(targets))
-        for start in range(0, len(targets), BATCH):
-            part = histories.take(np.arange(start, min(start + BATCH, len(targets))))
-            beams = beam_search(
-                self.model,
-                self.encoder.encode_all(part),
+        for start in range(0, len(targets), RANKED):
+            part = histories.take(np.arange(start, min(start + RANKED, len(targets))))
+            excluded = [self.trie.excluded_rows(items) for items in part]
+            request = SearchRequest(self.encoder.encode_all(part), exclude=excluded)
+            beams = beam_search(self.model, request, self.trie, self.num_beams)
+            rows = beams.rows[:, :TOP].cpu().numpy()
+            wanted = self.trie.item_row[targets[start : start + RANKED]]
+            # A row that n items share contributes 1 / n of its gain for each of them.
+            sharers = np.diff(self.trie.row_item_start)[wanted]
+            gains[start : start + RANKED] = discounted_gains(rows == wanted[:, None]) / sharers
+        return ranking_metrics(gains)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Strict speculative search with the draft being trained.
+
+    The target is the model that verifies when serving, in float32.
+
+    Attributes:
+        target: the model that verifies.
+        draft: the model being trained.
+        prompts: of validation users, similar lengths together.
+        trie: the catalog.
+        num_beams: K.
+        nodes: of a draft tree.
+    """
+
+    target: Any
+    draft: Any
+    prompts: list[NDArray[np.int64]]
+    trie: ItemTrie
+    num_beams: int
+    nodes: int
+
+    def __call__(self) -> dict[str, float]:
+        """`accepted_levels` and `target_passes` of a request, means over users."""
+        drafter = ModelDrafter(self.draft, self.nodes)
+        stats = [
+            found
+            for start in range(0, len(self.prompts), DRAFTED)
+            for found in speculative_beam_search(
+                self.target,
+                drafter,
+                self.prompts[start : start + DRAFTED],
                 self.trie,
                 self.num_beams,
-                exclude=[self.trie.excluded_rows(items) for items in part],
-            )
-            rows = beams.rows[:, :10].cpu().numpy()
-            wanted = targets[start : start + BATCH]
-            # A row that several items share counts for each at an equal part of its gain.
-            hit = rows == self.trie.item_row[wanted][:, None]
-            sharers = np.diff(self.trie.row_item_start)[self.trie.item_row[wanted]]
-            gain = 1 / np.log2(np.arange(2, 2 + rows.shape[1]))
-            gains[start : start + BATCH] = (hit @ gain) / sharers
-        return {"recall@10": float((gains > 0).mean()), "ndcg@10": float(gains.mean())}
+            ).stats
+        ]
+        return {
+            "accepted_levels": float(np.mean([s.accepted_levels for s in stats])),
+            "target_passes": float(np.mean([s.target_passes for s in stats])),
+        }

@@ -1,4 +1,4 @@
-"""One small module per source. To add one: write it, then add its line to `READERS`."""
+"""Readers: one module per source. To add one, write the module and add it to `READERS`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from recsys.data.readers import amazon, atspeed, lcrec, minionerec, movielens, r
 
 
 class Reader(Protocol):
-    """What a reader module offers."""
+    """The interface of a reader module."""
 
     def files(self, config: ReaderConfig) -> dict[str, Path]:
-        """The files that `read` would read, by their role; found, not yet opened."""
+        """The files that `read` reads, by role; they are not opened."""
 
     def read(self, config: ReaderConfig) -> RawData:
-        """Read them."""
+        """Read the files."""
 
 
 class StreamingReader(Reader, Protocol):
-    """What the module of a source offers that may be too large to hold in memory."""
+    """The interface of a reader module whose source may not fit in memory."""
 
     def stream(self, config: ReaderConfig) -> EventStream:
-        """Read them part by part."""
+        """Read the files part by part."""
 
 
 READERS: dict[str, Reader] = {

@@ -1,9 +1,9 @@
-"""Amazon reviews and metadata, editions of 2014, 2018 and 2023: a record a line, plain or gzipped.
+"""Amazon reviews and metadata of 2014, 2018 and 2023: one record per line, possibly gzipped.
 
-The edition is told by the names of the fields. Metadata of 2014 are Python literals, not JSON; they
-are read as literals (`ast.literal_eval`) and never run. The path is the file of reviews; metadata
-are found beside it (`meta_X.json` of `X.json` or `X_5.json`, gzipped or not), or named as `items`.
-In 2023 the item is the `parent_asin`, under which the variants of a product are sold.
+The names of the fields determine the edition. The metadata of 2014 are Python literals, not JSON;
+they are parsed with `ast.literal_eval`, which runs no code. The path is the file of reviews. The
+metadata are found beside it (`meta_X.json` for `X.json` or `X_5.json`), or given as `items`. In
+2023 the item is the `parent_asin`, which the variants of a product have in common.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from recsys.data.times import unix_seconds
 from recsys.errors import DataError
 
 BATCH = 1 << 16  # reviews at a time
-# Fields by edition: user, item, rating, time, and two of what is said.
+# Fields by edition: user, item, rating, time, and the two texts.
 REVIEWS = {
     "reviewerID": ("reviewerID", "asin", "overall", "unixReviewTime", "summary", "reviewText"),
     "user_id": ("user_id", "parent_asin", "rating", "timestamp", "title", "text"),
 }
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-# Pages that were saved badly have a script where the title should be.
+# Badly saved pages have a script in the place of the title.
 _SCRIPT = re.compile(r"getTime\(|<script|function\s*\(")
 _PRICE = re.compile(r"\$?\s*([0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions`, and `items` where given or found."""
+    """The files by role: `interactions`, and `items` if given or found."""
     found = {"interactions": config.path}
     items = config.items or _beside(config.path)
     if items is not None:
@@ -58,16 +58,16 @@ def read(config: ReaderConfig) -> RawData:
     """Read reviews and metadata.
 
     Raises:
-        DataError: a line that is no record, a field of the wrong kind, or a file cut off.
+        DataError: a line that is not a record, a field of the wrong type, or a truncated file.
     """
     return stream(config).gather()
 
 
 def stream(config: ReaderConfig) -> EventStream:
-    """The same, for reviews that do not fit in memory; metadata do.
+    """Read reviews that do not fit in memory part by part; metadata must fit.
 
     Raises:
-        DataError: as `read` does, when the reviews are read.
+        DataError: as `read`, when the iteration reaches the error.
     """
     paths = files(config)
     counts: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
             fields = next((REVIEWS[name] for name in REVIEWS if name in record), None)
         if fields is None:
             raise DataError(
-                f"{path}:{line}: no review of a known edition: it has neither "
+                f"{path}:{line}: not a review of a known edition: it has neither "
                 f"{' nor '.join(REVIEWS)}, but {', '.join(record)[:80]!r}"
             )
         user, item, rating, time = (record.get(name) for name in fields[:4])
@@ -109,7 +109,7 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
             continue
         if not _is_number(time):
             raise DataError(f"{path}:{line}: {fields[3]!r} is {str(time)[:40]!r}, not a time")
-        if rating is not None and type(rating) is not float:  # not known, or NaN
+        if rating is not None and type(rating) is not float:  # a float may be NaN
             if not _is_number(rating):
                 raise DataError(
                     f"{path}:{line}: {fields[2]!r} is {str(rating)[:40]!r}, not a number"
@@ -138,7 +138,7 @@ def _table(
 
 
 def _content(record: dict[str, Any], names: tuple[str, ...]) -> int:
-    """A number for what a review says, 0 for nothing; case and blanks do not count."""
+    """A number for the text of a review, 0 for an empty one; case and blanks are ignored."""
     words = " ".join(" ".join(str(record.get(name) or "") for name in names).lower().split())
     if not words:
         return 0
@@ -161,7 +161,7 @@ def _record(value: Any, path: Path, line: int) -> dict[str, Any]:
 
 
 def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and record of each line; the first line tells which form they have."""
+    """Place and record of each line; the first line determines the format."""
     read = _json
     for line, text in read_lines(path):
         if line == 1 and text.startswith("{'"):
@@ -170,7 +170,7 @@ def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
-    """The described items, then those that only reviews name."""
+    """The described items, then those that occur only in reviews."""
     counts: Counter[str] = Counter()
     titles: dict[str, str] = {}
     texts: dict[str, str] = {}
@@ -190,8 +190,8 @@ def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
             counts["titles_that_are_scripts_dropped"] += 1
             title = ""
         titles[item] = title
-        said = (plain(record.get(name), where) for name in ("description", "features", "feature"))
-        texts[item] = " ".join(part for part in said if part)
+        parts = (plain(record.get(name), where) for name in ("description", "features", "feature"))
+        texts[item] = " ".join(part for part in parts if part)
         brands[item] = plain(record.get("brand") or record.get("store"), where) or None
         categories[item] = _categories(record)
         prices[item] = _price(record.get("price"))
@@ -206,21 +206,21 @@ def _catalog(path: Path | None, events: pa.Table) -> ItemCatalog:
 
 
 def _categories(record: dict[str, Any]) -> list[str]:
-    """Names of categories, each once; 2014 lists several paths of them."""
+    """Names of categories without repetitions; the edition of 2014 lists several paths."""
     listed = record.get("categories") or record.get("category") or []
     names = [n for part in listed for n in (part if isinstance(part, list) else [part])]
     names = [" ".join(name.split()) for name in names if isinstance(name, str)]
-    # In 2018 the last names are sometimes whole pieces of a page.
+    # In 2018 the last names are sometimes fragments of a page.
     return list(dict.fromkeys(name for name in names if name and "<" not in name))
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether it is a number of 64 bits; bool, NaN and infinity are none."""
+    """Whether a value is a finite number that fits in 64 bits; bool is not a number."""
     return type(value) in (int, float) and abs(value) < 1 << 63
 
 
 def _price(value: Any) -> float | None:
-    """A price in dollars, where one can be read."""
+    """The price in dollars, or None if it cannot be parsed."""
     if _is_number(value):
         return float(value)
     match = _PRICE.match(value) if isinstance(value, str) else None

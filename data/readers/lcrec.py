@@ -1,7 +1,7 @@
 """LC-Rec and LETTER: `X.inter.json` (user -> items by time), `X.item.json`, `X.index.json`.
 
-The path is the interactions file, or a folder with one of them; the other two may be absent.
-Numbers count from 0 in all three.
+The path is the interactions file, or a folder with one such file; the other two files are optional.
+Item numbers start at 0 in all three.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.files import MAX_DIGITS, read_json
-from recsys.data.item_texts import ItemText, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.files import MAX_DIGITS, find_one, read_json
+from recsys.data.item_texts import ItemText, numbered_items, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
@@ -21,17 +21,12 @@ SUFFIX = ".inter.json"
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions`, and `items` and `index` where given or found.
+    """The files by role: `interactions`, and `items` and `index` if given or found.
 
     Raises:
         DataError: a folder with no or with several interactions files.
     """
-    path = config.path
-    if path.is_dir():
-        inside = sorted(path.glob(f"*{SUFFIX}"))
-        if len(inside) != 1:
-            raise DataError(f"{path}: holds {len(inside)} files *{SUFFIX}; name one as data.path")
-        path = inside[0]
+    path = find_one(config.path, f"*{SUFFIX}")
     found = {"interactions": path}
     for role, given, kind in (("items", config.items, "item"), ("index", config.index, "index")):
         beside = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{kind}.json")
@@ -41,7 +36,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
 
 
 def read(config: ReaderConfig) -> RawData:
-    """Read an LC-Rec data set; the codes of an index are imported.
+    """Read an LC-Rec data set; the semantic IDs of the index are imported.
 
     Raises:
         DataError: a malformed file, or an index that does not fit.
@@ -56,17 +51,14 @@ def read(config: ReaderConfig) -> RawData:
             )
     lengths = np.asarray([len(history) for history in histories.values()], np.int64)
     items = np.asarray([item for history in histories.values() for item in history], np.int64)
-    described = read_item_texts(paths["items"]) if "items" in paths else {}
+    described = read_item_texts(paths.get("items"))
     index = read_index(paths["index"]) if "index" in paths else {}
-    # Where there are texts they say what is on sale; without them the index does.
+    # The file of texts lists the catalog; without it the index does.
     numbers = np.unique([*np.unique(items).tolist(), *(described or index)]).astype(np.int64)
     return RawData(
         events_table(np.repeat(np.asarray(list(histories), np.str_), lengths), items),
-        items_table(
-            [str(n) for n in numbers.tolist()],
-            {str(n): item.title for n, item in described.items()},
-            {str(n): item.description for n, item in described.items()},
-            _attribute_columns(numbers.tolist(), described),
+        numbered_items(
+            numbers.tolist(), described, _attribute_columns(numbers.tolist(), described)
         ),
         aligned(index, numbers, paths["index"]) if index else None,
         {
@@ -81,7 +73,7 @@ def _is_number(item: object) -> bool:
 
 
 def _attribute_columns(numbers: list[int], described: dict[int, ItemText]) -> dict[str, pa.Array]:
-    """`brand` and `categories`, where any item has one."""
+    """The columns `brand` and `categories`, if any item has one."""
     rows = [described.get(n) for n in numbers]
     brands = [row.brand if row else None for row in rows]
     categories = [row.categories if row else [] for row in rows]

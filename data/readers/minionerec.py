@@ -1,10 +1,10 @@
 """MiniOneRec: `{train,valid,test}/X.csv` of next-item examples, `index/X.{item,index}.json`.
 
-A row has a user, the items before (at most the last ten) and the next item, split by global time.
-The sequences are put together again: a row's history is laid over the end of what is known of the
-user, what it adds is added, then its target. Where rows are missing (a train file that was not
-published) the oldest items are lost, and items known from histories alone train. The path is the
-folder; csv files may be gzipped.
+A row has a user, the previous items (at most ten) and the next item; rows are split by global time.
+The reader rebuilds the sequences: it aligns a row's history with the end of the user's known items,
+appends the items that are new, and then the target. If rows are missing (for example because the
+train file was not published), the oldest items are lost, and items that occur only in histories
+become training events. The path is the folder; csv files may be gzipped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.files import MAX_DIGITS, read_lines
-from recsys.data.item_texts import read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.item_texts import numbered_items, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 from recsys.splits import LABELS
@@ -30,10 +30,10 @@ _LIST = re.compile(rf"\[(?:\s*\d{{1,{MAX_DIGITS}}}\s*(?:,|(?=\])))*\s*\]")
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`train`, `valid`, `test` where found, and `items` and `index` where given or found.
+    """The files by role: `train`, `valid`, `test` if found; `items`, `index` if given or found.
 
     Raises:
-        DataError: no csv of examples, or several for one split.
+        DataError: no csv file of examples, or several for one split.
     """
     found = {}
     for split in LABELS:
@@ -56,7 +56,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
 
 
 def read(config: ReaderConfig) -> RawData:
-    """Read a MiniOneRec data set with its own split; the codes of an index are imported.
+    """Read a MiniOneRec data set with its split; the semantic IDs of the index are imported.
 
     Raises:
         DataError: a malformed file, or an index that does not fit.
@@ -71,10 +71,10 @@ def read(config: ReaderConfig) -> RawData:
             known = _overlap(items, history)
             gaps += bool(items) and known == 0
             fresh = history[known:]
-            # What only a history tells happened before this row: no later than the row before it.
+            # Items known only from a history precede this row: they get the label of the last row.
             items += [*fresh, target]
             labels += [labels[-1] if labels else LABELS["train"]] * len(fresh) + [label]
-    described = read_item_texts(paths["items"]) if "items" in paths else {}
+    described = read_item_texts(paths.get("items"))
     index = read_index(paths["index"]) if "index" in paths else {}
     seen = {item for items, _ in users.values() for item in items}
     numbers = np.asarray(sorted(seen | set(described or index)), np.int64)
@@ -86,10 +86,9 @@ def read(config: ReaderConfig) -> RawData:
             np.asarray([item for items, _ in users.values() for item in items], np.int64),
             split=np.asarray([label for _, labels in users.values() for label in labels]),
         ),
-        items_table(
-            [str(n) for n in numbers.tolist()],
-            {str(n): item.title for n, item in described.items()},
-            {str(n): item.description for n, item in described.items()},
+        numbered_items(
+            numbers.tolist(),
+            described,
             {"brand": pa.array(brands, pa.string())} if any(brands) else {},
         ),
         aligned(index, numbers, paths["index"]) if index else None,
@@ -103,7 +102,7 @@ def read(config: ReaderConfig) -> RawData:
 
 
 def _overlap(items: list[int], history: list[int]) -> int:
-    """How many of the first of `history` are the last of `items`, at most."""
+    """The longest prefix of `history` that is a suffix of `items`, as a number of items."""
     for size in range(min(len(items), len(history)), 0, -1):
         if items[-size:] == history[:size]:
             return size
@@ -111,7 +110,7 @@ def _overlap(items: list[int], history: list[int]) -> int:
 
 
 def _examples(path: Path) -> Iterator[tuple[str, list[int], int]]:
-    """User, items before and next item of each row."""
+    """The user, the previous items and the next item of each row."""
     line = 1
 
     def lines() -> Iterator[str]:
@@ -137,7 +136,7 @@ def _examples(path: Path) -> Iterator[tuple[str, list[int], int]]:
                 if not fits:
                     raise DataError(
                         f"{path}:{line}: column {name!r}: expected {wanted}, found "
-                        f"{value[:40]!r}; the row may be cut off: mend it or take it out"
+                        f"{value[:40]!r}; the row may be cut off: correct or remove it"
                     )
             yield user, [int(n) for n in re.findall(r"\d+", history)], int(target)
     except csv.Error as error:

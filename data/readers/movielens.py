@@ -1,6 +1,6 @@
 """MovieLens: `u.data` and `u.item` (100k, latin-1), or `ratings.csv` and `movies.csv` (later ones).
 
-The path is the folder. Titles, genres and years become attributes; item ids are GroupLens's.
+The path is the folder. Genres and years become attributes; item ids are those of GroupLens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOVIE_TYPES = {"movieId": pa.string(), "title": pa.string(), "genres": pa.strin
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions` and `items`.
+    """The files by role: `interactions` and `items`.
 
     Raises:
         DataError: the folder holds neither edition.
@@ -51,7 +51,7 @@ def read(config: ReaderConfig) -> RawData:
     """Read a MovieLens data set.
 
     Raises:
-        DataError: malformed files, or a csv without GroupLens's header.
+        DataError: malformed files, or a csv file without GroupLens's header.
     """
     paths = files(config)
     if paths["interactions"].name == "u.data":
@@ -119,7 +119,7 @@ def _with_header(
     if header.split(",") != list(types):
         raise DataError(
             f"{path}:1: expected the header {','.join(types)!r}, found {header[:60]!r}; this copy "
-            "was converted: take the original from grouplens.org, or give it a header and use "
+            "was converted: download the original from grouplens.org, or add a header and use "
             "source 'table'"
         )
     return read_delimited(path, ",", types=types, required=required)

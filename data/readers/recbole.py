@@ -1,10 +1,10 @@
 """RecBole's atomic files: `X.inter`, and beside it `X.item` and `X.user`, with typed headers.
 
-A header names fields and their types (`user_id:token`, `genres:token_seq`, `timestamp:float`); the
-columns are separated by tabs, the values of a sequence by blanks. The path is the `.inter` file or
-a folder with one. Which fields are user, item, time and rating is said by `data.columns`, whose
-names are tried with `_id` behind them too. Users' attributes have no place in the canonical form;
-the file of users is checked and counted.
+A header has the names and types of the fields (`user_id:token`, `genres:token_seq`,
+`timestamp:float`). Columns are separated by tabs, the values of a sequence by blanks. The path is
+the `.inter` file or a folder with one. `data.columns` names the fields of user, item, time and
+rating; each name is also tried with the suffix `_id`. The canonical data have no attributes of
+users, so the file of users is only checked and counted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.delimited import delimited_batches, first_line, read_delimited
+from recsys.data.files import find_one
 from recsys.data.raw import (
     EventStream,
     ItemCatalog,
@@ -35,21 +36,16 @@ KINDS = {
     "float": pa.float64(),
     "float_seq": pa.string(),
 }
-TITLES = ("title", "name")  # a field that ends so is the title where none is called as asked
+TITLES = ("title", "name")  # suffixes of a field that is the title if none has the given name
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions`, and `items` and `users` where found.
+    """The files by role: `interactions`, and `items` and `users` if found.
 
     Raises:
         DataError: a folder with no or with several `.inter` files.
     """
-    path = config.path
-    if path.is_dir():
-        inside = sorted(path.glob("*.inter"))
-        if len(inside) != 1:
-            raise DataError(f"{path}: holds {len(inside)} files *.inter; name one as data.path")
-        path = inside[0]
+    path = find_one(config.path, "*.inter")
     found = {"interactions": path}
     for role, given, suffix in (("items", config.items, ".item"), ("users", None, ".user")):
         beside = path.with_suffix(suffix)
@@ -68,10 +64,10 @@ def read(config: ReaderConfig) -> RawData:
 
 
 def stream(config: ReaderConfig) -> EventStream:
-    """The same, of interactions that do not fit in memory.
+    """Read interactions that do not fit in memory part by part.
 
     Raises:
-        DataError: as `read` does, when they are read.
+        DataError: as `read`, when the iteration reaches the error.
     """
     paths = files(config)
     counts: Counter[str] = Counter()
@@ -83,7 +79,7 @@ def stream(config: ReaderConfig) -> EventStream:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """Field -> type."""
+    """Read the header: field -> type."""
     fields = {}
     for column in first_line(path).split("\t"):
         name, _, kind = column.partition(":")
@@ -105,7 +101,7 @@ def _needed(fields: dict[str, str], name: str, path: Path) -> str:
     if found is None:
         raise DataError(
             f"{path}: no field {name!r} or '{name}_id' among {', '.join(fields)}; "
-            "say what it is called with --set data.columns.user=..., .item=..."
+            "name it with --set data.columns.user=..., .item=..."
         )
     return found
 
@@ -165,7 +161,7 @@ def _catalog(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> 
         if name not in (item, title, text)
     }
     titles, texts = words.get(title or "", {}), words.get(text or "", {})
-    texts = {name: said or "" for name, said in texts.items()}
+    texts = {name: text or "" for name, text in texts.items()}
     return ItemCatalog(items_table(ids, titles, texts, attributes), None, dict(counts))
 
 

@@ -1,8 +1,8 @@
-"""S3-Rec: `Beauty.txt`, one line a user (`user item item ...`, in order of time, ids from 1).
+"""S3-Rec: `Beauty.txt`, one line per user (`user item item ...` in order of time, ids from 1).
 
-Beside it may lie `Beauty_item2attributes.json` (item -> numbers whose names are not published).
-Titles and an index may come from LC-Rec-style files of the same data set, where every id is
-smaller by one (`Yelp.item.json`, `Beauty.index.json`).
+Item attributes are read from `Beauty_item2attributes.json` beside it, if it exists; their names are
+not published. Titles and semantic IDs may come from LC-Rec files of the same data set, in which
+every id is smaller by one (`Yelp.item.json`, `Beauty.index.json`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.files import is_cut, number, read_integer_lines, read_json
-from recsys.data.item_texts import ItemText, names, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table, items_table
+from recsys.data.item_texts import ItemText, names, numbered_items, read_item_texts
+from recsys.data.raw import RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
-# Descriptions that list categories have one per attribute; the Yelp file fits but for one item.
+# Share of items whose description lists one category per attribute; all but one in the Yelp file.
 CATEGORY_AGREEMENT = 0.95
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions`, and `attributes`, `items`, `index` where given or found."""
+    """The files by role: `interactions`, and `attributes`, `items`, `index` if given or found."""
     beside = config.path.with_name(f"{config.path.stem}_item2attributes.json")
     found = {
         "interactions": config.path,
@@ -52,11 +52,7 @@ def read(config: ReaderConfig) -> RawData:
     lengths = np.asarray([len(line) - 1 for line in lines])
     events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
     numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}
-    described = (
-        {number + 1: item for number, item in read_item_texts(paths["items"]).items()}
-        if "items" in paths
-        else {}
-    )
+    described = {n + 1: item for n, item in read_item_texts(paths.get("items")).items()}
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
     metadata = described or numbered
     counts = {
@@ -69,11 +65,8 @@ def read(config: ReaderConfig) -> RawData:
         codes = aligned(read_index(paths["index"]), numbers - 1, paths["index"])
     return RawData(
         events_table(np.repeat(users, lengths), events),
-        items_table(
-            [str(n) for n in numbers.tolist()],
-            {str(n): item.title for n, item in described.items()},
-            {str(n): item.description for n, item in described.items()},
-            _attribute_columns(numbers.tolist(), numbered, described),
+        numbered_items(
+            numbers.tolist(), described, _attribute_columns(numbers.tolist(), numbered, described)
         ),
         codes,
         counts,
@@ -81,7 +74,7 @@ def read(config: ReaderConfig) -> RawData:
 
 
 def _read_attributes(path: Path) -> dict[int, list[str]]:
-    """Item -> attribute numbers; LastFM lists some several times."""
+    """Read item -> attribute numbers, without the repetitions that LastFM has."""
     found = {}
     for key, values in read_json(path).items():
         if not isinstance(values, list):
@@ -93,11 +86,11 @@ def _read_attributes(path: Path) -> dict[int, list[str]]:
 def _attribute_columns(
     numbers: list[int], numbered: dict[int, list[str]], described: dict[int, ItemText]
 ) -> dict[str, pa.Array]:
-    """`categories` where their names are known, else the bare `attributes`."""
+    """The column `categories` if the names are known, else `attributes` with their numbers."""
     listed = {n: item.categories or names(item.description) for n, item in described.items()}
     agreeing = sum(len(listed.get(n, [])) == len(values) for n, values in numbered.items())
-    named = any(item.categories for item in described.values())
-    if described and (named or (numbered and agreeing >= CATEGORY_AGREEMENT * len(numbered))):
+    has_names = any(item.categories for item in described.values())
+    if described and (has_names or (numbered and agreeing >= CATEGORY_AGREEMENT * len(numbered))):
         name, values_of = "categories", listed
     elif numbered:
         name, values_of = "attributes", numbered

@@ -1,10 +1,10 @@
 """Any csv, tsv or parquet file with named columns: one of events, optionally one of items.
 
-Events may also be a folder of parquet files, read in the order of their names.
+Events may also be a folder of parquet files, which are read in the order of their names.
 
-Events need the columns `user` and `item`; `timestamp` and `rating` are read where they exist. Items
-need `item`; `title` and `text` are read where they exist, every further column is an attribute.
-`data.columns` renames them. The delimiter (`,` `;` `|` or tab) is the one that finds the columns.
+Events must have the columns `user` and `item`, and may have `timestamp` and `rating`. Items must
+have `item`, and may have `title` and `text`; every other column is an attribute. `data.columns`
+gives other names. The delimiter (`,` `;` `|` or tab) is the one that yields the columns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from recsys.data.times import unix_seconds
 from recsys.errors import DataError
 
 DELIMITERS = (",", "\t", ";", "|")
-BATCH = 1 << 20  # rows of a parquet file that are read at a time
+BATCH = 1 << 20  # rows read at a time from a parquet file
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """`interactions` (each file of a folder of parquet files), and `items` where given.
+    """The files by role: `interactions` (or one role per file of a folder), and `items` if given.
 
     Raises:
         DataError: a folder without parquet files.
@@ -49,7 +49,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     if config.path.is_dir():
         inside = sorted(config.path.glob("*.parquet"))
         if not inside:
-            raise DataError(f"{config.path}: a folder is read as *.parquet, and none is there")
+            raise DataError(f"{config.path}: the folder has no *.parquet files")
         found = {f"interactions/{file.name}": file for file in inside}
     if config.items is not None:
         found["items"] = config.items
@@ -60,7 +60,7 @@ def read(config: ReaderConfig) -> RawData:
     """Read tables with named columns.
 
     Raises:
-        DataError: a missing column, a value of the wrong type, or a file that is no table.
+        DataError: a missing column, a value of the wrong type, or a file that is not a table.
     """
     paths, columns = files(config), config.columns
     counts: Counter[str] = Counter()
@@ -77,10 +77,10 @@ def read(config: ReaderConfig) -> RawData:
 
 
 def stream(config: ReaderConfig) -> EventStream:
-    """The same, of events that do not fit in memory; in a csv the first megabytes set the types.
+    """Read events that do not fit in memory; the first megabytes of a csv determine the types.
 
     Raises:
-        DataError: as `read` does, when the events are read.
+        DataError: as `read`, when the iteration reaches the error.
     """
     paths = files(config)
     counts: Counter[str] = Counter()
@@ -119,12 +119,12 @@ def _events(
 
 
 def _agree(tables: list[pa.Table], path: Path) -> None:
-    """All files of a folder must have the same columns."""
+    """Check that all files of a folder have the same columns."""
     for table in tables[1:]:
         if table.column_names != tables[0].column_names:
             raise DataError(
                 f"{path}: one file has {', '.join(table.column_names)}, the first "
-                f"{', '.join(tables[0].column_names)}; read them one by one"
+                f"{', '.join(tables[0].column_names)}; read them separately"
             )
 
 
@@ -144,7 +144,7 @@ def _catalog(path: Path | None, columns: Columns, events: pa.Table) -> ItemCatal
 
 
 def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) -> pa.Table:
-    """The table in a file; the columns `needed` are ids, that is strings, as they are written."""
+    """Read the table in a file; the columns `needed` are ids and are read as strings."""
     types = types | dict.fromkeys(needed, pa.string())
     if path.suffix == ".parquet":
         try:
@@ -154,14 +154,14 @@ def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) ->
         _check_header(path, table.column_names, needed)
     else:
         table = read_delimited(path, _delimiter(path, needed)[0], types=types)
-        _check_header(path, table.column_names, needed)  # a name may go on in the next line
+        _check_header(path, table.column_names, needed)  # a quoted name may contain a newline
     if not table.num_rows:
         raise DataError(f"{path}: no rows in it")
     return table
 
 
 def _batches(path: Path, columns: Columns) -> Iterator[pa.Table]:
-    """What `_read` reads of events, some rows at a time and only the columns that are used."""
+    """Read the columns of events that are used, some rows at a time."""
     needed = (columns.user, columns.item)
     used = (*needed, columns.timestamp, columns.rating)
     if path.suffix != ".parquet":
@@ -184,7 +184,7 @@ def _batches(path: Path, columns: Columns) -> Iterator[pa.Table]:
 
 
 def _delimiter(path: Path, needed: tuple[str, ...]) -> tuple[str, list[str]]:
-    """The delimiter that finds the first needed column, and the header that it gives."""
+    """The delimiter that yields the first needed column, and the header it gives."""
     line = first_line(path)
     delimiter = next((d for d in DELIMITERS if needed[0] in _names(line, d)), ",")
     header = _names(line, delimiter)
@@ -196,8 +196,8 @@ def _check_header(path: Path, header: list[str], needed: tuple[str, ...]) -> Non
     for name in needed:
         if header.count(name) != 1:
             raise DataError(
-                f"{path}: want one column {name!r}, the header has {str(header)[1:-1][:120]}; "
-                "say what the columns are called, for example --set data.columns.user=userId"
+                f"{path}: expected one column {name!r}, the header has {str(header)[1:-1][:120]}; "
+                "name the columns, for example --set data.columns.user=userId"
             )
 
 
@@ -212,7 +212,7 @@ def _names(line: str, delimiter: str) -> list[str]:
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Ids as strings; null becomes the empty one."""
+    """Convert ids to strings; null becomes the empty string."""
     return pc.fill_null(pc.cast(column, pa.string()), "")
 
 
@@ -226,7 +226,7 @@ def _cast(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.Chunk
 def _with_ids(
     table: pa.Table, names: tuple[str, ...], reason: str
 ) -> tuple[pa.Table, dict[str, int]]:
-    """The rows whose ids are all there, as strings, and how many have gone."""
+    """The rows without missing ids, with ids as strings, and the number of dropped rows."""
     whole = pa.chunked_array([np.ones(table.num_rows, bool)])
     for name in names:
         place = table.column_names.index(name)
@@ -237,13 +237,13 @@ def _with_ids(
 
 
 def _first_of_each(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Ascending rows at which a value appears for the first time."""
+    """The rows at which a value appears for the first time, ascending."""
     indices = column.combine_chunks().dictionary_encode().indices.to_numpy()
     return np.sort(np.unique(indices, return_index=True)[1])
 
 
 def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[pa.Table, int]:
-    """The catalog in the order of the items file, then of first appearance."""
+    """The items in the order of the items file, then of first appearance in the events."""
     if table is None:
         ids, missing = describe_all([], events)
         return items_table(ids, {}, {}, {}), missing
@@ -267,7 +267,7 @@ def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[
 
 
 def _attribute(column: pa.ChunkedArray) -> Any:
-    """A column as one of the canonical kinds; texts with `|` in them are lists."""
+    """Convert a column to a canonical type; texts with `|` become lists."""
     kind = column.type
     if pa.types.is_boolean(kind):
         return column

@@ -1,6 +1,6 @@
-"""Benchmarks that the command line offers: `recsys benchmark ...`. Nothing else imports them.
+"""Benchmarks of the command line: `recsys benchmark ...`. The rest of the library imports none.
 
-A benchmark is an entry point in `recsys.benchmarks`, so programs around the library can add theirs.
-Those here measure decoding: `workload` says on what, `timing` how a clock is read fairly, `decode`
-and `sizes` what is compared with what, `report` shows it.
+A benchmark is an entry point of the group `recsys.benchmarks`, so another package can add one.
+This package has the report of all benchmarks (`report`), fair timing (`timing`), and the
+benchmarks of decoding (`decode`, `workload`) and of the trie (`constraint`).
 """

@@ -1,8 +1,8 @@
-"""What decoding costs: every mode against own beam search and Hugging Face's, answers first.
+"""The cost of decoding: every mode against plain beam search and Hugging Face's `generate`.
 
-A cell is one K, one batch size, and prompts met for the first time (`cold`) or known but for the
-last item (`warm`). Within a cell every mode answers the same users; before a clock is read, its
-answers are compared with plain beam search's.
+A cell is one K, one batch size, and prompts that are new (`cold`) or known but for the last item
+(`warm`). All modes of a cell answer the same users. Their answers are compared with plain beam
+search's before anything is timed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,10 +26,12 @@ from recsys.decoding import (
     Engine,
     ModelDrafter,
     Proposal,
+    Search,
+    SearchRequest,
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.beam import grow, prepare
+from recsys.decoding.beam import grow
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.errors import RecsysError
@@ -39,11 +41,13 @@ from recsys.testing import allowed_tokens, huggingface_beam_search, same_ranking
 
 Reuse = Literal["cold", "warm"]
 Ranking = list[tuple[tuple[int, ...], float]]
+Row = dict[str, Any]
 MODES = ("exhaustive", "draft", "planned", "bound")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"
-# Largest difference of a score, and of scores among which places may be exchanged.
+HF_BATCHES = (1, 8)  # batch sizes at which Hugging Face is timed
+# Largest difference of a score, and of scores whose places may be exchanged.
 ROUNDING = (1e-4, 1e-5)
-HF_ROUNDING = (1e-3, 1e-4)  # it pads left and sums in another order
+HF_ROUNDING = (1e-3, 1e-4)  # Hugging Face pads on the left and sums in another order
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,13 @@ class Options:
     Attributes:
         beams: K.
         batches: requests decoded together.
-        nodes: sizes of draft trees, for modes `draft` and `bound`.
-        reuse: prompts met for the first time, or known but for the last item.
-        modes: of `MODES`; plain beam search is always one more. `bound` verifies the very beams
-            that the target will want, so it shows what the best draft at no cost could gain; with
-            a draft model also what one of its cost could.
-        repeats: rounds of eight requests or more; batches of fewer get more rounds.
-        hf_batches: batch sizes at which Hugging Face is timed, too.
-        hf_repeats: rounds of Hugging Face, likewise.
-        seed: of the order of modes.
+        nodes: sizes of draft trees, for the modes `draft` and `bound`.
+        reuse: kinds of prompts.
+        modes: of `MODES`; plain beam search is always measured. `bound` verifies the beams that the
+            target itself found before the clock started, so no draft can gain more.
+        repeats: rounds of batches of eight requests or more; smaller batches get more rounds.
+        hf_repeats: rounds of Hugging Face, likewise; 0 leaves it out.
+        seed: of the order of the modes.
     """
 
     beams: tuple[int, ...] = (5, 10, 20, 50)
@@ -70,43 +72,39 @@ class Options:
     reuse: tuple[Reuse, ...] = ("cold", "warm")
     modes: tuple[str, ...] = ("exhaustive", "draft", "planned")
     repeats: int = 15
-    hf_batches: tuple[int, ...] = (1, 8)
     hf_repeats: int = 3
     seed: int = 0
 
     def rounds(self, repeats: int, batch: int) -> int:
-        """Rounds of batches of this size, so that small ones meet as many users."""
+        """Rounds of batches of this size, so that small batches cover as many users."""
         return repeats * max(1, 8 // batch)
 
     @property
     def cells(self) -> int:
-        """How many there are."""
+        """Number of cells."""
         return len(self.beams) * len(self.batches) * len(self.reuse)
-
-
-@dataclass
-class Result:
-    """What was measured.
-
-    Attributes:
-        rows: one a cell and mode.
-        warm_ups: seconds that the planner took to measure the machine, for each reuse and K.
-    """
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    warm_ups: list[dict[str, Any]] = field(default_factory=list)
 
 
 def measure(
     workload: Workload, options: Options, advance: Callable[[], object] = lambda: None
-) -> Result:
-    """Time every cell; `advance` is called after each.
+) -> Row:
+    """Time every cell.
+
+    Args:
+        workload: what is decoded.
+        options: what is compared.
+        advance: called after each cell.
+
+    Returns:
+        `rows`, one for each cell and mode, and `warm_ups`, the seconds that the planner took to
+        measure the machine for each K and kind of prompts.
 
     Raises:
-        RecsysError: a mode's answer is not beam search's (float32 and float64; in other precisions
-            the rows say how far they agree).
+        RecsysError: a mode's answer is not beam search's. In precisions other than float32 and
+            float64 the rows say how far they agree instead.
     """
-    result = Result()
+    rows: list[Row] = []
+    warm_ups: list[Row] = []
     for reuse in options.reuse:
         for beams in options.beams:
             engine = _engine(workload, options, reuse)
@@ -114,19 +112,21 @@ def measure(
                 start = time.perf_counter()
                 engine.warm_up(workload.prompts[: max(options.batches)], beams, options.batches)
                 seconds = round(time.perf_counter() - start, 2)
-                result.warm_ups.append({"reuse": reuse, "beams": beams, "seconds": seconds})
+                warm_ups.append({"reuse": reuse, "beams": beams, "seconds": seconds})
             for batch in options.batches:
-                result.rows += _Cell(workload, options, engine, reuse, beams, batch).rows()
+                rows += _Cell(workload, options, engine, reuse, beams, batch).measure()
                 advance()
-    return result
+    return {"rows": rows, "warm_ups": warm_ups}
 
 
 def _engine(workload: Workload, options: Options, reuse: Reuse) -> Engine:
+    """An engine that keeps the prompts of a whole batch where they are warm."""
     room = 0
     if reuse == "warm":
-        tokens = max(options.batches) * (workload.longest + 4)  # a block more than the longest
-        models = [m for m in (workload.target, workload.draft) if m is not None]
-        room = tokens * max(_bytes_per_token(TreeModel.of(m)) for m in models)
+        tokens = max(options.batches) * (workload.longest + 4)  # one block of slots in addition
+        models = [TreeModel.of(m) for m in (workload.target, workload.draft) if m is not None]
+        shapes = [(key_value_shape(m.config), m.dtype.itemsize) for m in models]
+        room = tokens * max(2 * int(np.prod(shape)) * size for shape, size in shapes)
     return Engine(
         workload.target,
         workload.trie,
@@ -136,51 +136,67 @@ def _engine(workload: Workload, options: Options, reuse: Reuse) -> Engine:
     )
 
 
-def _bytes_per_token(model: TreeModel) -> int:
-    layers, heads, size = key_value_shape(model.config)
-    return 2 * layers * heads * size * model.dtype.itemsize
-
-
 class OwnTree:
-    """Drafts what the target's own beam search found: what the best draft could do.
+    """Drafts the beams that the target's own search found: the best that any draft could do.
 
     Attributes:
-        levels: beams of levels 1 .. L - 1.
-        draft: runs first, for the time it takes; its tree's sizes are kept, not its nodes. None
-            drafts at no cost, and no more nodes than needed.
+        levels: beams of levels 1 to L - 1.
+        draft: runs first, for the time that it takes; the tree gets its sizes, not its nodes. None
+            drafts in no time, and no more nodes than needed.
     """
 
     def __init__(self, levels: list[Frontier], draft: ModelDrafter | None = None) -> None:
-        """Draft `levels`; `of` finds them."""
+        """Draft `levels`; `search` finds them."""
         self.levels, self.draft = levels, draft
 
     @classmethod
     @torch.inference_mode()
-    def of(
+    def search(
         cls, target: Any, prompts: Sequence[Any], trie: ItemTrie, beams: int, prompt_slots: int = 0
     ) -> OwnTree:
-        """Search plainly."""
-        model = TreeModel.of(target)
-        ready = Prompts.of(prompts, model, trie.num_levels - 1)
-        step = prepare(model, len(ready), trie, beams, None, "vocabulary")
-        widths = [trie.width(depth, beams) for depth in range(1, step.levels + 1)]
-        with TokenTree(model, ready, sum(widths[:-1]), prompt_slots=prompt_slots) as tree:
-            return cls(list(grow(tree, step, widths))[:-1])
+        """Find the beams by plain beam search."""
+        search = Search.of(SearchRequest(prompts, prompt_slots=prompt_slots), target, trie)
+        widths = search.widths(beams)
+        with search.tree(sum(widths[:-1])) as tree:
+            return cls(list(grow(tree, search.step, widths))[:-1])
 
-    def propose(
-        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
-    ) -> Proposal:
+    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
         """See `recsys.decoding.Drafter`."""
         if self.draft is None:
             return Proposal(self.levels)
-        drafted = self.draft.propose(prompts, step, num_beams, prompt_slots=prompt_slots)
+        drafted = self.draft.propose(prompts, step, num_beams)
         widths = [level.states.shape[1] for level in drafted.levels]
         own = [level.padded(n) for level, n in zip(self.levels, widths, strict=True)]
         return Proposal(own, drafted.passes)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a mode returned in one round.
+
+    Attributes:
+        rankings: (sequence, score) of each request, best first.
+        stats: of each request; empty for Hugging Face.
+        plan: that the planner chose; "" for other modes.
+    """
+
+    rankings: list[Ranking]
+    stats: Sequence[DecodeStats] = ()
+    plan: str = ""
+
+    @classmethod
+    def of(cls, beams: Beams, plan: str = "") -> Answer:
+        """The answer of a search of this project."""
+        columns = (beams.tokens.tolist(), beams.scores.tolist(), beams.rows.tolist())
+        lists = [
+            [(tuple(t), s) for t, s, row in zip(*request, strict=True) if row >= 0]
+            for request in zip(*columns, strict=True)
+        ]
+        return cls(lists, beams.stats, plan)
+
+
 class _Cell:
-    """One K, batch size and reuse."""
+    """One K, batch size and kind of prompts."""
 
     def __init__(
         self,
@@ -195,29 +211,28 @@ class _Cell:
         self.reuse, self.beams, self.batch = reuse, beams, batch
         self.rounds = options.rounds(options.repeats, batch)
         self.hf_rounds = options.rounds(options.hf_repeats, batch)
-        self.plans: Counter[str] = Counter()
-        self.trees: dict[int, OwnTree] = {}
+        self._own_tree = cache(self._search_tree)  # is called first while answers are compared
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Compare, then time, then count."""
-        ways = self._ways()
-        agreement = self._compare(ways)
-        self.plans.clear()
-        answers: dict[str, list[Any]] = {name: [] for name in ways}
+    def measure(self) -> list[Row]:
+        """Compare the answers, time all modes side by side, and count their work."""
+        modes = self._modes()
+        agreement = self._compare(modes)
+        answers: dict[str, list[Answer]] = {name: [] for name in modes}
 
-        def side(name: str, rounds: int | None) -> Side:
-            return Side(lambda r: answers[name].append(ways[name](r)), self._prepare, rounds)
+        def side(name: str) -> Side:
+            rounds = self.hf_rounds if name == HUGGING_FACE else None
+            return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
 
-        few = {HUGGING_FACE: self.hf_rounds}
-        sides = {name: side(name, few.get(name)) for name in ways}
-        times = interleaved(sides, self.rounds, seed=self.options.seed)
-        costs = {n: self._own_cost(a) for n, a in answers.items() if n != HUGGING_FACE}
-        if HUGGING_FACE in ways:
-            costs[HUGGING_FACE] = self._hugging_face_cost(costs[BEAM]["bytes_per_slot"])
-        slots, per_slot = self._greedy_slots(), costs[BEAM]["bytes_per_slot"]
-        rows = []
+        times = interleaved({name: side(name) for name in modes}, self.rounds)
         base, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
+        first = answers[BEAM][0].stats[0]
+        bytes_per_slot = first.kv_bytes // first.kv_slots
+        rows = []
         for name, taken in times.items():
+            if name == HUGGING_FACE:
+                work = self._count_hugging_face(bytes_per_slot)
+            else:
+                work = _count(answers[name])
             row = {
                 "reuse": self.reuse,
                 "beams": self.beams,
@@ -230,96 +245,87 @@ class _Cell:
                 "ws_beam_cpu": ratio(base.cpu, taken.cpu),
                 "ws_huggingface": ratio(theirs.wall, taken.wall),
                 "ws_huggingface_cpu": ratio(theirs.cpu, taken.cpu),
-                **{k: v for k, v in costs[name].items() if k != "bytes_per_slot"},
-                "kv_to_greedy": round(costs[name]["kv_bytes"] / (slots * per_slot), 2),
+                **work,
+                "kv_to_greedy": round(work["kv_bytes"] / (self._slots(1) * bytes_per_slot), 2),
                 "agreement": agreement[name],
             }
             if name == PLANNED:
-                row["plans"] = dict(self.plans.most_common())
+                row["plans"] = dict(Counter(a.plan for a in answers[name]).most_common())
             rows.append(row)
         return rows
 
-    def _ways(self) -> dict[str, Callable[[int], Any]]:
-        """Mode -> what answers round r."""
-        engine, modes, nodes = self.engine, self.options.modes, self.options.nodes
-        ways: dict[str, Callable[[int], Any]] = {BEAM: self._search}
-        if self.batch in self.options.hf_batches and self.options.hf_repeats:
+    def _modes(self) -> dict[str, Callable[[int], Answer]]:
+        """Name of a mode -> the function that answers round r."""
+        engine, wanted, nodes = self.engine, self.options.modes, self.options.nodes
+        modes: dict[str, Callable[[int], Answer]] = {BEAM: self._search}
+        if self.batch in HF_BATCHES and self.options.hf_repeats:
             allowed = allowed_tokens(self.workload.item_tokens)
-            ways[HUGGING_FACE] = partial(self._generate, allowed=allowed)
-        if "exhaustive" in modes:
-            ways["exhaustive"] = partial(self._speculate, drafter=None)
-        if "draft" in modes and engine.draft is not None:
-            ways |= {f"draft-{n}": partial(self._draft, nodes=n) for n in nodes}
-        if PLANNED in modes:
-            ways[PLANNED] = self._plan
-        if "bound" in modes:
-            ways["bound"] = self._bound
+            modes[HUGGING_FACE] = partial(self._generate, allowed=allowed)
+        if "exhaustive" in wanted:
+            modes["exhaustive"] = partial(self._speculate, drafter=None)
+        if "draft" in wanted and engine.draft is not None:
+            for n in nodes:
+                modes[f"draft-{n}"] = partial(
+                    self._speculate, drafter=ModelDrafter(engine.draft, n)
+                )
+        if PLANNED in wanted:
+            modes[PLANNED] = self._plan
+        if "bound" in wanted:
+            modes["bound"] = self._bound
             if engine.draft is not None:
-                ways |= {f"bound-{n}": partial(self._bound, nodes=n) for n in nodes}
-        return ways
+                modes |= {f"bound-{n}": partial(self._bound, nodes=n) for n in nodes}
+        return modes
 
-    def _search(self, number: int) -> Beams:
+    def _search(self, number: int) -> Answer:
         engine = self.engine
-        return self._finished(
-            beam_search(
-                engine.target,
-                self._prompts(number),
-                engine.trie,
-                self.beams,
-                prompt_slots=engine.prompt_slots,
-            )
-        )
+        request = SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots)
+        return self._finish(beam_search(engine.target, request, engine.trie, self.beams))
 
-    def _generate(self, number: int, allowed: dict[tuple[int, ...], list[int]]) -> list[Ranking]:
-        return huggingface_beam_search(
-            self.workload.target, self._prompts(number), allowed, self.beams
-        )
+    def _generate(self, number: int, allowed: dict[tuple[int, ...], list[int]]) -> Answer:
+        prompts = self._prompts(number)
+        return Answer(huggingface_beam_search(self.workload.target, prompts, allowed, self.beams))
 
-    def _draft(self, number: int, nodes: int) -> Beams:
-        return self._speculate(number, ModelDrafter(self.engine.draft, nodes))
-
-    def _speculate(self, number: int, drafter: Any) -> Beams:
-        return self._finished(
+    def _speculate(self, number: int, drafter: Any) -> Answer:
+        engine = self.engine
+        return self._finish(
             speculative_beam_search(
-                self.engine.target,
+                engine.target,
                 drafter,
-                self._prompts(number),
-                self.engine.trie,
+                SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots),
+                engine.trie,
                 self.beams,
-                prompt_slots=self.engine.prompt_slots,
             )
         )
 
-    def _plan(self, number: int) -> Beams:
+    def _plan(self, number: int) -> Answer:
         decoded = self.engine.decode(self._prompts(number), self.beams)
-        self.plans[str(decoded.plan)] += 1
-        return decoded.beams
+        return self._finish(decoded.beams, str(decoded.plan))
 
-    def _bound(self, number: int, nodes: int = 0) -> Beams:
-        """The tree is found while answers are compared, so before the clock runs."""
-        engine = self.engine
-        if number not in self.trees:
-            # by a model of its own: the engine's keeps prompts
-            self.trees[number] = OwnTree.of(
-                self.workload.target,
-                self._prompts(number),
-                engine.trie,
-                self.beams,
-                engine.prompt_slots,
-            )
-        draft = ModelDrafter(engine.draft, nodes) if nodes else None
-        return self._speculate(number, OwnTree(self.trees[number].levels, draft))
+    def _bound(self, number: int, nodes: int = 0) -> Answer:
+        draft = ModelDrafter(self.engine.draft, nodes) if nodes else None
+        return self._speculate(number, OwnTree(self._own_tree(number).levels, draft))
 
-    def _finished(self, beams: Beams) -> Beams:
+    def _search_tree(self, number: int) -> OwnTree:
+        """The target's beams, found by a model that keeps no prompts."""
+        engine, prompts = self.engine, self._prompts(number)
+        return OwnTree.search(
+            self.workload.target, prompts, engine.trie, self.beams, engine.prompt_slots
+        )
+
+    def _finish(self, beams: Beams, plan: str = "") -> Answer:
+        """The answer, once the device has computed it."""
+        self._wait()
+        return Answer.of(beams, plan)
+
+    def _wait(self) -> None:
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
-        return beams
 
     def _prompts(self, number: int) -> list[Any]:
         return [self.workload.prompts[i] for i in self.workload.group(number, self.batch)]
 
     def _prepare(self, number: int) -> None:
-        """Know the prompts as they were one item ago, and nothing else."""
+        """Warm: have the models keep the prompts as they were one item ago, and nothing else."""
         if self.reuse == "cold":
             return
         self.engine.forget()
@@ -328,78 +334,59 @@ class _Cell:
             if model is not None:
                 with TokenTree(model, Prompts.of(earlier, model), 0) as tree:
                     tree.note(tree.forward().amax(-1))
-        if self.engine.target.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.target.device)
+        self._wait()
 
-    def _compare(self, ways: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float]]:
-        """How far every mode agrees with plain beam search, over the rounds it will be timed in."""
+    def _compare(self, modes: dict[str, Callable[[int], Answer]]) -> dict[str, Row]:
+        """How far every mode agrees with plain beam search, over the rounds to be timed."""
         exact = self.engine.target.dtype in (torch.float32, torch.float64)
-        found: dict[str, list[Agreement]] = {name: [] for name in ways}
+        found: dict[str, list[Agreement]] = {name: [] for name in modes}
         for number in range(self.rounds):
             self._prepare(number)
-            expected = rankings(ways[BEAM](number))
-            for name, way in ways.items():
+            expected = modes[BEAM](number).rankings
+            for name, mode in modes.items():
                 theirs = name == HUGGING_FACE
                 if theirs and number >= self.hf_rounds:
                     continue
                 self._prepare(number)
-                answer = way(number)
-                answer = answer if theirs else rankings(answer)
-                agreement = Agreement.of(answer, expected, *(HF_ROUNDING if theirs else ROUNDING))
+                rounding = HF_ROUNDING if theirs else ROUNDING
+                agreement = Agreement.of(mode(number).rankings, expected, *rounding)
                 if exact and agreement.requests < 1:
                     raise RecsysError(
                         f"{name} at K = {self.beams}, B = {self.batch}, {self.reuse}: an answer is "
                         f"not beam search's ({agreement}); nothing was timed"
                     )
                 found[name].append(agreement)
-        return {name: asdict(Agreement.joined(parts)) for name, parts in found.items()}
+        return {name: asdict(Agreement.join(parts)) for name, parts in found.items()}
 
-    def _own_cost(self, answers: Sequence[Beams]) -> dict[str, Any]:
-        stats = [s for beams in answers for s in beams.stats]
+    def _count_hugging_face(self, bytes_per_slot: int) -> Row:
+        """Computed, not measured: every beam has its own cache, padded to the longest prompt."""
+        slots = self._slots(self.beams, shared=False)
         return {
-            "passes": _mean(stats, "target_passes"),
-            "accepted_levels": _mean(stats, "accepted_levels"),
-            "target_tokens": _mean(stats, "target_tokens"),
-            "draft_passes": _mean(stats, "draft_passes"),
-            "drafted_nodes": _mean(stats, "drafted_nodes"),
-            "kv_bytes": round(_mean(stats, "kv_bytes")),
-            "bytes_per_slot": stats[0].kv_bytes // stats[0].kv_slots,
-        }
-
-    def _hugging_face_cost(self, bytes_per_slot: int) -> dict[str, Any]:
-        """Counted, not measured: every beam is run and kept alone, padded to the longest prompt."""
-        levels = self.workload.item_tokens.shape[1]
-        longest = [max(map(len, self._prompts(r))) for r in range(self.rounds)]
-        slots = self.beams * (float(np.mean(longest)) + levels - 1)
-        return {
-            "passes": levels,
+            "passes": self.workload.item_tokens.shape[1],
             "accepted_levels": 0,
             "target_tokens": round(slots, 2),
             "draft_passes": 0,
             "drafted_nodes": 0,
             "kv_bytes": round(slots * bytes_per_slot),
-            "bytes_per_slot": bytes_per_slot,
         }
 
-    def _greedy_slots(self) -> float:
-        """Mean slots of decoding one beam: the prompt, and a token of every level but the last."""
+    def _slots(self, beams: int, *, shared: bool = True) -> float:
+        """Mean cache slots of a request: the prompt, and a token of every level but the last."""
+        length = np.mean if shared else np.max
+        prompts = [float(length([len(p) for p in self._prompts(r)])) for r in range(self.rounds)]
         levels = int(self.workload.item_tokens.shape[1])
-        lengths = [len(p) for r in range(self.rounds) for p in self._prompts(r)]
-        return sum(lengths) / len(lengths) + levels - 1
+        return beams * (float(np.mean(prompts)) + levels - 1)
 
 
-def _mean(stats: Sequence[DecodeStats], name: str) -> float:
-    return round(float(np.mean([getattr(s, name) for s in stats])), 3)
-
-
-def rankings(beams: Beams) -> list[Ranking]:
-    """(sequence, score) of each request, best first."""
-    return [
-        [(tuple(t), s) for t, s, row in zip(*lists, strict=True) if row >= 0]
-        for lists in zip(
-            beams.tokens.tolist(), beams.scores.tolist(), beams.rows.tolist(), strict=True
-        )
-    ]
+def _count(answers: Sequence[Answer]) -> Row:
+    """Mean work of a request."""
+    stats = [s for answer in answers for s in answer.stats]
+    names = (
+        "target_passes", "accepted_levels", "target_tokens", "draft_passes", "drafted_nodes",
+        "kv_bytes",
+    )  # fmt: skip
+    means = {name: round(float(np.mean([getattr(s, name) for s in stats])), 3) for name in names}
+    return {"passes": means.pop("target_passes"), **means, "kv_bytes": round(means["kv_bytes"])}
 
 
 @dataclass(frozen=True)
@@ -431,8 +418,8 @@ class Agreement:
         return cls(same / len(expected), common / max(1, total), gap)
 
     @classmethod
-    def joined(cls, parts: Sequence[Agreement]) -> Agreement:
-        """Of batches of one size."""
+    def join(cls, parts: Sequence[Agreement]) -> Agreement:
+        """The agreement of batches of one size."""
         return cls(
             round(float(np.mean([p.requests for p in parts])), 4),
             round(float(np.mean([p.items for p in parts])), 4),

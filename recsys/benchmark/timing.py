@@ -1,7 +1,7 @@
-"""Clocks read fairly: every side once a round, in another order each round; medians and spreads.
+"""Fair timing: every side runs once a round, in another order each round.
 
-A busy machine is then busy for all, and sides are compared by the ratio within each round, which
-what changes from round to round (the requests, the neighbours' load) touches least.
+A busy machine is then busy for all sides. Sides are compared by the ratio of their times within
+each round, which changes least with the requests and with other work on the machine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Side:
-    """One of the ways that are compared.
+    """One of the things that are compared.
 
     Attributes:
-        run: does round r's work, to the end: nothing may be left queued on a device.
-        prepare: is called before it and not timed.
-        rounds: takes part in the first so many rounds only; None for all.
+        run: does the work of round r; it must wait for what it queues on a device.
+        prepare: called before `run` and not timed.
+        rounds: the side takes part in this many first rounds; None for all.
     """
 
     run: Callable[[int], object]
@@ -33,9 +33,9 @@ class Times:
     """Seconds of one side, round by round.
 
     Attributes:
-        wall: that passed.
-        cpu: that this process computed, in all threads; neighbours hardly touch it, but a device's
-            time is not in it.
+        wall: elapsed time.
+        cpu: processor time of this process, in all threads. Other work on the machine hardly
+            changes it. It does not include the time of a device.
     """
 
     wall: list[float] = field(default_factory=list)
@@ -43,12 +43,15 @@ class Times:
 
 
 def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dict[str, Times]:
-    """Times of each side in each round that it took part in.
+    """Time all sides.
 
     Args:
         sides: by name.
-        rounds: how many.
-        seed: of the order within each round.
+        rounds: number of rounds.
+        seed: of the order of sides within each round.
+
+    Returns:
+        Times by name, one for each round that the side took part in.
     """
     rng = np.random.default_rng(seed)
     names, times = list(sides), {name: Times() for name in sides}
@@ -75,9 +78,9 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float] | None:
-    """How many times as long `slow` takes: spread of the ratios within the rounds both have.
+    """Median and quartiles of `slow / fast` over the rounds that both have, which come first.
 
-    None without such a round. Rounds that a side misses are the last ones.
+    None without such a round.
     """
     common = min(len(slow), len(fast))
     if not common:

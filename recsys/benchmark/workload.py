@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,14 @@ from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
 
 LEVELS, CODES = 4, 256
-LOGITS = 3.0  # standard deviation of a random model's; peaked enough that scores rarely tie
+LOGITS = 3.0  # standard deviation of a random model's logits, so that scores rarely tie
 SHAPES = {
     **PRESETS,
     "68M": Architecture(768, 3072, 2, 12),
     "1.1B": Architecture(2048, 5632, 22, 32, kv_heads=4),
     "7B": Architecture(4096, 11008, 32, 32),
 }
-# Shapes of published models come with the words of their tokenizer and are drafted for by the 68M.
-WORDS = {"68M": 32_000, "1.1B": 32_000, "7B": 32_000}
+WORDS = dict.fromkeys(("68M", "1.1B", "7B"), 32_000)  # tokens of the published tokenizer
 DRAFTS = {"1.1B": "68M", "7B": "68M"}
 
 
@@ -47,7 +44,7 @@ class Workload:
         prompts: token ids, one a user.
         earlier: the same users' prompts one item ago.
         longest: tokens of the longest prompt that can come.
-        facts: what a result says of it, plain values.
+        facts: description for a result, plain values.
     """
 
     target: Any
@@ -64,27 +61,46 @@ class Workload:
         return ItemTrie.build(self.item_tokens)
 
     def group(self, number: int, size: int) -> list[int]:
-        """Users of the batch that round `number` asks about, one after another."""
+        """Indices of the users whose prompts are the batch of round `number`."""
         return [(number * size + i) % len(self.prompts) for i in range(size)]
 
 
-def of_bundle(
-    path: Path, dataset: Path, *, users: int, device: str, dtype: torch.dtype, seed: int
-) -> Workload:
-    """A bundle's models and catalog; test users of its data set, or random histories without it.
+@dataclass(frozen=True)
+class Setup:
+    """How a workload is made.
+
+    Attributes:
+        users: number of users with prompts, at most.
+        device: torch device of the models.
+        dtype: of the models.
+        seed: of everything random.
+    """
+
+    users: int
+    device: str
+    dtype: torch.dtype
+    seed: int
+
+
+def of_bundle(path: Path, dataset: Path, setup: Setup) -> Workload:
+    """A bundle's models and catalog, and the test users of its data set.
+
+    Without the bundle's data set, users have random histories.
 
     Raises:
         ArtifactError: not a bundle.
         DataError: a broken data set.
     """
     bundle = Bundle.load(path)
-    target = load_model(bundle.target, dtype=dtype, device=device)
-    draft = None if bundle.draft is None else load_model(bundle.draft, dtype=dtype, device=device)
-    rng = np.random.default_rng(seed)
-    histories, source = _test_histories(bundle, dataset, users, rng), "test users"
+    target, draft = (
+        None if folder is None else load_model(folder, dtype=setup.dtype, device=setup.device)
+        for folder in (bundle.target, bundle.draft)
+    )
+    rng = np.random.default_rng(setup.seed)
+    histories, source = _test_histories(bundle, dataset, setup.users, rng), "test users"
     if histories is None:
         say(f"{dataset} is not this bundle's data set: histories are random")
-        lengths = rng.integers(2, bundle.prompt.max_items + 1, users)
+        lengths = rng.integers(2, bundle.prompt.max_items + 1, setup.users)
         items = [rng.integers(0, len(bundle.catalog), n).tolist() for n in lengths]
         histories, source = Histories.of(items), "random histories"
     facts = {"weights": path.name, "bundle": bundle.manifest.digest, "prompts": source}
@@ -94,7 +110,7 @@ def of_bundle(
 def _test_histories(
     bundle: Bundle, dataset: Path, users: int, rng: np.random.Generator
 ) -> Histories | None:
-    """Of users with at least two events before what the test asks for."""
+    """Histories of users with at least two events before the test event."""
     if not (dataset / MANIFEST).is_file():
         return None
     data = Dataset.load(dataset)
@@ -105,61 +121,46 @@ def _test_histories(
     return histories.take(fit) if len(fit) else None
 
 
-def of_shape(
-    shape: str,
-    *,
-    items: int,
-    history: int,
-    users: int,
-    device: str,
-    dtype: torch.dtype,
-    seed: int,
-) -> Workload:
-    """Random weights of a named shape, and a random draft: tiny's, or 68M's for the billions.
+def of_shape(shape: str, setup: Setup, *, items: int, history: int) -> Workload:
+    """Random weights of a named shape and of a draft: `tiny`, or `68M` for the billions.
 
     Raises:
         ConfigError: an unknown shape, or more items than a catalog can have.
     """
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape!r} is not one of {', '.join(SHAPES)}")
-    words = WORDS.get(shape, 2)
-    vocabulary = Vocabulary.from_levels([CODES] * LEVELS, first=words)
-    draft = random_model(
-        SHAPES[DRAFTS.get(shape, "tiny")], vocabulary, device=device, dtype=dtype, seed=seed + 1
-    )
-    found = of_sizes(
-        SHAPES[shape],
-        vocabulary,
-        items=items,
-        history=history,
-        users=users,
-        device=device,
-        dtype=dtype,
-        seed=seed,
-        draft=draft,
-    )
-    found.facts["weights"] = f"random, {shape}"
-    return found
+    vocabulary = Vocabulary.from_levels([CODES] * LEVELS, first=WORDS.get(shape, 2))
+    shapes = (SHAPES[shape], SHAPES[DRAFTS.get(shape, "tiny")])
+    workload = of_random(shapes, vocabulary, setup, items=items, history=history)
+    workload.facts["weights"] = f"random, {shape}"
+    return workload
 
 
-def of_sizes(
-    sizes: Architecture,
+def of_random(
+    shapes: tuple[Architecture, Architecture | None],
     vocabulary: Vocabulary,
+    setup: Setup,
     *,
     items: int,
     history: int,
-    users: int,
-    device: str,
-    dtype: torch.dtype,
-    seed: int,
-    draft: Any | None = None,
 ) -> Workload:
-    """Random weights, a skewed random catalog, and users who chose `history` of its items."""
-    rng = np.random.default_rng(seed)
+    """Random weights of a target and perhaps a draft, over a skewed random catalog.
+
+    Args:
+        shapes: of the target and the draft.
+        vocabulary: of both.
+        setup: how it is made.
+        items: of the catalog.
+        history: items in the history of each user.
+    """
+    rng = np.random.default_rng(setup.seed)
     tokens = vocabulary.encode(skewed_codes(rng, items, vocabulary.level_sizes))
     encoder = PromptEncoder(tokens, vocabulary.prefix, PromptConfig(history, 1))
-    histories = Histories.of(rng.integers(0, items, (users, history)).tolist())
-    target = random_model(sizes, vocabulary, device=device, dtype=dtype, seed=seed)
+    histories = Histories.of(rng.integers(0, items, (setup.users, history)).tolist())
+    target, draft = (
+        None if shape is None else random_model(shape, vocabulary, replace(setup, seed=seed))
+        for seed, shape in enumerate(shapes, setup.seed)
+    )
     facts = {"weights": "random", "prompts": f"random histories of {history} items"}
     return _workload(target, draft, encoder, histories, facts)
 
@@ -174,9 +175,10 @@ def _workload(
     prompts = encoder.encode_all(histories)
     earlier = encoder.encode_all(Histories.of([h[:-1] for h in histories]))
     trie = ItemTrie.build(encoder.item_tokens)
+    sizes = [None if m is None else sum(p.numel() for p in m.parameters()) for m in (target, draft)]
     facts |= {
-        "target_parameters": _parameters(target),
-        "draft_parameters": None if draft is None else _parameters(draft),
+        "target_parameters": sizes[0],
+        "draft_parameters": sizes[1],
         "items": trie.num_items,
         "rows": trie.num_rows,
         "branching": list(trie.branching),
@@ -186,17 +188,13 @@ def _workload(
     return Workload(target, draft, encoder.item_tokens, prompts, earlier, encoder.max_tokens, facts)
 
 
-def _parameters(model: Any) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 def skewed_codes(
     rng: np.random.Generator, items: int, level_sizes: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """(items, L) distinct codes: at each level few are common, and which ones hangs on the prefix.
+    """(items, L) distinct codes: at each level few are common, and the prefix decides which.
 
     Raises:
-        ConfigError: more items than half of all there can be.
+        ConfigError: more items than half of all that are possible.
     """
     room = np.prod([float(size) for size in level_sizes])
     if not 1 <= items <= room / 2:
@@ -214,24 +212,17 @@ def skewed_codes(
     return rng.permutation(found)[:items]
 
 
-def random_model(
-    sizes: Architecture, vocabulary: Vocabulary, *, device: str, dtype: torch.dtype, seed: int
-) -> Any:
-    """A model with random weights, made where and as it is used: billions need no second copy."""
-    with torch.random.fork_rng(), torch.device(device), _default(dtype):
-        torch.manual_seed(seed)
-        model = build(sizes, vocabulary).eval()
-    head = model.get_output_embeddings().weight
-    with torch.no_grad():
-        head.mul_(LOGITS / (float(head.float().std()) * sizes.hidden_size**0.5))
-    return model
-
-
-@contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def random_model(shape: Architecture, vocabulary: Vocabulary, setup: Setup) -> Any:
+    """A model with random weights, made on its device so that billions need no second copy."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(setup.dtype)
     try:
-        yield
+        with torch.random.fork_rng(), torch.device(setup.device):
+            torch.manual_seed(setup.seed)
+            model = build(shape, vocabulary).eval()
     finally:
         torch.set_default_dtype(before)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head.mul_(LOGITS / (float(head.float().std()) * shape.hidden_size**0.5))
+    return model

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
-from recsys.decoding.candidates import CandidateDrafter
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, Proposal
+from recsys.decoding.draft import (
+    CandidateDrafter,
+    Drafter,
+    ExhaustiveDrafter,
+    ModelDrafter,
+    Proposal,
+)
 from recsys.decoding.engine import Decoded, Engine
-from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.output import Beams, DecodeStats, Trace, TraceNode
 from recsys.decoding.planner import Plan
+from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.score import score_rows
 from recsys.decoding.shared import shared_beam_search
 from recsys.decoding.speculative import speculative_beam_search
-from recsys.decoding.trace import Trace, TraceNode
+from recsys.modes import Mode
 
 __all__ = [
     "Beams",
@@ -22,9 +28,12 @@ __all__ = [
     "Drafter",
     "Engine",
     "ExhaustiveDrafter",
+    "Mode",
     "ModelDrafter",
     "Plan",
     "Proposal",
+    "Search",
+    "SearchRequest",
     "Trace",
     "TraceNode",
     "beam_search",

@@ -16,30 +16,23 @@ from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
-from recsys.constraint.boost import Boost
-from recsys.constraint.mask import RowMask
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.beam import finish, prepare
-from recsys.decoding.candidates import CandidateDrafter
-from recsys.decoding.expand import Frontier, Normalize, stable_top
-from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.beam import finish
+from recsys.decoding.draft import CandidateDrafter
+from recsys.decoding.expand import Frontier, stable_top
+from recsys.decoding.output import Beams
+from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.table import Table
-from recsys.decoding.tree import Prompts, TokenTree, require_finite
-from recsys.models.tree_forward import TreeModel
+from recsys.decoding.tree import TokenTree, require_finite
 
 
 @torch.inference_mode()
 def complete(
     target: Any,
     beams: Beams,
-    prompts: Sequence[ArrayLike] | Prompts,
+    request: Search | SearchRequest | Sequence[ArrayLike],
     trie: ItemTrie | DeviceTrie,
     *,
-    exclude: Sequence[ArrayLike] | None = None,
-    masks: Sequence[RowMask | None] | None = None,
-    boosts: Sequence[Boost | None] | None = None,
-    normalize: Normalize = "vocabulary",
-    prompt_slots: int = 0,
     pass_nodes: int = 128,
     max_nodes: int = 2048,
 ) -> Beams:
@@ -48,21 +41,16 @@ def complete(
     Args:
         target: the model that gave `beams`.
         beams: of `beam_search` or `speculative_beam_search`, not sampled.
-        prompts: as given there.
-        trie: as given there.
-        exclude: as given there.
-        masks: as given there.
-        boosts: as given there.
-        normalize: as given there.
-        prompt_slots: as given there.
-        pass_nodes: prefixes looked into at a time.
-        max_nodes: most a request; where they do not suffice, its answer stays what it was.
+        request: that the beams answer.
+        trie: that they were found over.
+        pass_nodes: prefixes expanded in one pass.
+        max_nodes: most nodes a request; where they do not suffice, its answer stays what it was.
 
     Returns:
         Beams; `is_global` says which are proven, `stats` include the additional work.
 
     Raises:
-        ValueError: as `beam_search`, approximate beams, beams of another number of prompts or of
+        ValueError: as `beam_search`; approximate beams, beams of another number of prompts or of
             another trie, or fewer `max_nodes` than one pass needs.
         NonFiniteError: as `beam_search`.
     """
@@ -70,71 +58,98 @@ def complete(
         raise ValueError("beams: only an exact search can be completed")
     pass_nodes = arguments.whole_number("pass_nodes", pass_nodes)
     max_nodes = arguments.whole_number("max_nodes", max_nodes)
-    source = trie if isinstance(trie, ItemTrie) else trie.source
-    (requests, asked), levels = beams.rows.shape, source.num_levels
-    if len(prompts) != requests:
-        raise ValueError(f"beams of {requests} requests for {len(prompts)} prompts")
-    num_beams = min(asked, source.num_rows)
-    least = pass_nodes + num_beams * (levels - 1)
-    if max_nodes < least:
-        raise ValueError(f"max_nodes: want at least {least} for {num_beams} beams, got {max_nodes}")
-    model = TreeModel.of(target)
-    ready = Prompts.of(prompts, model, levels - 1)
-    step = prepare(model, len(ready), trie, asked, exclude, normalize, masks=masks, boosts=boosts)
+    search = Search.of(request, target, trie)
+    source = search.step.trie.source
+    requests, wanted = beams.rows.shape
+    if len(search) != requests:
+        raise ValueError(f"beams of {requests} requests for {len(search)} prompts")
+    num_beams = min(wanted, source.num_rows)
+    beam_nodes = num_beams * (source.num_levels - 1)
+    if max_nodes < pass_nodes + beam_nodes:
+        raise ValueError(
+            f"max_nodes: want at least {pass_nodes + beam_nodes} for {num_beams} beams, got "
+            f"{max_nodes}"
+        )
     rows = beams.rows.clamp(max=source.num_rows - 1)
-    if not torch.equal(step.trie.sequences(rows), beams.tokens):
+    if not torch.equal(search.step.trie.sequences(rows), beams.tokens):
         raise ValueError("beams: found over another trie")
-    todo = (~beams.is_global).nonzero().squeeze(1)
-    if not len(todo):
+    open_ = (~beams.is_global).nonzero().squeeze(1)
+    if not len(open_):
         return beams
-    places = todo.tolist()
-    ready, step = ready.take(places), step.take(todo)
-    found_rows = [r[r >= 0].cpu().numpy() for r in beams.rows[todo]]
-    known = CandidateDrafter(found_rows, num_beams * (levels - 1))
-    proposal = known.propose(ready, step, num_beams, prompt_slots=prompt_slots)
-    found = Frontier.root(len(beams.rows), model.score_dtype, model.device).padded(num_beams)
-    found = Frontier(*(part.clone() for part in found))  # its parts are written one by one
-    finite = torch.ones(requests, dtype=torch.bool, device=model.device)
-    proven = torch.zeros(len(beams.rows), dtype=torch.bool, device=model.device)
-    stats = list(beams.stats)
-    with TokenTree(model, ready, max_nodes, prompt_slots=prompt_slots) as tree:
-        table = Table(tree, step)
-        table.add_levels(proposal.levels)
-        request = todo
-        while len(request):
+    part = search.take(open_)
+    known = CandidateDrafter([r[r >= 0].cpu().numpy() for r in beams.rows[open_]], beam_nodes)
+    answers = _Answers(beams, search, num_beams)
+    with TokenTree(search.model, part.prompts, max_nodes) as tree:
+        table = Table(tree, part.step)
+        table.add_levels(known.propose(part.prompts, part.step, num_beams).levels)
+        request_of = open_  # place in `beams` of each request of the table
+        while len(request_of):
             table.run()
-            finite[request] = tree.finite
-            require_finite(finite)
-            answer, wanted = _look(table, num_beams, pass_nodes)
-            finished = ~(wanted.scores > -torch.inf).any(1)
-            room = tree.nodes + pass_nodes <= max_nodes
-            leave = finished if room else torch.ones_like(finished)
-            for whole, part in zip(found, answer, strict=True):
-                whole[request[finished]] = part[finished]
-            proven[request[finished]] = True
-            for i, n in zip(request[leave].tolist(), tree.lengths[leave].tolist(), strict=True):
-                stats[i] = _add(stats[i], tree, n, int(tree.cached[todo.tolist().index(i)]))
+            answers.require_finite(request_of, tree.finite)
+            found, frontier = _look(table, num_beams, pass_nodes)
+            proven = ~(frontier.scores > -torch.inf).any(1)
+            leave = proven if tree.nodes + pass_nodes <= max_nodes else torch.ones_like(proven)
+            answers.take(request_of[proven], found.take(proven))
+            answers.count(request_of[leave], table.request[leave], tree)
             going_on = (~leave).nonzero().squeeze(1)
-            request, wanted = request[going_on], wanted.take(going_on)
+            request_of, frontier = request_of[going_on], frontier.take(going_on)
             table.keep(going_on)
             if len(going_on):
-                real = wanted.scores > -torch.inf
-                depth = table.depth.gather(1, wanted.parents) + 1
-                table.add(wanted.states, wanted.tokens, wanted.parents, depth, real)
-    best = finish(found, step, asked, [])
-    mask = proven[:, None]
-    return replace(
-        beams,
-        tokens=torch.where(mask[..., None], best.tokens, beams.tokens),
-        scores=torch.where(mask, best.scores, beams.scores),
-        rows=torch.where(mask, best.rows, beams.rows),
-        stats=stats,
-        is_global=beams.is_global | proven,
-    )
+                real = frontier.scores > -torch.inf
+                depth = table.depth.gather(1, frontier.parents) + 1
+                table.add(frontier.states, frontier.tokens, frontier.parents, depth, real)
+    return answers.beams(beams)
+
+
+class _Answers:
+    """What the completion has found, by place in the batch of `beams`."""
+
+    def __init__(self, beams: Beams, search: Search, num_beams: int) -> None:
+        """Nothing is proven beyond `beams`."""
+        model, requests = search.model, len(beams.rows)
+        none = Frontier.root(requests, model.score_dtype, model.device).padded(num_beams)
+        self._frontier = Frontier(*(part.clone() for part in none))  # written to in `take`
+        self._finite = torch.ones(requests, dtype=torch.bool, device=model.device)
+        self._proven = torch.zeros_like(self._finite)
+        self._stats, self._step = list(beams.stats), search.step
+
+    def require_finite(self, requests: torch.Tensor, finite: torch.Tensor) -> None:
+        """Raise unless the logits of all requests are finite so far.
+
+        Raises:
+            NonFiniteError: they are not.
+        """
+        self._finite[requests] = finite
+        require_finite(self._finite)
+
+    def take(self, requests: torch.Tensor, found: Frontier) -> None:
+        """The global top K of these requests."""
+        for all_, some in zip(self._frontier, found, strict=True):
+            all_[requests] = some
+        self._proven[requests] = True
+
+    def count(self, requests: torch.Tensor, places: torch.Tensor, tree: TokenTree) -> None:
+        """Add the work done for requests, which have these places in the tree's first batch."""
+        for request, place in zip(requests.tolist(), places.tolist(), strict=True):
+            self._stats[request] = self._stats[request].plus(tree.stats(place))
+
+    def beams(self, before: Beams) -> Beams:
+        """The answers that are proven now, and those of `before` for the others."""
+        best = finish(self._frontier, self._step, before.rows.shape[1], [])
+        assert before.is_global is not None  # noqa: S101 - for the type checker
+        mask = self._proven[:, None]
+        return replace(
+            before,
+            tokens=torch.where(mask[..., None], best.tokens, before.tokens),
+            scores=torch.where(mask, best.scores, before.scores),
+            rows=torch.where(mask, best.rows, before.rows),
+            stats=self._stats,
+            is_global=before.is_global | self._proven,
+        )
 
 
 def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Frontier]:
-    """The best K complete sequences that the table knows, and the prefixes still to look into.
+    """The best K complete sequences that the table knows, and the prefixes still to expand.
 
     Args:
         table: all of it has been run.
@@ -150,7 +165,7 @@ def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Fron
     open_ = []
     for depth in range(levels - 1):
         run, children = table.children(depth, nodes)
-        # an equal score may hide an answer of a lower row
+        # keep equal scores: one may lead to an answer of a lower row
         scores = children.scores.masked_fill(run | (children.scores < limit), -torch.inf)
         children = children._replace(scores=scores)
         open_.append(children.at(stable_top(scores, min(pass_nodes, scores.shape[1]))[0]))
@@ -159,15 +174,3 @@ def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Fron
     every = Frontier.joined(open_)
     most, _ = stable_top(every.scores, min(pass_nodes, every.scores.shape[1]))
     return answer, every.at(most)
-
-
-def _add(stats: DecodeStats, tree: TokenTree, length: int, cached: int) -> DecodeStats:
-    """Counters with this search's work added."""
-    slots = max(stats.kv_slots, length + tree.nodes)
-    return replace(
-        stats,
-        target_passes=stats.target_passes + tree.passes,
-        target_tokens=stats.target_tokens + length - cached + tree.nodes,
-        kv_slots=slots,
-        kv_bytes=slots * tree.cache.bytes_per_slot,
-    )

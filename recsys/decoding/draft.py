@@ -1,4 +1,4 @@
-"""Drafters: who proposes the tree that the target verifies.
+"""Drafters: they propose the tree that the target verifies.
 
 A proposal is one frontier a level, for levels 1 .. L - 1 (the last level never needs nodes, only
 its parents' logits). Whatever is proposed, strict verification gives beam search's answer; a better
@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from recsys import arguments
-from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.beam import check_vocabulary, grow
+from recsys.constraint.transitions import DeviceTrie, read
+from recsys.constraint.trie import NO_STATE
+from recsys.decoding.beam import grow
 from recsys.decoding.expand import Frontier, Step
+from recsys.decoding.request import check_vocabulary
 from recsys.decoding.tree import Prompts, TokenTree
 from recsys.models.tree_forward import TreeModel
 
@@ -28,7 +32,7 @@ class Proposal:
     Attributes:
         levels: nodes of levels 1, 2, ...; `parents` are places in the level above, and a node with
             score -inf is padding.
-        passes: forwards of the draft model that it took.
+        passes: forward passes of the draft model.
     """
 
     levels: list[Frontier]
@@ -43,24 +47,26 @@ class Proposal:
 class Drafter(Protocol):
     """Proposes a tree for a batch of prompts."""
 
-    def propose(
-        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
-    ) -> Proposal:
+    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
         """Draft trees.
 
         Args:
             prompts: the batch.
-            step: trie, exclusions, normalisation and noise, as the target will be asked.
+            step: trie, exclusions, normalisation and noise, as in the target's search.
             num_beams: K that the target will keep.
-            prompt_slots: prompt slots at least.
         """
 
 
 class ModelDrafter:
-    """Constrained beam search by a smaller model; its own scores rank the nodes of every level."""
+    """Drafts by constrained beam search of a smaller model; its scores rank each level's nodes."""
 
     def __init__(
-        self, model: Any, nodes: int = 256, *, widths: Sequence[int] | None = None
+        self,
+        model: Any,
+        nodes: int = 256,
+        *,
+        widths: Sequence[int] | None = None,
+        draft_beams: int | None = None,
     ) -> None:
         """Draft with `model` (Hugging Face, same vocabulary as the target).
 
@@ -68,18 +74,21 @@ class ModelDrafter:
             model: the draft.
             nodes: of a tree, split over its levels by `split_nodes`.
             widths: nodes of levels 1, 2, ... instead; [N] * (L - 1) is AtSpeed's tree.
+            draft_beams: for relaxed verification, which needs neither of them: N sequences that the
+                draft draws at each level; K by default, and larger ones favour the draft.
 
         Raises:
-            ValueError: fewer nodes than one, or no whole number of them.
+            ValueError: fewer nodes or beams than one, or no whole number of them.
         """
         arguments.whole_number("nodes", nodes)
         for width in widths or ():
             arguments.whole_number("widths", width)
+        if draft_beams is not None:
+            arguments.whole_number("draft_beams", draft_beams)
         self.model, self.nodes, self.widths = TreeModel.of(model), nodes, widths
+        self.draft_beams = draft_beams
 
-    def propose(
-        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
-    ) -> Proposal:
+    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
         """See `Drafter`."""
         check_vocabulary(self.model, step.trie)
         if len(prompts) and (most := prompts.host_tokens.max()) >= self.model.vocabulary_size:
@@ -94,21 +103,19 @@ class ModelDrafter:
             widths = [min(width, source.width(depth, width)) for depth, width in asked]
         if not widths:
             return Proposal([])
-        with TokenTree(self.model, prompts, sum(widths[:-1]), prompt_slots=prompt_slots) as tree:
+        with TokenTree(self.model, prompts, sum(widths[:-1])) as tree:
             return Proposal(list(grow(tree, step, widths)), tree.passes)
 
 
 class ExhaustiveDrafter:
-    """All nodes of level 1, without any model.
+    """Drafts all nodes of level 1, without a model.
 
-    The patch pass runs the children of the missing beams, so a search over four levels takes two
-    passes of the target.
+    The patch pass then runs the missing beams and their children, so a search over four levels
+    takes two passes of the target.
     """
 
-    def propose(
-        self, prompts: Prompts, step: Step, num_beams: int, *, prompt_slots: int
-    ) -> Proposal:
-        """See `Drafter`; only the trie and the exclusions matter."""
+    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+        """See `Drafter`; the proposal depends on the trie and the exclusions only."""
         if step.levels == 1:
             return Proposal([])
         root = torch.zeros((len(prompts), 1), dtype=torch.int64, device=prompts.tokens.device)
@@ -124,12 +131,68 @@ class ExhaustiveDrafter:
         return Proposal([level])
 
 
-def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:
-    """Nodes of levels 1 .. L - 1 that add up to `nodes` at most, but for one a level at least.
+class CandidateDrafter:
+    """Drafts the prefixes of given rows, such as a retriever's candidates, best first.
 
-    Shares rise by level as 1 : 2 : 3 ..., the best measured for four levels (43 / 85 / 128 of 256),
-    but a level gets a quarter more than K where that can be: with fewer than K nodes it cannot be
-    accepted. No level gets more than it can have, nor less than one.
+    The target scores every candidate exactly in the pass that verifies the tree.
+    """
+
+    def __init__(self, rows: Sequence[ArrayLike], nodes: int = 256) -> None:
+        """Draft `rows` (trie rows of each request, best first), at most `nodes` a tree.
+
+        Raises:
+            ValueError: fewer nodes than one.
+        """
+        self.rows, self.nodes = list(rows), arguments.whole_number("nodes", nodes)
+
+    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+        """See `Drafter`.
+
+        Raises:
+            ValueError: rows of another number of requests, or that the trie does not have.
+        """
+        source, device = step.trie.source, prompts.tokens.device
+        lists = arguments.rows_of_requests("candidates", self.rows, len(prompts), source.num_rows)
+        if step.levels == 1:
+            return Proposal([])
+        # A row needs a node a level at most; those that share prefixes need fewer.
+        most = max(1, self.nodes // (step.levels - 1))
+        width = max(1, min(most, max(map(len, lists), default=0)))
+        rows = np.full((len(lists), width), source.num_rows, np.int64)  # no row, behind the last
+        for line, listed in zip(rows, lists, strict=True):
+            line[: min(len(listed), width)] = listed[:width]
+        row, rank = (part.to(device) for part in torch.from_numpy(rows).sort(dim=1, stable=True))
+        real = row < source.num_rows
+        levels: list[Frontier] = []
+        above = torch.zeros_like(row)  # place of each row's prefix in the level above
+        for depth in range(1, step.levels):
+            first, last = source.depth_start[depth : depth + 2]
+            starts = step.trie.row_start[first:last]
+            held = torch.searchsorted(starts, row.to(starts.dtype), right=True)
+            # rows ascend, so rows of one prefix lie together; the first of them is its node
+            state = torch.where(real, first + held - 1, NO_STATE)
+            new = real.clone()
+            new[:, 1:] &= state[:, 1:] != state[:, :-1]
+            place = new.cumsum(1) - 1
+            number = torch.arange(width, device=device)
+            at = torch.where(new, number, width).sort(dim=1).values  # the nodes' places, ascending
+            states = read(state, at, NO_STATE)
+            token = step.trie.tokens_of(states.masked_fill(states == NO_STATE, 0))
+            best = torch.full_like(rank, width).scatter_reduce(
+                1, place.clamp(min=0), torch.where(real, rank, width), "amin"
+            )
+            score = (-best.float()).masked_fill(states == NO_STATE, -torch.inf)
+            levels.append(Frontier.proposed(states, score, token, read(above, at, 0)))
+            above = place
+        return Proposal(levels)
+
+
+def split_nodes(nodes: int, trie: DeviceTrie, num_beams: int = 1) -> list[int]:
+    """Split a budget of nodes over levels 1 .. L - 1.
+
+    Shares grow with the level as 1 : 2 : 3 ..., which measured best for four levels (43 / 85 / 128
+    of 256). A level gets at least 1.25 K nodes if the budget allows it, because a level with fewer
+    than K nodes can never be accepted. No level gets more nodes than it has states, or none.
     """
     levels = trie.source.num_levels - 1
     widths, left = [], nodes

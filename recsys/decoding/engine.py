@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,22 +18,20 @@ from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
-from recsys.constraint.boost import Boost
-from recsys.constraint.mask import RowMask
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
-from recsys.decoding.expand import Normalize
 from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner
+from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, Prompts, TokenTree
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
+from recsys.modes import Mode, check_mode
 
-Mode = Literal["planned", "beam", "exhaustive", "draft", "relaxed"]
 _MEASURED_TOKENS = (4, 64, 256)
 _MOST_TOKENS = 2048
 _REPEATS = 3
@@ -89,7 +87,7 @@ class Engine:
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
                 draft; 0 keeps none.
             version: of the models; prompts kept under another one are never used.
-            prompt_slots: prompt slots at least, see `beam_search`.
+            prompt_slots: cache slots to reserve for each prompt, as in `SearchRequest`.
             graphs: capture passes as graphs in `warm_up` (`recsys.models.graphs`); None does so on
                 CUDA alone.
         """
@@ -119,71 +117,47 @@ class Engine:
 
     def decode(
         self,
-        prompts: Sequence[ArrayLike],
+        request: SearchRequest | Sequence[ArrayLike],
         num_beams: int = 20,
         *,
-        mode: Mode = "planned",
-        exclude: Sequence[ArrayLike] | None = None,
-        masks: Sequence[RowMask | None] | None = None,
-        boosts: Sequence[Boost | None] | None = None,
-        normalize: Normalize = "vocabulary",
-        seeds: Sequence[int] | None = None,
-        temperature: float = 1.0,
+        mode: str = Mode.PLANNED,
         until_global: bool = False,
         traced: bool = False,
-        candidates: Sequence[ArrayLike] | None = None,
-        candidate_nodes: int | None = None,
     ) -> Decoded:
         """The top `num_beams` of each prompt, as `beam_search` gives them.
 
         Args:
-            prompts: token ids of each request.
+            request: token ids of each prompt, or a `SearchRequest`.
             num_beams: K.
-            mode: `planned` chooses; the others insist. `draft` needs a draft model, and `relaxed`
-                seeds as well (`recsys.decoding.relaxed`).
-            exclude: trie rows that each request must not get.
-            masks: what each request may get; None for everything.
-            boosts: what each request's items gain, as for `beam_search`.
-            normalize: `vocabulary` or `allowed`.
-            seeds: one a request, to sample instead of searching.
-            temperature: divides the logits, when sampling.
+            mode: a `Mode`; without a planner `planned` means `beam`. `draft` and `relaxed` need a
+                draft model, and `relaxed` seeds as well.
             until_global: go on until lists are the model's best of all, or the budget ends.
-            traced: also say how each answer was found; in place of plain search then stands the
-                exhaustive one, whose tree it is.
-            candidates: rows to be scored along, as for `beam_search`.
-            candidate_nodes: nodes for them, as there.
+            traced: also return how each answer was found; beam search is then replaced by the
+                exhaustive mode, whose tree is drawn.
 
         Raises:
-            ValueError: as `beam_search`; no draft model for mode `draft`; an unknown mode; a
-                sample that should be global (it is drawn from all sequences already).
+            ValueError: as `beam_search`; an unknown mode, or one that needs a draft model that the
+                engine lacks; a sample with `until_global` (it is drawn from all sequences anyway).
+            NonFiniteError: as `beam_search`.
         """
-        if until_global and seeds is not None:
+        search = self._prepared(request)
+        if until_global and search.step.noise is not None:
             raise ValueError("until_global: a sample is drawn from all sequences already")
-        ready = Prompts.of(prompts, self.target)
-        load = Load(len(ready), self._new_tokens(ready), num_beams)
+        load = Load(len(search), self._new_tokens(search.prompts), num_beams)
         plan = self._plan(mode, load)
-        if traced and plan.kind == "beam":
-            plan = Plan("exhaustive")
-        options: dict[str, Any] = {
-            "exclude": exclude,
-            "masks": masks,
-            "boosts": boosts,
-            "normalize": normalize,
-            "prompt_slots": self.prompt_slots,
-        }
-        sampling: dict[str, Any] = {"seeds": seeds, "temperature": temperature}
-        along: dict[str, Any] = {"candidates": candidates, "candidate_nodes": candidate_nodes}
+        if traced and plan.mode == Mode.BEAM:
+            plan = Plan(Mode.EXHAUSTIVE)
         start = time.perf_counter()
-        beams = self._follow(plan, ready, num_beams, traced=traced, **options, **sampling, **along)
+        beams = self._follow(plan, search, num_beams, traced=traced)
         seconds = time.perf_counter() - start
-        # tracing takes time too, and relaxed decoding is no plan to choose from
-        counts = not traced and plan.kind != "relaxed"
-        if self.planner is not None and len(ready) and counts:
+        # tracing takes time too, and the planner never chooses relaxed decoding
+        counts = not traced and plan.mode != Mode.RELAXED
+        if self.planner is not None and len(search) and counts:
             self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
         if until_global:
             widest = min(num_beams, self.trie.num_rows)
             nodes = max(2048, widest * self.trie.num_levels + 256)
-            beams = complete(self.target, beams, ready, self.trie, max_nodes=nodes, **options)
+            beams = complete(self.target, beams, search, self.trie, max_nodes=nodes)
             seconds = time.perf_counter() - start
         return Decoded(beams, plan, seconds)
 
@@ -241,15 +215,14 @@ class Engine:
             nodes=_NODES,
         )
         for batch in batches:
-            group = [prompts[i % len(prompts)] for i in range(batch)]
-            ready = Prompts.of(group, self.target)
-            load = Load(batch, int(ready.host_lengths.max()), num_beams)
+            search = self._prepared([prompts[i % len(prompts)] for i in range(batch)])
+            load = Load(batch, int(search.prompts.host_lengths.max()), num_beams)
             for repeat in range(_REPEATS):
                 near = planner.near(load) if repeat else planner.plans
                 for plan in near:
                     self.forget()
                     start = time.perf_counter()
-                    beams = self._follow(plan, ready, num_beams, prompt_slots=self.prompt_slots)
+                    beams = self._follow(plan, search, num_beams)
                     seconds = time.perf_counter() - start
                     planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
         return planner
@@ -264,48 +237,42 @@ class Engine:
             if model.prefixes is not None:
                 model.prefixes.clear()
 
-    def _follow(
-        self, plan: Plan, prompts: Prompts, num_beams: int, *, traced: bool = False, **options: Any
-    ) -> Beams:
-        """Decode as the plan says, to the end: nothing is left queued on the device."""
+    def _prepared(self, request: SearchRequest | Sequence[ArrayLike]) -> Search:
+        """The request prepared for the target and the catalog, with the engine's prompt slots."""
+        request = SearchRequest.of(request).reserving(self.prompt_slots)
+        return Search.of(request, self.target, self.trie)
+
+    def _follow(self, plan: Plan, search: Search, num_beams: int, *, traced: bool = False) -> Beams:
+        """Decode as the plan says, to the end: no work is left queued on the device."""
         target, trie = self.target, self.trie
-        if plan.kind == "beam":
-            beams = beam_search(target, prompts, trie, num_beams, **options)
+        if plan.mode == Mode.BEAM:
+            beams = beam_search(target, search, trie, num_beams)
         else:
             drafter: Drafter = ExhaustiveDrafter()
-            if plan.kind in ("draft", "relaxed") and self.draft is not None:
+            if plan.mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is not None:
                 drafter = ModelDrafter(self.draft, plan.nodes or self.draft_nodes)
+            verification = Mode.RELAXED if plan.mode == Mode.RELAXED else Mode.STRICT
             beams = speculative_beam_search(
-                target,
-                drafter,
-                prompts,
-                trie,
-                num_beams,
-                "relaxed" if plan.kind == "relaxed" else "strict",
-                traced=traced,
-                **options,
+                target, drafter, search, trie, num_beams, verification, traced=traced
             )
         if target.device.type == "cuda":
             torch.cuda.synchronize(target.device)
         return beams
 
-    def _plan(self, mode: Mode, load: Load) -> Plan:
-        if mode == "planned":
+    def _plan(self, mode: str, load: Load) -> Plan:
+        mode = check_mode("mode", mode)
+        if mode in (Mode.AUTO, Mode.PLANNED):
             return Plan() if self.planner is None or not load.batch else self.planner.choose(load)
-        if mode in ("draft", "relaxed") and self.draft is None:
-            raise ValueError(f"mode {mode!r} needs a draft model; the engine has none")
-        if mode == "draft":
-            return Plan("draft", self.draft_nodes)
-        if mode not in ("beam", "exhaustive", "relaxed"):
-            raise ValueError(
-                f"mode {mode!r} is not one of planned, beam, exhaustive, draft, relaxed"
-            )
-        return Plan(mode)
+        if mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is None:
+            raise ValueError(f"mode {mode.value!r} needs a draft model; the engine has none")
+        if mode is Mode.STRICT:
+            mode = Mode.EXHAUSTIVE if self.draft is None else Mode.DRAFT
+        return Plan(mode, self.draft_nodes if mode is Mode.DRAFT else 0)
 
     def _new_tokens(self, prompts: Prompts) -> int:
         """Most prompt tokens that a request has to run."""
         store, lengths = self.target.prefixes, prompts.host_lengths
-        if store is None or self.planner is None:  # only a planner wants to know
+        if store is None or self.planner is None:  # only a planner uses the exact number
             return int(lengths.max(initial=0))
         known = store.known(self.target.version, prompts.host_tokens, lengths)
         return int((lengths - known).max(initial=0))

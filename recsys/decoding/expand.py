@@ -1,9 +1,9 @@
-"""One constrained step: scores x log-probs x trie -> the best children.
+"""One constrained step: scores x log-probabilities x trie -> the best children.
 
-Beam search, drafting and verification share it, so all agree on what a step means. Candidates are
-kept in row order (ascending states), which makes "ties go to the lower row" a stable selection. A
-selection that finds too few candidates ends in beams that do not exist: state `NO_STATE`, score
--inf. Nothing follows such a beam, and it is never an answer.
+Beam search, drafting and verification share this code, so they rank alike. Candidates are kept in
+row order (ascending states), which makes "ties go to the lower row" a stable selection. If there
+are too few candidates, the remaining places hold beams that do not exist: state `NO_STATE`, score
+-inf. They have no children and are never part of an answer.
 
 Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens of the trie.
 """
@@ -22,12 +22,12 @@ from recsys.constraint.trie import NO_STATE
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import NO_TOKEN, TokenTree
 
-_PART = 64  # values of which the best is found first; on a CPU
+_PART = 64  # values in a block of the two-stage top-k on a CPU
 Normalize = Literal["vocabulary", "allowed"]
 
 
 class TokenLogits(NamedTuple):
-    """What a step needs of a model's logits: the trie's own tokens, and the total over all.
+    """The part of a model's logits that a step needs: the trie's tokens, and the total over all.
 
     Attributes:
         logits: (B, W, A) of the trie's alphabet.
@@ -39,7 +39,7 @@ class TokenLogits(NamedTuple):
 
     @classmethod
     def of(cls, logits: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
-        """Cut (B, W, V) logits down to the alphabet; a view where its tokens lie in a row."""
+        """Select the alphabet from (B, W, V) logits; a view if its tokens are consecutive."""
         alphabet = trie.source.alphabet
         first, size = int(alphabet[0]), len(alphabet)
         if int(alphabet[-1]) - first + 1 == size:
@@ -48,7 +48,7 @@ class TokenLogits(NamedTuple):
 
     @classmethod
     def run(cls, tree: TokenTree, trie: DeviceTrie) -> TokenLogits:
-        """Those of the tree's next pass."""
+        """The logits of the tree's next pass."""
         found = cls.of(tree.forward(), trie)
         tree.note(found.total)
         return found
@@ -59,10 +59,10 @@ class TokenLogits(NamedTuple):
 
     @classmethod
     def nothing(cls, like: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
-        """Logits of no forward, for a step whose scores they make no difference to (`Step.forced`).
+        """Zeros, for a step whose scores do not depend on logits (`Step.forced`).
 
         Args:
-            like: (B, W) of the scores' type, on their device.
+            like: (B, W) tensor with the shape, type and device of the result.
             trie: the catalog.
         """
         total = torch.zeros_like(like)
@@ -77,6 +77,10 @@ class TokenLogits(NamedTuple):
 class Frontier(NamedTuple):
     """Live beams of each request at one depth, ascending by state, then beams that do not exist.
 
+    >>> root = Frontier.root(2, torch.float32, torch.device("cpu"))
+    >>> root.padded(3).scores.tolist()
+    [[0.0, -inf, -inf], [0.0, -inf, -inf]]
+
     Attributes:
         states: (B, W) int64 trie states, those of live beams distinct; `NO_STATE` for a beam that
             does not exist.
@@ -84,8 +88,8 @@ class Frontier(NamedTuple):
         tokens: (B, W) int64 last token; `NO_TOKEN` for a beam that does not exist.
         parents: (B, W) int64 place of the parent in the previous frontier; any place for a beam
             that does not exist.
-        log_probs: (B, W) sum of log-probabilities. The scores themselves, but for sampling, where
-            a score is a perturbed log-probability, and with boosts, which scores include.
+        log_probs: (B, W) sum of log-probabilities. Equal to the scores, except in sampling, where
+            a score is a perturbed log-probability, and with boosts, which are part of scores.
         rest: (B, 1) best score of a prefix that was pruned on the way; complete sequences are not
             prefixes. -inf if none was.
     """
@@ -112,7 +116,7 @@ class Frontier(NamedTuple):
         tokens: torch.Tensor,
         parents: torch.Tensor,
     ) -> Frontier:
-        """A level of a draft tree: nothing is known of log-probabilities or of the rest."""
+        """A level of a draft tree, without log-probabilities and `rest` of its own."""
         return cls(states, scores, tokens, parents, scores, scores[:, :1])
 
     @classmethod
@@ -124,7 +128,7 @@ class Frontier(NamedTuple):
         return none.padded(width)
 
     def padded(self, width: int) -> Frontier:
-        """The frontier with beams that do not exist behind it, `width` in all."""
+        """The frontier, filled up to `width` with beams that do not exist."""
         missing = width - self.scores.shape[1]
         if missing <= 0:
             return self
@@ -147,7 +151,7 @@ class Frontier(NamedTuple):
     def at(self, places: torch.Tensor) -> Frontier:
         """The beams at (B, w) places; the place W, behind the last, is a beam that does not exist.
 
-        (`stable_top` gives it where it finds too few.)
+        (`stable_top` returns W where it finds too few.)
         """
         whole = self.padded(self.scores.shape[1] + 1)
         parts = [part if part is whole.rest else part.gather(1, places) for part in whole]
@@ -165,16 +169,23 @@ class Frontier(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What is the same in every step of a search.
+    """What all steps of a search share: the trie, and the constraints of the batch.
+
+    >>> from recsys.constraint import ItemTrie
+    >>> trie = DeviceTrie.of(ItemTrie.build([[1, 5], [1, 6], [2, 5]]))
+    >>> logits = TokenLogits.of(torch.zeros(1, 1, 8), trie)  # every token is equally probable
+    >>> root = Frontier.root(1, torch.float32, torch.device("cpu"))
+    >>> Step(trie).expand(root, logits, depth=0, width=2).tokens.tolist()
+    [[1, 2]]
 
     Attributes:
-        trie: the constraint.
-        excluded: what may not be reached (`DeviceTrie.pad_excluded`), or None.
-        normalize: log-probabilities over the whole vocabulary, or over the allowed tokens alone.
-        noise: turns the search for the most probable sequences into sampling; then
-            log-probabilities are at its temperature, and over the allowed tokens.
-        allowed: what may be reached (`DeviceTrie.allow`), or None for everything.
-        gains: what scores are to have beside log-probabilities (`DeviceTrie.gain`), or None.
+        trie: the catalog.
+        excluded: states that must not be reached (`DeviceTrie.pad_excluded`), or None.
+        normalize: log-probabilities over the whole vocabulary, or over the allowed tokens only.
+        noise: makes the search a sample; log-probabilities are then at its temperature, and over
+            the allowed tokens.
+        allowed: states that may be reached (`DeviceTrie.allow`), or None for all.
+        gains: boosts, added to the scores (`DeviceTrie.gain`), or None.
     """
 
     trie: DeviceTrie
@@ -204,21 +215,22 @@ class Step:
         return self.trie.children(states, depth, self.excluded, self.allowed)
 
     def candidates(self, states: torch.Tensor, depth: int) -> Children | Candidates:
-        """Children of (B, W) ascending states at `depth`, in the form that is ranked fastest."""
+        """Children of (B, W) ascending states at `depth`, in the form that is fastest to rank."""
         # noise, boosts and sums over the allowed tokens need the state of every candidate
         if self.noise is not None or self.gains is not None or self.normalize == "allowed":
             return self.children(states, depth)
         return self.trie.candidates(states, depth, self.excluded, self.allowed)
 
     def forced(self, states: torch.Tensor, depth: int) -> torch.Tensor | None:
-        """(B, W) whether a state has one child at most; None where logits decide scores anyway.
+        """(B, W) whether a state has one child at most; None if scores depend on logits anyway.
 
-        Over the allowed tokens an only child has probability 1: its log-probability is 0, to the
-        bit, whatever the model says, so no forward is needed. Over the whole vocabulary it has not.
+        Normalised over the allowed tokens, an only child has probability 1 and log-probability 0
+        exactly, whatever the model computes, so no forward pass is needed. Normalised over the
+        whole vocabulary, its probability is less.
 
         Args:
             states: (B, W) int64; those that are not at `depth` have no children there.
-            depth: where the children of a state are asked for.
+            depth: depth of the states.
         """
         if self.normalize == "vocabulary" or self.noise is not None:
             return None
@@ -228,11 +240,11 @@ class Step:
         """The `width` best children of a frontier.
 
         Args:
-            frontier: beams at `depth`; those at other depths count as not there.
-            logits: at the beams' last tokens; any for beams that do not exist.
+            frontier: beams at `depth`; those at other depths are ignored.
+            logits: at the beams' last tokens; any values for beams that do not exist.
             depth: depth of the frontier, 0 for the root.
-            width: children to keep; where fewer are alive, beams that do not exist follow them. A
-                child whose probability is 0 is not alive.
+            width: children to keep; if fewer are alive, beams that do not exist follow them. A
+                child with probability 0 is not alive.
         """
         children = self.candidates(frontier.states, depth)
         scores, log_probs = self.score(frontier, logits, children)
@@ -266,15 +278,15 @@ class Step:
         if self.noise is None and self.normalize == "vocabulary":
             total = total.unsqueeze(-1)
         else:
-            # a dead beam has nothing allowed: keep its total finite, or -inf - -inf would be NaN
+            # a dead beam has no allowed token: a finite total avoids -inf - -inf = NaN
             total = chosen.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(chosen.dtype).min)
         steps = chosen - total
         if self.noise is None and self.normalize == "allowed":
-            # an only child has probability 1 whatever the model says, as `forced` has it
+            # an only child has probability 1 whatever the logits are, as in `forced`
             only = children.alive.sum(-1, keepdim=True) == 1
             steps = steps.masked_fill(only & children.alive, 0.0)
         if self.trie.source.end is not None:
-            # what fills up a sequence that has ended costs nothing
+            # tokens behind the end of a sequence have log-probability 0
             ended = self.trie.ended(frontier.states).unsqueeze(-1)
             steps = steps.masked_fill(ended & children.alive, 0.0)
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
@@ -288,18 +300,21 @@ class Step:
 
 
 def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the largest values of each line; equal ones by lower place.
+    """Top-k in which ties go to the lower place.
 
-    `torch.topk` leaves the choice among equals open; two of them and a running count settle it:
-    everything above the count-th value, then the first of those equal to it.
+    `torch.topk` does not define which of several equal values it returns. Here all values above the
+    count-th largest are taken, then the first of those equal to it.
+
+    >>> stable_top(torch.tensor([[1.0, 3.0, 3.0, -torch.inf]]), 3)[0].tolist()
+    [[0, 1, 2]]
 
     Args:
-        values: (B, n). What is -inf, or not a number, is not chosen.
+        values: (B, n). Values that are -inf or NaN are never chosen.
         count: at most n.
 
     Returns:
-        (B, count) places, ascending, then n for every place that there was no value for; and (B, 1)
-        the best value left out, -inf if there is none.
+        (B, count) places, ascending, followed by n where there are fewer values than `count`; and
+        (B, 1) the best value that was not chosen, -inf if there is none.
     """
     size = values.shape[-1]
     if values.device.type == "cpu" and size > 4 * _PART * (count + 1):
@@ -319,7 +334,7 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     threshold, rest = most[:, count - 1 : count], most[:, count:]
     if not rest.shape[1]:
         rest = torch.full_like(threshold, -torch.inf)
-    # nan equals nothing: where fewer than `count` are above -inf, -inf is not a value to choose
+    # NaN equals no value, so that -inf is never chosen
     limit = threshold.masked_fill(threshold == -torch.inf, torch.nan)
     above, equal = values > threshold, values == limit
     room = count - above.sum(-1, keepdim=True)
@@ -329,5 +344,5 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 
 
 def best_first(frontier: Frontier) -> torch.Tensor:
-    """(B, W) places by falling score; equal scores keep row order."""
+    """(B, W) places by descending score; equal scores keep row order."""
     return frontier.scores.sort(dim=-1, descending=True, stable=True).indices

@@ -1,33 +1,32 @@
-"""What decoding returns."""
+"""What decoding returns: the best sequences, counters of the work, and a trace if asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 
-from recsys.decoding.trace import Trace
-
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
+Fate = Literal["accepted", "rejected", "patched"]
 
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """Counters of one request.
+    """Counters of one request; `TokenTree.stats` reads them off the tree that was run.
 
     Attributes:
-        target_passes: forwards of the target, the prefill included.
-        target_tokens: tokens the target was run on.
-        kv_slots: cache slots the request held, one a token; beams share their prompt.
+        target_passes: forward passes of the target, the prefill included.
+        target_tokens: tokens that the target was run on.
+        kv_slots: cache slots that the request held, one a token; beams share their prompt.
         kv_bytes: the same in bytes.
         accepted_levels: drafted levels that the first pass accepted, at most L - 1.
         drafted_nodes: nodes that were proposed.
-        draft_passes: forwards of the draft model.
+        draft_passes: forward passes of the draft model.
         cached_tokens: prompt tokens whose keys and values were kept from an earlier call.
-        forced_levels: levels that needed no forward of their own, for nothing but one token was
+        forced_levels: levels that needed no forward pass of their own, because only one token was
             allowed; with log-probabilities over the allowed tokens only. With speculation, 1 where
-            that spared a beam of the last level its forward.
+            that saved a beam of the last level its forward pass.
     """
 
     target_passes: int
@@ -40,10 +39,71 @@ class DecodeStats:
     cached_tokens: int = 0
     forced_levels: int = 0
 
+    def plus(self, more: DecodeStats) -> DecodeStats:
+        """These counters and the work of a second search over the target.
+
+        Passes and tokens add up; slots were held one after the other, so the larger number counts.
+        """
+        return replace(
+            self,
+            target_passes=self.target_passes + more.target_passes,
+            target_tokens=self.target_tokens + more.target_tokens,
+            kv_slots=max(self.kv_slots, more.kv_slots),
+            kv_bytes=max(self.kv_bytes, more.kv_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class TraceNode:
+    """One node of a request's tree.
+
+    Attributes:
+        parent: place of its parent in `Trace.nodes`; -1 for the prompt.
+        depth: 1 for the first token of a semantic ID.
+        token: the token that leads into the node.
+        state: state of the trie.
+        target_pass: number of the target's pass that ran it, from 1.
+        draft_log_prob: the drafter's score: a model's log-probability, 0 from the exhaustive
+            drafter, minus the rank from candidates. None for a patched node, and for a node that
+            was added to score a candidate (the draft may hold the same node again).
+        target_log_prob: the target's score, boosts of the request included.
+        fate: `accepted`: drafted, and a beam of the target's search. `rejected`: run, but not a
+            beam. `patched`: a beam that the draft lacked, added by a patch pass.
+        items: items below the node that the request may get; None where they are not counted.
+    """
+
+    parent: int
+    depth: int
+    token: int
+    state: int
+    target_pass: int
+    draft_log_prob: float | None
+    target_log_prob: float
+    fate: Fate
+    items: int | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tree of one request.
+
+    Attributes:
+        nodes: parents before children.
+        blocked: by level, from 1, how many codes the catalog or a mask closed below the search's
+            beams; empty where they are not counted.
+    """
+
+    nodes: list[TraceNode]
+    blocked: dict[int, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Beams:
-    """The best sequences of each request, best first; ties by lower row.
+    """The best sequences of each request, best first; ties go to the lower row.
 
     Attributes:
         tokens: (B, K, L) int64; -1 where fewer than K exist.
@@ -51,12 +111,12 @@ class Beams:
             A sequence that the model gives probability 0 does not exist.
         rows: (B, K) int64 rows of the trie; -1 where fewer than K exist.
         stats: one entry a request.
-        is_global: (B,) bool, whether no sequence outside the list can score more than its last (a
-            prefix bounds its descendants); None where that is not known.
+        is_global: (B,) bool, whether no sequence outside the list can score more than its last (the
+            score of a prefix bounds its descendants'); None where that is not known.
         traces: how each answer was found, if asked for.
         approximate: the answer may differ from the target's own.
-        candidate_scores: (B, C) log-probabilities of the candidates that were given along, -inf for
-            those that there was no room for; None if none were.
+        candidate_scores: (B, C) log-probabilities of the request's `candidates`, -inf for those
+            that there was no room for; None without candidates.
     """
 
     tokens: torch.Tensor
@@ -73,8 +133,8 @@ class Beams:
         """How good each answer is.
 
         `global-exact`: the model's best K sequences of all. `beam-exact`: those that beam search of
-        width K finds, or plain sampling draws. `approximate`: neither. Exact means in this run's
-        arithmetic.
+        width K finds, or plain sampling draws. `approximate`: neither. Exact means in the
+        arithmetic of this run.
         """
         if self.approximate:
             return ["approximate"] * len(self.rows)

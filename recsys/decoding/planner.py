@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Literal
 
-Kind = Literal["beam", "exhaustive", "draft", "relaxed"]
+from recsys.modes import Mode
+
 _EXPLORE_EVERY = 64
 _EXPLORE_WITHIN = 1.5
 _RECENT = 15
@@ -33,16 +33,15 @@ class Plan:
     """How a batch is decoded.
 
     Attributes:
-        kind: `beam` plain search; `exhaustive` all of level 1, no draft model; `draft` a tree by
-            the draft model; `relaxed` another answer, which no planner chooses.
+        mode: `beam`, `exhaustive`, `draft`, or `relaxed`, which no planner chooses.
         nodes: of the draft tree, for `draft`.
     """
 
-    kind: Kind = "beam"
+    mode: Mode = Mode.BEAM
     nodes: int = 0
 
     def __str__(self) -> str:
-        return f"draft-{self.nodes}" if self.kind == "draft" else self.kind
+        return f"draft-{self.nodes}" if self.mode == Mode.DRAFT else self.mode.value
 
 
 @dataclass(frozen=True)
@@ -148,9 +147,9 @@ class Planner:
         self.levels, self.first_level = levels, first_level
         self.plans = [Plan()]
         if levels > 1 and first_level <= _WIDEST:
-            self.plans.append(Plan("exhaustive"))
+            self.plans.append(Plan(Mode.EXHAUSTIVE))
         if levels > 1:
-            self.plans += [Plan("draft", n) for n in nodes] if draft is not None else []
+            self.plans += [Plan(Mode.DRAFT, n) for n in nodes] if draft is not None else []
         self._passes: dict[tuple[Plan, int], Passes] = {}
         self._records: dict[tuple[Plan, int, int], _Record] = {}
         self._chosen: dict[tuple[int, int, int], tuple[Plan, int]] = {}
@@ -200,7 +199,7 @@ class Planner:
         record = self._record(plan, load)
         record.used += 1
         record.left_over.append(seconds - self.forwards(plan, load, passes))
-        if plan.kind != "beam":
+        if plan.mode != Mode.BEAM:
             counts = self._counts(plan, load)
             for count in passes:
                 counts.add(count)
@@ -208,11 +207,11 @@ class Planner:
     def forwards(self, plan: Plan, load: Load, passes: Sequence[int] | None = None) -> float:
         """Expected seconds of all forwards; for `passes` a request where they are known."""
         target, batch, beams = self._target, load.batch, load.beams
-        if plan.kind == "beam":
+        if plan.mode == Mode.BEAM:
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
         seconds = 0.0
         nodes = self.first_level
-        if plan.kind == "draft" and self._draft is not None:
+        if plan.mode == Mode.DRAFT and self._draft is not None:
             nodes, level = plan.nodes, plan.nodes / max(1, self.levels - 1)
             seconds += self._draft(batch, load.tokens)
             seconds += (self.levels - 2) * self._draft(batch, level)
@@ -233,7 +232,7 @@ class Planner:
         if key not in self._passes:
             two = [0.0, 1.0] + [0.0] * (self.levels - 2)
             unknown = [0.25] * self.levels
-            self._passes[key] = Passes(two if plan.kind == "exhaustive" else unknown)
+            self._passes[key] = Passes(two if plan.mode == Mode.EXHAUSTIVE else unknown)
         return self._passes[key]
 
     def _record(self, plan: Plan, load: Load) -> _Record:

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from recsys import arguments
 from recsys.constraint.transitions import Children, read
 from recsys.decoding.beam import finish
 from recsys.decoding.draft import ModelDrafter
-from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+from recsys.decoding.expand import Frontier, TokenLogits, stable_top
 from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.request import Search
 from recsys.decoding.sampling import Noise
 from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
@@ -36,27 +36,15 @@ from recsys.models.tree_forward import TreeModel
 _ACCEPT, _FILL = 1, 2
 
 
-def relaxed_beam_search(
-    target: TreeModel,
-    drafter: Any,
-    prompts: Prompts,
-    step: Step,
-    num_beams: int,
-    draft_beams: int | None = None,
-    *,
-    prompt_slots: int = 0,
-) -> Beams:
+def relaxed_beam_search(search: Search, drafter: Any, num_beams: int) -> Beams:
     """Sample K sequences of each prompt; see `speculative_beam_search`.
 
     Args:
-        target: the model whose distribution is wanted.
-        drafter: a Hugging Face model, a `TreeModel`, or a `ModelDrafter`, of which only the model
-            matters.
-        prompts: the batch, at least one request.
-        step: with noise.
+        search: of at least one request, with seeds; its model is the one whose distribution is
+            wanted. Candidates are not scored.
+        drafter: a Hugging Face model, a `TreeModel`, or a `ModelDrafter`, of which the model and
+            `draft_beams` (N, K by default) matter.
         num_beams: K.
-        draft_beams: N; K by default.
-        prompt_slots: prompt slots at least.
 
     Returns:
         Beams, best first by the target's log-probability, labelled `approximate`.
@@ -64,16 +52,18 @@ def relaxed_beam_search(
     Raises:
         ValueError: no seeds, no draft model, or N < K.
     """
+    step, prompts = search.step, search.prompts
     if step.noise is None:
         raise ValueError("relaxed verification samples: give it seeds, one a request")
-    drafts = num_beams if draft_beams is None else draft_beams
-    drafts = arguments.whole_number("draft_beams", drafts)
+    draft, drafts = drafter, None
+    if isinstance(drafter, ModelDrafter):
+        draft, drafts = drafter.model, drafter.draft_beams
+    drafts = num_beams if drafts is None else drafts
     if drafts < num_beams:
         raise ValueError(f"draft_beams must be at least num_beams ({num_beams}), got {drafts}")
-    # No level has more than the catalog's sequences, however many are asked for.
+    # No level has more than the catalog's sequences, however large K and N are.
     rows = step.trie.source.num_rows
     width, drafts = min(num_beams, rows), min(drafts, rows)
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else drafter
     if draft is None or hasattr(draft, "propose"):
         name = type(draft).__name__
         raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
@@ -83,18 +73,20 @@ def relaxed_beam_search(
     below = step.levels - 1
     capacity = below * width + drafts * below * (below + 1) // 2
     with (
-        TokenTree(target, prompts, capacity, prompt_slots=prompt_slots) as tree,
-        TokenTree(draft, prompts, capacity, prompt_slots=prompt_slots) as draft_tree,
+        TokenTree(search.model, prompts, capacity) as tree,
+        TokenTree(draft, prompts, capacity) as draft_tree,
     ):
-        search = _Search(tree, draft_tree, step, step.noise, width, drafts)
-        while len(search.level):
-            search.draft()
-            search.verify()
-            search.take_done()
-        require_finite(search.finite)
-        stats = [search.stats[i] for i in range(len(prompts))]
-        found = finish(search.answers, step, num_beams, stats)
-    scores = found.scores.to(target.score_dtype)
+        # p and q are plain log-probabilities; the noise enters in `_Rounds.draft` and `settle`
+        plain = replace(step, normalize="allowed", noise=None)
+        rounds = _Rounds(Table(tree, plain), Table(draft_tree, plain), step.noise, width, drafts)
+        while len(rounds.level):
+            rounds.draft()
+            rounds.verify()
+            rounds.take_done()
+        require_finite(rounds.finite)
+        stats = [rounds.stats[i] for i in range(len(prompts))]
+        found = finish(rounds.answers, step, num_beams, stats)
+    scores = found.scores.to(search.model.score_dtype)
     return replace(found, scores=scores, is_global=None, approximate=True)
 
 
@@ -144,7 +136,7 @@ def _normalized(log_probs: torch.Tensor) -> torch.Tensor:
     return values - total.clamp(min=torch.finfo(values.dtype).min)
 
 
-class _Search:
+class _Rounds:
     """The state of a batch between rounds.
 
     Frontiers here have their scores equal to their log-probabilities, and as `parents` the trie
@@ -154,30 +146,24 @@ class _Search:
         target: what the target has been run on.
         sketch: what the draft has been run on.
         level: (b,) depth of each frontier.
+        accepted: (b,) levels that the first round settled, without the last.
+        drafted: (b,) nodes that the draft has drawn.
         frontier: K beams each.
         drawn: by depth, what the draft has drawn in this round.
         answers: frontiers of all requests, complete for those in `stats`.
-        finite: whether the target's logits were, for each request in `stats`.
+        finite: whether the target's logits were finite, for each request in `stats`.
         stats: of the requests that are done.
     """
 
     def __init__(
-        self,
-        tree: TokenTree,
-        draft_tree: TokenTree,
-        step: Step,
-        noise: Noise,
-        num_beams: int,
-        draft_beams: int,
+        self, target: Table, sketch: Table, noise: Noise, num_beams: int, draft_beams: int
     ) -> None:
-        self.num_beams, self.draft_beams = num_beams, draft_beams
+        """Begin at the root of both tables."""
+        self.target, self.sketch = target, sketch
         self.noise, self.temperature = noise, noise.temperature
-        # p and q are plain log-probabilities; what is noisy here happens in `settle`
-        step = replace(step, normalize="allowed", noise=None)
-        self.target, self.sketch = Table(tree, step), Table(draft_tree, step)
-        self.level = self.accepted = torch.zeros_like(self.target.request)
-        self.drafted = self.level
-        root = Frontier.root(len(self.level), torch.float64, tree.lengths.device)
+        self.num_beams, self.draft_beams = num_beams, draft_beams
+        self.level = self.accepted = self.drafted = torch.zeros_like(target.request)
+        root = Frontier.root(len(self.level), torch.float64, self.level.device)
         self.frontier = self.answers = root.padded(num_beams)
         self.drawn: dict[int, Frontier] = {}
         self.finite = torch.ones_like(self.level, dtype=torch.bool)
@@ -271,18 +257,13 @@ class _Search:
         # logits that are not finite decide nothing: such a request ends where it is
         done = (self.level == self.target.step.levels) | ~tree.finite
         self.finite[self.target.request[done]] = tree.finite[done]
-        parts = [self.target.request, self.accepted, self.drafted, tree.lengths]
-        for request, accepted, drafted, length in torch.stack(parts, 1)[done].tolist():
-            cached = int(tree.cached[request])
-            self.stats[request] = DecodeStats(
-                target_passes=tree.passes,
-                target_tokens=length - cached + tree.nodes,
-                kv_slots=length + tree.nodes,
-                kv_bytes=(length + tree.nodes) * tree.cache.bytes_per_slot,
+        parts = [self.target.request, self.accepted, self.drafted]
+        for request, accepted, drafted in torch.stack(parts, 1)[done].tolist():
+            self.stats[request] = tree.stats(
+                request,
                 accepted_levels=accepted,
                 drafted_nodes=drafted,
                 draft_passes=self.sketch.tree.passes,
-                cached_tokens=cached,
             )
         requests = self.target.request[done]
         self.answers = Frontier(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree
@@ -63,67 +64,32 @@ class RowTree:
         """
         if nodes is not None and nodes < 0:
             raise ValueError(f"nodes must be at least 0, got {nodes}")
-        source, levels = trie.source, trie.source.num_levels
-        lists = [np.asarray(r, np.int64).reshape(-1) for r in rows]
-        batch, width = len(lists), max(map(len, lists), default=0)
-        real = np.arange(width) < np.array([len(r) for r in lists], np.int64).reshape(-1, 1)
-        row = np.zeros((batch, width), np.int64)
-        row[real] = np.concatenate([np.zeros(0, np.int64), *lists])
-        if (bad := (row < 0) | (row >= source.num_rows)).any():
-            raise ValueError(
-                f"rows of request {int(bad.any(1).argmax())}: must lie in 0 .. "
-                f"{source.num_rows - 1}"
-            )
-        # (B, C, L + 1) states from the root to the leaf
-        path = np.zeros((batch, width, levels + 1), np.int64)
-        for depth in range(1, levels):
-            starts = source.starts_at(depth)
-            path[..., depth] = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
-            path[..., depth] += source.depth_start[depth]
-        path[..., levels] = row + source.depth_start[levels]
-        # Each prefix once, and where it first stands: in the order of the rows.
-        key = np.arange(batch)[:, None, None] * source.num_states + path[..., 1:levels]
-        distinct, first, which = np.unique(
-            np.where(real[..., None], key, -1), return_index=True, return_inverse=True
-        )
-        new = np.zeros(key.shape, np.int64)
-        new.reshape(-1)[first] = distinct >= 0
-        needed = new.sum(-1).cumsum(-1)
-        known = real if nodes is None else real & (needed <= nodes)
-        owner = first // max(1, width * (levels - 1))
-        kept = (distinct >= 0) & known.reshape(-1)[first // max(1, levels - 1)]
-        begin = np.searchsorted(owner[kept], np.arange(batch + 1))  # requests lie in order
-        number = np.cumsum(kept) - 1
-        place = number - begin[owner] if len(distinct) else number
-        of_rows = np.zeros((batch, width, levels), np.int64)
-        of_rows[..., 1:] = np.where(kept, place + 1, 0)[which].reshape(key.shape)
-        widths = np.diff(begin)
-        room = int(widths.max(initial=0)) if nodes is None else nodes
-        real_node = np.arange(room) < widths[:, None]
-        states = np.zeros((batch, room), np.int64)
-        parents = np.full((batch, room), ROOT, np.int64)
-        states[real_node] = distinct[kept] % source.num_states
-        above = of_rows[..., :-1].reshape(-1)  # of the prefixes' parents, as `key` is laid out
-        parents[real_node] = above[first[kept]] - 1
+        source = trie.source
+        row, real = _padded(rows, source.num_rows)
+        path = _paths(source, row)
+        prefixes = _Prefixes.of(path[..., 1:-1], real, source.num_states)
+        known = real if nodes is None else real & (prefixes.new.sum(-1).cumsum(-1) <= nodes)
+        states, parents, places = prefixes.numbered(known, nodes)
+        real_node = states > 0
         depths = np.searchsorted(source.depth_start, states, side="right") - 1
         free = None
         if source.end is not None:
             ended = source.alphabet[source.symbol[path]] == source.end
             free = (ended & (path > 0))[..., :-1]
 
-        def there(array: NDArray[np.generic]) -> torch.Tensor:
+        def on_device(array: NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(trie.device)
 
         return cls(
-            there(states),
-            there(np.where(real_node, source.alphabet[source.symbol[states]], NO_TOKEN)),
-            there(parents),
-            there(depths.clip(min=1)),
-            there(real_node),
-            there(of_rows),
-            there(source.symbol[path[..., 1:]].astype(np.int64)),
-            there(known),
-            None if free is None else there(free),
+            states=on_device(states),
+            tokens=on_device(np.where(real_node, source.alphabet[source.symbol[states]], NO_TOKEN)),
+            parents=on_device(parents),
+            depth=on_device(depths.clip(min=1)),
+            real=on_device(real_node),
+            places=on_device(places),
+            symbols=on_device(source.symbol[path[..., 1:]].astype(np.int64)),
+            known=on_device(known),
+            free=None if free is None else on_device(free),
         )
 
     @property
@@ -153,3 +119,90 @@ class RowTree:
         for step in steps.unbind(-1)[1:]:  # in the order of a search, for the same bits
             score = score + step
         return score.masked_fill(~self.known, -torch.inf)
+
+
+def _padded(
+    rows: Sequence[ArrayLike], num_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(B, C) rows, padded with 0 behind the end of each list, and (B, C) which are real."""
+    lists = [np.asarray(r, np.int64).reshape(-1) for r in rows]
+    lengths = np.array([len(r) for r in lists], np.int64)
+    real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    row = np.zeros(real.shape, np.int64)
+    row[real] = np.concatenate([np.zeros(0, np.int64), *lists])
+    if (bad := (row < 0) | (row >= num_rows)).any():
+        raise ValueError(
+            f"rows of request {int(bad.any(1).argmax())}: must lie in 0 .. {num_rows - 1}"
+        )
+    return row, real
+
+
+def _paths(trie: ItemTrie, row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(B, C, L + 1) states from the root to the leaf of each row."""
+    levels = trie.num_levels
+    path = np.zeros((*row.shape, levels + 1), np.int64)
+    for depth in range(1, levels):
+        starts = trie.starts_at(depth)
+        path[..., depth] = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
+        path[..., depth] += trie.depth_start[depth]
+    path[..., levels] = row + trie.depth_start[levels]
+    return path
+
+
+@dataclass(frozen=True)
+class _Prefixes:
+    """The distinct prefixes of 1 .. L - 1 tokens of all requests, by request and state.
+
+    Attributes:
+        shape: B, C, L - 1.
+        state: (U,) trie state of each; -1 for what stands for padding.
+        first: (U,) where each first stands in the flat (B, C, L - 1) array, in the order of rows.
+        which: (B * C * (L - 1),) the distinct prefix that stands at each place.
+        new: (B, C, L - 1) 1 where a prefix stands for the first time, else 0.
+    """
+
+    shape: tuple[int, ...]
+    state: NDArray[np.int64]
+    first: NDArray[np.int64]
+    which: NDArray[np.int64]
+    new: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, states: NDArray[np.int64], real: NDArray[np.bool_], num_states: int) -> _Prefixes:
+        """Find them among (B, C, L - 1) states, of the real rows only."""
+        key = np.arange(len(states))[:, None, None] * num_states + states
+        distinct, first, which = np.unique(
+            np.where(real[..., None], key, -1), return_index=True, return_inverse=True
+        )
+        new = np.zeros(key.shape, np.int64)
+        new.reshape(-1)[first] = distinct >= 0
+        state = np.where(distinct >= 0, distinct % num_states, -1)
+        return cls(states.shape, state, first, which.reshape(-1), new)
+
+    def numbered(
+        self, known: NDArray[np.bool_], nodes: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Number the prefixes of the known rows within their request.
+
+        Args:
+            known: (B, C) bool, whose prefixes become nodes.
+            nodes: W; None for as many as the request with most needs.
+
+        Returns:
+            (B, W) states, 0 for padding; (B, W) parents, `ROOT` for the prompt and for padding; and
+            (B, C, L) places of each row's prefixes, with the prompt's, 0, first.
+        """
+        batch, width, steps = self.shape
+        owner = self.first // max(1, width * steps)
+        kept = (self.state >= 0) & known.reshape(-1)[self.first // max(1, steps)]
+        begin = np.searchsorted(owner[kept], np.arange(batch + 1))  # requests lie in order
+        number = np.cumsum(kept) - 1
+        place = number - begin[owner] if len(owner) else number
+        places = np.zeros((batch, width, steps + 1), np.int64)
+        places[..., 1:] = np.where(kept, place + 1, 0)[self.which].reshape(self.shape)
+        sizes = np.diff(begin)
+        real = np.arange(int(sizes.max(initial=0)) if nodes is None else nodes) < sizes[:, None]
+        states, parents = np.zeros(real.shape, np.int64), np.full(real.shape, ROOT, np.int64)
+        states[real] = self.state[kept]
+        parents[real] = places[..., :-1].reshape(-1)[self.first[kept]] - 1
+        return states, parents, places

@@ -1,12 +1,12 @@
-"""Sampling without replacement as search: Gumbel noise that every searcher draws alike.
+"""Sampling without replacement as a search, with Gumbel noise that is keyed by seed and state.
 
-K sequences without replacement from p are the top K of `log p + Gumbel noise`, and beam search
-finds them exactly: a prefix carries the largest perturbed log-probability of its descendants, and
-its children share it out (stochastic beam search; Kool, van Hoof and Welling 2019, algorithm 1).
+K sequences drawn without replacement from p are the top K of `log p + Gumbel noise`. Beam search
+finds them exactly if a prefix carries the largest perturbed log-probability of its descendants
+(stochastic beam search; Kool, van Hoof and Welling 2019, algorithm 1).
 
-The noise is a function of (seed, trie state), not of a generator's history. Draft and target
-therefore see the same noise, and strict verification applies unchanged: speculative sampling gives
-the very sample that plain sampling gives with the same seed.
+The noise is a function of (seed, trie state), not the state of a random generator. Draft and target
+therefore see the same noise, and strict verification applies unchanged: speculative sampling and
+plain sampling return the same sample for the same seed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Noise:
         noisy = log_probs + self.gumbel(states).to(log_probs.dtype)
         most = noisy.amax(-1, keepdim=True)
         parent = parents.unsqueeze(-1)
-        # log-sum-exp form of appendix B.3 there: no overflow, and exactly `parent` at the largest.
+        # log-sum-exp form of appendix B.3: no overflow, and exactly `parent` at the largest.
         gap = parent - noisy + torch.log1p(-torch.exp(noisy - most))
         scores = parent - gap.relu() - torch.log1p(torch.exp(-gap.abs()))
         alive = (log_probs > -torch.inf) & (parent > -torch.inf)
         return torch.where(alive, scores, -torch.inf)
 
     def stream(self, number: int) -> Noise:
-        """Noise of the same requests that has nothing to do with this one's; number >= 1."""
+        """Independent noise for the same requests; number >= 1."""
         return replace(self, seeds=_mix(self.seeds) + number)
 
     def gumbel(self, states: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ class Noise:
         """(B, ...) noise in the open interval (0, 1), float64, keyed by seed and state."""
         seeds = self.seeds.view(-1, *[1] * (states.dim() - 1))
         bits = _mix(_mix(seeds) + states)
-        # 52 bits and a half: with 53 the largest would round to 1, whose Gumbel noise is infinite
+        # 52 bits and a half: with 53 bits the largest would round to 1, with infinite Gumbel noise
         return _shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
@@ -81,10 +81,10 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right without the sign."""
+    """Logical shift to the right."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """An unsigned 64-bit constant as int64 has it."""
+    """An unsigned 64-bit constant as int64."""
     return value - (1 << 64) if value >> 63 else value & _MASK

@@ -1,10 +1,11 @@
-"""Shared search: several requests of one prompt, searched over one tree.
+"""Shared search: requests with equal prompts, searched over one tree.
 
 Requests that differ only in what they may get, such as an evaluation's with and without the items
-of the history, mostly keep the same beams. Here the prompt is run once for all of them, and each
-prefix that any of them wants, as a beam or on the way to a candidate, is one node. The answers are
-`beam_search`'s; scores may differ in their last bits, for nodes lie in other slots. How many nodes
-a level has is asked of the device: right for work offline, where batches are large.
+of the history, mostly keep the same beams. Here each distinct prompt is run once, and each prefix
+that any of its requests needs, as a beam or on the way to a candidate, is one node. The answers are
+`beam_search`'s; scores may differ in their last bits, because nodes lie in other slots. The host
+waits for the device to know how many nodes a level has: right for work offline, where batches are
+large.
 """
 
 from __future__ import annotations
@@ -18,66 +19,54 @@ from numpy.typing import ArrayLike
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
-from recsys.constraint.mask import RowMask
+from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
-from recsys.decoding.beam import finish, num_levels, prepare, row_tree
+from recsys.decoding.beam import finish, no_answers
 from recsys.decoding.expand import Frontier, Step, TokenLogits
-from recsys.decoding.output import Beams, DecodeStats
+from recsys.decoding.output import Beams
+from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.row_tree import RowTree
-from recsys.decoding.tree import NO_TOKEN, ROOT, Prompts, TokenTree, require_finite
-from recsys.models.tree_forward import TreeModel
+from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree, require_finite
 
 
 @torch.inference_mode()
 def shared_beam_search(
     model: Any,
-    prompts: Sequence[ArrayLike] | Prompts,
-    owner: ArrayLike,
-    trie: ItemTrie,
+    request: Search | SearchRequest | Sequence[ArrayLike],
+    trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
-    *,
-    exclude: Sequence[ArrayLike] | None = None,
-    masks: Sequence[RowMask | None] | None = None,
-    candidates: Sequence[ArrayLike] | None = None,
-    candidate_nodes: int | None = None,
 ) -> Beams:
-    """As `beam_search` of R requests of which several may have the same prompt.
+    """`beam_search` for requests of which several have the same prompt.
 
     Args:
-        model: as `beam_search`'s, like `trie` and `num_beams`.
-        prompts: (B) token ids of each prompt, once.
-        owner: (R) which of the prompts each request has. Memory grows with the most that one has.
+        model: as for `beam_search`, like the other arguments.
+        request: of R prompts; equal ones are run once. Memory grows with the largest number of
+            requests that have one prompt. `normalize` and seeds are not supported.
         trie: the catalog.
         num_beams: K.
-        exclude: trie rows that each request must not get.
-        masks: what each request may get; None for everything.
-        candidates: trie rows of each request that are scored along.
-        candidate_nodes: of each request, as for `beam_search`.
 
     Returns:
         Beams of shape (R, K). The tokens and slots in the stats are those of the whole tree.
 
     Raises:
-        ValueError: as `beam_search`, or an owner that is not one of the prompts.
+        ValueError: as `beam_search`; a sample, or `normalize` other than `vocabulary`.
     """
     num_beams = arguments.whole_number("num_beams", num_beams)
-    model = TreeModel.of(model)
-    ready = Prompts.of(prompts, model, num_levels(trie) - 1)
-    named = arguments.integers("owner", owner)
-    if len(named) and not (named.min() >= 0 and named.max() < len(ready)):
-        raise ValueError(f"owner: must lie in 0 .. {len(ready) - 1}")
-    step = prepare(model, len(named), trie, num_beams, exclude, "vocabulary", masks=masks)
-    frontier = Frontier.root(len(named), model.score_dtype, model.device)
-    rows = row_tree(step, len(named), candidates, candidate_nodes)
-    if not len(named):
-        return finish(frontier, step, num_beams, [])
-    widths = [trie.width(depth, num_beams) for depth in range(1, step.levels + 1)]
+    search = Search.of(request, model, trie)
+    step, rows = search.step, search.rows
+    if step.noise is not None or step.normalize != "vocabulary":
+        raise ValueError("a shared search has no seeds and normalizes over the 'vocabulary'")
+    if not len(search):
+        return no_answers(search, num_beams)
+    prompts, owner = search.prompts.distinct()
+    widths = search.widths(num_beams)
     room = sum(widths[:-1])
     if rows is not None:  # each depth is as wide as the prompt with most there
         of_depth = (rows.real & (rows.depth == depth) for depth in range(1, step.levels))
         room += sum(int(here.sum(1).max()) for here in of_depth)
-    with TokenTree(model, ready, room * int(np.bincount(named).max())) as tree:
-        level = _Level(tree, step, torch.from_numpy(named).to(model.device))
+    frontier = Frontier.root(len(search), search.model.score_dtype, search.model.device)
+    with TokenTree(search.model, prompts, room * int(np.bincount(owner).max())) as tree:
+        level = _Level(tree, step, torch.from_numpy(owner).to(search.model.device))
         scores = None if rows is None else level.scores(rows, 0)
         for depth, width in enumerate(widths):
             frontier = step.expand(frontier, level.logits(frontier.states), depth, width)
@@ -85,24 +74,15 @@ def shared_beam_search(
                 level.descend(frontier, rows, depth + 1)
                 if rows is not None and scores is not None:
                     scores = scores + level.scores(rows, depth + 1)
-        stats = [
-            DecodeStats(
-                target_passes=tree.passes,
-                target_tokens=n - cached + tree.run,
-                kv_slots=n + tree.run,
-                kv_bytes=(n + tree.run) * tree.cache.bytes_per_slot,
-                cached_tokens=cached,
-            )
-            for n, cached in zip(ready.host_lengths.tolist(), tree.cached.tolist(), strict=True)
-        ]
         if rows is not None and scores is not None:
             scores = scores.masked_fill(~rows.known, -torch.inf)
         require_finite(tree.finite[level.owner.squeeze(-1)])
-        return finish(frontier, step, num_beams, [stats[i] for i in named.tolist()], scores)
+        stats = [tree.stats(i) for i in owner.tolist()]
+        return finish(frontier, step, num_beams, stats, scores)
 
 
 class _Level:
-    """The nodes of one depth: a state of a prompt's tree is one node, whoever wants it.
+    """The nodes of one depth: a state of a prompt's tree is one node for all its requests.
 
     Attributes:
         owner: (R, 1) int64 prompt of each request.

@@ -1,9 +1,9 @@
-"""Table: every node the target has been run on, by trie state, with its logits.
+"""Table: every node that the target has been run on, by trie state, with its logits.
 
-What has been computed once is never computed again: verification, patch passes, best-first search
-and the trace all read from here. Place 0 is the prompt (the root's state), node i of the tree is
-place i + 1. All requests have the same number of places; a place without a node has the state
-`PADDING`, which no beam has: one that does not exist has another (`NO_STATE`).
+No node is computed twice: verification, patch passes, best-first search and the trace all read this
+table. Place 0 is the prompt (state 0, the root), and node i of the tree is place i + 1. All
+requests have the same number of places. A place without a node has the state `PADDING`, which no
+beam has; beams that do not exist have the state `NO_STATE`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PADDING = -1
 
 
 class Table:
-    """Nodes added to a tree, and what the target said at them.
+    """Nodes added to a tree, and the target's logits at them.
 
     Attributes:
-        tree: what runs the nodes.
-        step: what a step means; for the same requests as the tree.
+        tree: runs the nodes.
+        step: the constraints, for the same requests as the tree.
         request: (b,) place in the original batch of each request still here.
         states: (b, P) int64 trie state of each place.
         parents: (b, P) int64 place of its parent; 0 for the prompt itself.
@@ -32,6 +32,7 @@ class Table:
     """
 
     def __init__(self, tree: TokenTree, step: Step) -> None:
+        """Begin with the prompts, which are run by the first `run`."""
         batch, device = len(tree.lengths), tree.lengths.device
         self.tree, self.step = tree, step
         self.request = torch.arange(batch, device=device)
@@ -58,10 +59,10 @@ class Table:
         """Add (b, W) nodes for the next pass; returns the place of the first.
 
         Args:
-            states: their trie states.
-            tokens: that lead into them.
-            parents: places.
-            depth: theirs.
+            states: trie states of the nodes.
+            tokens: tokens that lead into them.
+            parents: places of their parents.
+            depth: depth of the nodes.
             real: False for padding.
         """
         first = self.places
@@ -79,8 +80,8 @@ class Table:
     def add_levels(self, levels: list[Frontier]) -> None:
         """Add a draft tree, level by level.
 
-        Only nodes that follow a node of the tree are added, so that whatever is proposed, the
-        logits at a state are those of its own tokens.
+        A proposed node is added only if its parent in the trie is its parent in the tree. Whatever
+        is proposed, the logits at a state are therefore those of the state's own tokens.
         """
         trie, first = self.step.trie, 0
         for depth, level in enumerate(levels, start=1):
@@ -92,7 +93,7 @@ class Table:
             first = self.add(states, level.tokens, parents, depth, real)
 
     def add_rows(self, rows: RowTree) -> None:
-        """Add the tree of given rows for the next pass; nodes that a draft has too stand twice."""
+        """Add the tree of candidates for the next pass; drafted nodes may repeat there."""
         states = rows.states.masked_fill(~rows.real, PADDING)
         parents = rows.parents + 1 + (rows.parents != ROOT) * self.tree.nodes
         self.states = torch.cat([self.states, states], dim=1)
@@ -107,7 +108,7 @@ class Table:
         return rows.scores(TokenLogits(*own))
 
     def run(self) -> None:
-        """One pass of the target over what has been added."""
+        """Run one pass of the target over the nodes that were added."""
         new = TokenLogits.run(self.tree, self.step.trie)
         pairs = zip(self.logits, new, strict=True)
         self.logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
@@ -116,10 +117,10 @@ class Table:
     def find(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(b, W) place of each state, 0 where it has none, and whether it has one."""
         match = self.states[:, None, :] == states[:, :, None]
-        return match.to(torch.uint8).argmax(-1), match.any(-1)  # equal nodes say the same
+        return match.to(torch.uint8).argmax(-1), match.any(-1)  # equal nodes have equal logits
 
     def keep(self, going_on: torch.Tensor) -> None:
-        """Go on with some requests only; (b,) int64 places, ascending."""
+        """Continue with some requests only; (b,) int64 places, ascending."""
         self.tree.keep(going_on)
         self.step = self.step.take(going_on)
         self.request, self.states = self.request[going_on], self.states[going_on]
@@ -137,9 +138,7 @@ class Table:
             Which of them have been run, and the children with `parents` as places; scores are -inf
             for those that are not alive and for other depths.
         """
-        children = self.step.children(
-            self.states, depth
-        )  # of places at other depths there are none
+        children = self.step.children(self.states, depth)  # none of places at other depths
         scores, log_probs = self.step.score(nodes, self.logits, children)
         states = children.states.flatten(1)
         place = torch.arange(self.places, device=states.device).unsqueeze(-1)
@@ -151,7 +150,7 @@ class Table:
             log_probs.flatten(1),
             nodes.rest,
         )
-        # a state's nodes lie in one order: look it up instead of comparing all with all
+        # a binary search instead of a comparison of all with all
         order = self.states.sort(dim=1)
         at = torch.searchsorted(order.values, states).clamp(max=self.places - 1)
         return order.values.gather(1, at) == states, found
@@ -159,8 +158,8 @@ class Table:
     def score(self) -> Frontier:
         """The target's scores of all places, as a frontier of mixed depths.
 
-        A node's is found where its parent's children are scored: its place among them is its state
-        less the first one's.
+        The score of a node is read from the scores of its parent's children, where its place is its
+        state minus the state of the first child.
         """
         trie = self.step.trie
         root = Frontier.root(len(self.request), self.logits.total.dtype, self.states.device)

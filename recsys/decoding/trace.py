@@ -2,63 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
-
 import torch
 
 from recsys.decoding.expand import Frontier
+from recsys.decoding.output import Fate, Trace, TraceNode
 from recsys.decoding.table import PADDING, Table
-
-Fate = Literal["accepted", "rejected", "patched"]
-
-
-@dataclass(frozen=True)
-class TraceNode:
-    """One node of a request's tree.
-
-    Attributes:
-        parent: place of its parent in `Trace.nodes`; -1 for the prompt.
-        depth: 1 for the first token of a semantic ID.
-        token: that leads into it.
-        state: of the trie.
-        target_pass: the pass it was run in, from 1.
-        draft_log_prob: the drafter's score (a model's log-probability; 0 from exhaustion; from
-            candidates minus their rank); None for a patched node, and for one that is there to
-            score a candidate (a draft may have it too).
-        target_log_prob: the target's, with what the request's boosts add.
-        fate: `accepted` drafted, and a beam of the target's search; `rejected` run without being
-            one; `patched` a beam that no draft had, added afterwards.
-        items: below the node that the request may get; None where nobody has counted.
-    """
-
-    parent: int
-    depth: int
-    token: int
-    state: int
-    target_pass: int
-    draft_log_prob: float | None
-    target_log_prob: float
-    fate: Fate
-    items: int | None = None
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The tree of one request.
-
-    Attributes:
-        nodes: parents before children.
-        blocked: by level, from 1, how many codes the catalog or a mask closed below the search's
-            beams; empty where nobody has counted.
-    """
-
-    nodes: list[TraceNode]
-    blocked: dict[int, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontier]) -> list[Trace]:

@@ -1,9 +1,9 @@
 """TokenTree: one batch of prompts and the trees that grow from them, on one model.
 
-Bookkeeping of nodes: who descends from whom, at which depth, in which slot. Nodes are numbered in
-the order they are added and node i lies in the i-th slot behind the prompt's. All requests of the
-batch add the same number of nodes at a time; what a node means is its own (padding is a node that
-nobody asks about). It runs the model and counts passes; it knows no trie.
+It keeps the ancestors, the depth and the cache slot of each node. Nodes are numbered in the order
+in which they are added, and node i lies in the i-th slot behind the prompt's. All requests of the
+batch add the same number of nodes at a time; padding fills up those that need fewer. The tree runs
+the model and counts passes; it does not depend on a trie.
 
           prompt ──┬── 0 ──┬── 2
                    │       └── 3         add([a, b], parents=-1), add([c, d, e], [0, 0, 1])
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
+from recsys.decoding.output import DecodeStats
 from recsys.errors import NonFiniteError
 from recsys.models.cache import SlotCache, whole_blocks
 from recsys.models.mask import prompt_mask, tree_mask
@@ -30,9 +31,9 @@ from recsys.models.tree_forward import TreeModel
 
 ROOT = -1
 NO_TOKEN = -1
-"""The token of a node that stands for nothing. Such a node is run with the prompt's last token, so
-that no token enters the tree which neither the prompt nor a beam has."""
-_MOST_TOTALS = 16  # passes; those of a long text are merged
+"""The token of a padding node. Padding is run with the prompt's last token, so that the model never
+reads a token that neither the prompt nor a beam contains."""
+_MOST_TOTALS = 16  # passes; more are merged
 
 
 @dataclass(frozen=True)
@@ -44,48 +45,65 @@ class Prompts:
         host_lengths: (B,) int64.
         tokens: `host_tokens` on the device.
         lengths: `host_lengths` on the device.
+        slots: cache slots to reserve for each prompt, at least.
     """
 
     host_tokens: NDArray[np.int64]
     host_lengths: NDArray[np.int64]
     tokens: torch.Tensor
     lengths: torch.Tensor
+    slots: int = 0
 
     def __len__(self) -> int:
         """Requests."""
         return len(self.host_lengths)
 
     def take(self, requests: Sequence[int]) -> Prompts:
-        """Some of the requests."""
+        """The prompts of some requests."""
         places = torch.tensor(requests, dtype=torch.int64, device=self.tokens.device)
         return Prompts(
             self.host_tokens[requests],
             self.host_lengths[requests],
             self.tokens[places],
             self.lengths[places],
+            self.slots,
         )
+
+    def distinct(self) -> tuple[Prompts, NDArray[np.int64]]:
+        """Each prompt once, in order of first appearance, and (B,) which one each request has."""
+        keys = np.column_stack([self.host_lengths, self.host_tokens])
+        _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        place = first.argsort().argsort()  # np.unique sorts the prompts; keep their order
+        return self.take(np.sort(first).tolist()), place[which.reshape(-1)]
 
     @classmethod
     def of(
-        cls, prompts: Sequence[ArrayLike] | Prompts, model: TreeModel, depth: int = 0
+        cls,
+        prompts: Sequence[ArrayLike] | Prompts,
+        model: TreeModel,
+        depth: int = 0,
+        *,
+        slots: int = 0,
     ) -> Prompts:
         """Check `prompts` against the model, pad them, copy them to its device.
 
         Args:
-            prompts: token ids of each request, or prompts that have been through here.
-            model: what is to run them.
-            depth: most tokens behind a prompt that are to be run.
+            prompts: token ids of each request, or prompts that are checked for another model.
+            model: the model that will run them.
+            depth: most tokens behind a prompt that will be run.
+            slots: cache slots to reserve for each prompt, at least.
 
         Raises:
             ValueError: a prompt that holds no tokens, something else than integers, or a token
                 outside the vocabulary; more positions than the model is exact for.
         """
-        ready = prompts if isinstance(prompts, Prompts) else cls._padded(prompts, model)
+        slots = arguments.whole_number("prompt_slots", slots, 0)
+        ready = prompts if isinstance(prompts, Prompts) else cls._padded(prompts, model, slots)
         model.check_positions(int(ready.host_lengths.max(initial=0)) + depth)
         return ready
 
     @classmethod
-    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel) -> Prompts:
+    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel, slots: int) -> Prompts:
         arrays = [arguments.integers(f"prompt {i}", p) for i, p in enumerate(prompts)]
         lengths = np.asarray([len(a) for a in arrays], np.int64)
         if not lengths.all():
@@ -104,16 +122,16 @@ class Prompts:
                 f"the model knows 0 .. {model.vocabulary_size - 1}"
             )
         device = model.device
-        on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
-        return cls(padded, lengths, *on_device)
+        tokens, on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
+        return cls(padded, lengths, tokens, on_device, slots)
 
 
 def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
-    """Raise unless the logits of every request were finite; the host waits for the device here.
+    """Raise unless the logits of every request were finite; this synchronises with the device.
 
     Args:
         finite: (b,) bool (`TokenTree.finite`).
-        requests: place in the original batch of each; None if they are all of it.
+        requests: place of each in the original batch; None if they are the whole batch.
 
     Raises:
         NonFiniteError: they were not; the error names the requests.
@@ -123,12 +141,20 @@ def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) 
 
 
 class TokenTree:
-    """Trees over a `SlotCache`; a context, for the time of which the cache is lent.
+    """Trees over a `SlotCache`, which is lent to the tree while it is used as a context.
+
+    >>> from recsys.testing import tiny_model
+    >>> model = TreeModel.of(tiny_model("llama"))
+    >>> with TokenTree(model, Prompts.of([[1, 2], [3]], model), capacity=4) as tree:
+    ...     first = tree.add(torch.tensor([[5, 6], [5, 7]]), torch.full((2, 2), ROOT), depth=1)
+    ...     logits = tree.forward()  # of each prompt's last token, then of the two nodes
+    >>> first, tuple(logits.shape), tree.passes
+    (0, (2, 3, 64), 1)
 
     Attributes:
-        model: what runs them.
-        lengths: (B,) prompt tokens.
-        cached: (B,) of them, those whose keys and values were kept from an earlier call (host).
+        model: the model that runs the nodes.
+        lengths: (B,) number of prompt tokens.
+        cached: (B,) how many of them were found in the prefix store (host).
         nodes: nodes added so far, one number for the batch.
         passes: forwards so far.
         cache: keys and values.
@@ -142,24 +168,21 @@ class TokenTree:
         prompts: Prompts,
         capacity: int,
         *,
-        prompt_slots: int = 0,
         reserve: int = 0,
     ) -> None:
         """Plan for prompts and at most `capacity` nodes; nothing is run yet.
 
         Args:
-            model: the model; where it has a prefix store, prompts are looked up there and kept.
-            prompts: what the trees grow from.
+            model: the model; if it has a prefix store, prompts are looked up and stored there.
+            prompts: the roots of the trees.
             capacity: most nodes a request.
-            prompt_slots: prompt slots at least.
-            reserve: node slots beyond `capacity`, for a caller that keeps its own nodes there.
+            reserve: node slots beyond `capacity`, for a caller that manages them itself.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
-        prompt_slots = arguments.whole_number("prompt_slots", prompt_slots, 0)
         self.nodes = self.passes = 0
         self.cached = np.zeros(len(prompts), np.int64)
         batch, prompt = prompts.tokens.shape
-        self._slots = (batch, max(prompt, prompt_slots), capacity + reserve)
+        self._slots = (batch, max(prompt, prompts.slots), capacity + reserve)
         room, device = whole_blocks(capacity), prompts.tokens.device
         self._tokens = torch.zeros((batch, room), dtype=torch.int64, device=device)
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
@@ -171,7 +194,7 @@ class TokenTree:
         self._borrowed = ExitStack()
 
     def __enter__(self) -> Self:
-        """Borrow a cache, and fill it with what is known of the prompts."""
+        """Borrow a cache, and fill it with the stored prefixes of the prompts."""
         with ExitStack() as borrowed:  # given back if filling it fails
             self.cache = borrowed.enter_context(self.model.pool.lend(*self._slots))
             store = self.model.prefixes
@@ -229,13 +252,31 @@ class TokenTree:
 
     @property
     def run(self) -> int:
-        """Nodes that have been run; those added since the last forward have not."""
+        """Number of nodes that have been run; nodes added since the last pass are not."""
         return self._pending
 
-    def forward(self) -> torch.Tensor:
-        """Run what has been added since the last call, and the prompt if it has not been run.
+    def stats(self, request: int, **counters: int) -> DecodeStats:
+        """Counters of one request.
 
-        Whoever uses the logits of a real prompt passes what they come to on to `note`.
+        Args:
+            request: place in the original batch.
+            counters: those of the search: accepted or forced levels, the draft's nodes and passes.
+        """
+        slots = int(self.prompts.host_lengths[request]) + self.run
+        cached = int(self.cached[request])
+        return DecodeStats(
+            target_passes=self.passes,
+            target_tokens=slots - cached,
+            kv_slots=slots,
+            kv_bytes=slots * self.cache.bytes_per_slot,
+            cached_tokens=cached,
+            **counters,
+        )
+
+    def forward(self) -> torch.Tensor:
+        """Run the nodes added since the last call, and the prompt in the first call.
+
+        The caller passes the totals of the logits on to `note`.
 
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
@@ -279,15 +320,16 @@ class TokenTree:
         )
 
     def note(self, totals: torch.Tensor) -> None:
-        """Take what tells whether the logits of a pass are finite; to be called after each pass.
+        """Record whether the logits of a pass are finite; to be called after each pass.
 
-        After the first one the prompts are stored, where the model has a store. A request whose
-        logits are not finite may have left keys or values that are not finite, and a masked slot
-        contributes 0 x value: so such prompts are never found, and the cache is cleaned.
+        After the first pass the prompts are stored, if the model has a prefix store. A request
+        whose logits are not finite may have written keys or values that are not finite, and a
+        masked slot still contributes 0 x value to attention. Such prompts are therefore never found
+        in the store, and the cache is cleaned before it is lent again.
 
         Args:
-            totals: (B, W) the log-sum-exp, or the largest, of each row of logits. It is finite if
-                and only if no logit is NaN or infinite and not all are -inf.
+            totals: (B, W) the log-sum-exp, or the maximum, of each row of logits. It is finite if
+                and only if no logit is NaN or +inf and not all are -inf.
         """
         self._totals.append(totals)
         if len(self._totals) > _MOST_TOTALS:
@@ -308,10 +350,9 @@ class TokenTree:
         return torch.cat(self._totals, dim=1).isfinite().all(1)
 
     def _prompt_places(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, S) prompt tokens that are not cached, and (B, 1) the last one's place among them.
+        """(B, S) places of prompt tokens to run, and (B, 1) the last one's place among them.
 
-        Requests that have fewer than others repeat their last token: the same token in the same
-        slot again.
+        Requests with fewer of them repeat their last token, in the same slot.
         """
         last = self.prompts.host_lengths - 1
         longest = int((last - self.cached).max()) + 1
@@ -321,7 +362,7 @@ class TokenTree:
         return torch.from_numpy(places).to(device), torch.from_numpy(rows).to(device)
 
     def move(self, nodes: int) -> None:
-        """Go on in a cache with room for `nodes` nodes, more than now; slots stay as they are."""
+        """Continue in a larger cache, with room for `nodes` nodes; slots keep their places."""
         with ExitStack() as borrowed:
             cache = borrowed.enter_context(
                 self.model.pool.lend(len(self.lengths), self.cache.prompt, nodes)
@@ -331,7 +372,7 @@ class TokenTree:
             self.cache, self._borrowed = cache, borrowed.pop_all()
 
     def keep(self, requests: torch.Tensor) -> None:
-        """Go on with some requests of the batch only; (b,) int64 places."""
+        """Continue with some requests of the batch only; (b,) int64 places."""
         self.cache.keep(requests)
         self.lengths, self._padding = self.lengths[requests], self._padding[requests]
         self.cache.note(self.finite.all())

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow.parquet as pq
 
-from recsys.artifacts import read_manifest, up_to_date, write_artifact
+from recsys.artifacts import Output, read_manifest
 from recsys.bundle import CATALOG, QUANTIZER, load_sasrec
 from recsys.catalog import Catalog
 from recsys.config import as_dict
@@ -90,9 +90,9 @@ def evaluate_bundle(
         "bundle": read_manifest(bundle_path, "bundle").digest,
         "dataset": Dataset.manifest(dataset_path).digest,
     }
-    settings = _settings(config)
-    if force or not up_to_date(out_path, KIND, settings, parents):
-        _write(Path(bundle_path), Path(dataset_path), config, Path(out_path), parents)
+    output = Output(Path(out_path), KIND, _settings(config), parents, force)
+    if not output.is_current():
+        _write(Path(bundle_path), Path(dataset_path), config, output)
     _show(json.loads((Path(out_path) / JSON).read_text(encoding="utf-8")))
     return Path(out_path)
 
@@ -222,22 +222,16 @@ def _blends(recommender: Recommender) -> bool:
     return retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
 
 
-def _write(
-    bundle_path: Path,
-    dataset_path: Path,
-    config: EvaluationConfig,
-    out_path: Path,
-    parents: dict[str, str],
-) -> None:
+def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, output: Output) -> None:
     from recsys.recommender import Recommender
 
     dataset = Dataset.load(dataset_path)
     recommender = Recommender.load(bundle_path, dtype=config.dtype)
-    _check_catalog(recommender.catalog, dataset)
+    _check_catalog(recommender.bundle.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
-    settings = _settings(config)
-    with write_artifact(out_path, KIND, config=settings, parents=parents, info=info) as folder:
+    parents = dict(output.parents)
+    with output.write(info) as folder:
         check_no_leak(dataset, config.split)
         warnings = _warnings(recommender.manifest.parents, parents["dataset"])
         known, facts = recommender.retrieval, recommender.manifest.info

@@ -304,14 +304,14 @@ def generate_text(
     """
     model, settings = TreeModel.of(model), settings or BeamSettings()
     longest, every = settings.max_new_tokens, settings.collect_every
-    ready = Prompts.of(prompts, model, longest - 1)
+    ready = Prompts.of(prompts, model, longest - 1, slots=prompt_slots)
     rules = _Rules.of(settings, constraint, len(ready), model)
     beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
     if not len(ready):
         tokens, lengths, scores, _ = (p[:, : settings.num_return_sequences] for p in beams.finished)
         return Texts(tokens[..., :0], lengths, scores, [], [], 0)
     reserve = settings.reserved_nodes
-    with TokenTree(model, ready, 0, prompt_slots=prompt_slots, reserve=reserve) as tree:
+    with TokenTree(model, ready, 0, reserve=reserve) as tree:
         nodes = TextNodes(tree, settings.num_beams)
         answers = _Answers(nodes, ready.host_lengths)
         logits = tree.forward()

@@ -11,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from recsys.serving.api.routing import AnyPhase
+from recsys.serving.auth import Scope, requires
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import InvalidField
-from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsRequest, EventsResponse
+from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
 from recsys.serving.stores import EventConflictError
 
 JSON = "application/json"
@@ -53,7 +54,7 @@ clock = ArrivalClock()
 
 def _schema() -> dict[str, Any]:
     """JSON schema of the body, which the route reads by itself."""
-    schema = EventsRequest.model_json_schema()
+    schema = EventsBody.model_json_schema()
     schema.pop("$defs")
     schema["properties"]["events"]["items"] = EventIn.model_json_schema()
     return schema
@@ -81,6 +82,7 @@ def _schema() -> dict[str, Any]:
         }
     },
 )  # fmt: skip
+@requires(Scope.WRITE)
 async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     """Keep a batch of events: all of it or nothing. Repeat it when in doubt: ids count once."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -109,16 +111,16 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     )
 
 
-def _document(body: bytes) -> EventsRequest:
+def _document(body: bytes) -> EventsBody:
     try:
-        return EventsRequest.model_validate(parse(body))
+        return EventsBody.model_validate(parse(body))
     except MalformedError as error:
         raise ProblemError("malformed_body", f"The body is not valid JSON: {error}.") from None
     except ValidationError as error:
         raise _invalid(error) from error
 
 
-def _lines(body: bytes) -> EventsRequest:
+def _lines(body: bytes) -> EventsBody:
     rows: list[Any] = []
     for number, line in enumerate(body.split(b"\n"), start=1):
         if not line.strip():
@@ -133,7 +135,7 @@ def _lines(body: bytes) -> EventsRequest:
             detail = f"Line {number} is not valid JSON: {error}."
             raise ProblemError("malformed_body", detail) from None
     try:
-        return EventsRequest.model_validate({"events": rows})
+        return EventsBody.model_validate({"events": rows})
     except ValidationError as error:
         raise _invalid(error) from error
 
@@ -148,7 +150,7 @@ def _invalid(error: ValidationError) -> RequestValidationError:
     )
 
 
-def _conflict(batch: EventsRequest, error: EventConflictError) -> ProblemError:
+def _conflict(batch: EventsBody, error: EventConflictError) -> ProblemError:
     ids = set(error.event_ids)
     fields = [
         InvalidField(

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request
 
 from recsys.errors import FilterError
 from recsys.serving.api.routing import BODY, RECOMMEND, JsonRoute, Ready, while_connected
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented, invalid_part
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
@@ -13,6 +14,7 @@ router = APIRouter(prefix="/v1/filters", route_class=JsonRoute)
 
 
 @router.post("/validate", responses=documented(*BODY, *RECOMMEND))
+@requires(Scope.READ)
 async def validate_filter(body: FilterCheck, request: Request, service: Ready) -> FilterReport:
     """How many items fit a filter, or what is wrong with it."""
     try:

@@ -4,6 +4,7 @@
 from fastapi import APIRouter
 
 from recsys.serving.api.routing import Ready
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import Health
 
@@ -11,12 +12,14 @@ router = APIRouter(prefix="/health")
 
 
 @router.get("/live", responses=documented())
+@requires(Scope.PUBLIC)
 async def live() -> Health:
     """The process runs."""
     return Health(status="live")
 
 
 @router.get("/ready", responses=documented("not_ready"))
+@requires(Scope.PUBLIC)
 async def ready(service: Ready) -> Health:
     """The model is loaded and warm; recommendations are answered."""
     return Health(status="ready")

@@ -14,6 +14,7 @@ from recsys.serving.api.routing import (
     json_response,
     while_connected,
 )
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
@@ -23,11 +24,11 @@ from recsys.serving.schemas.items import (
     ItemPage,
     ItemQuery,
     NewItemBody,
-    RankRequest,
+    RankBody,
     RankResponse,
     SimilarQuery,
     SimilarResponse,
-    UpsertRequest,
+    UpsertBody,
     UpsertResponse,
 )
 
@@ -40,6 +41,7 @@ CHANGE = ("invalid_item", "store_unavailable", "not_ready")
     response_model=ItemPage,
     responses=documented("invalid_request", *RECOMMEND),
 )
+@requires(Scope.READ)
 async def browse_items(
     query: Annotated[ItemQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -48,7 +50,8 @@ async def browse_items(
 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
-async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
+@requires(Scope.WRITE)
+async def upsert_items(body: UpsertBody, service: Ready) -> Response:
     """Put items into the catalog, all or none; they can be recommended when this answers."""
     epoch, items = await service.catalog_changes.upsert(body.items)
     return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
@@ -59,6 +62,7 @@ async def upsert_items(body: UpsertRequest, service: Ready) -> Response:
     response_model=SimilarResponse,
     responses=documented("unknown_item", "unsupported_by_model", "invalid_request", *RECOMMEND),
 )
+@requires(Scope.READ)
 async def similar_items(
     item_id: PathId, query: Annotated[SimilarQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -75,12 +79,14 @@ async def similar_items(
     response_model=Item,
     responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
+@requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """An item of the catalog: title, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
 
 
 @router.put("/items/{item_id:id}", response_model=ItemChange, responses=documented(*BODY, *CHANGE))
+@requires(Scope.WRITE)
 async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
     """Put one item into the catalog, or another in its place."""
     item = NewItemBody.model_construct(item_id=item_id, **dict(body))
@@ -93,6 +99,7 @@ async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
     status_code=204,
     responses=documented("unknown_item", "invalid_request", "store_unavailable", "not_ready"),
 )
+@requires(Scope.WRITE)
 async def delete_item(item_id: PathId, service: Ready) -> Response:
     """Take an item away: nothing that is asked afterwards is answered with it."""
     await service.catalog_changes.remove(item_id)
@@ -104,6 +111,7 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
     response_model=RankResponse,
     responses=documented(*BODY, "unknown_user", "store_unavailable", *RECOMMEND),
 )
-async def rank(body: RankRequest, request: Request, service: Ready) -> Response:
+@requires(Scope.READ)
+async def rank(body: RankBody, request: Request, service: Ready) -> Response:
     """Given items in the order in which the model would choose them, with exact scores."""
     return json_response(await while_connected(request, service.rank(body)))

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from recsys.serving.api.routing import BODY, JsonRoute, Ready, json_response
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias, AliasName
 from recsys.serving.schemas.models import AliasBody, AliasInfo, AliasList, Evaluation, ModelList
@@ -17,6 +18,7 @@ CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 
 
 @router.get("/models", response_model=ModelList, responses=documented("not_ready"))
+@requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
     """The models that answer, and the bundles that could."""
     available = await asyncio.to_thread(lambda: service.models.available)
@@ -24,6 +26,7 @@ async def list_models(service: Ready) -> Response:
 
 
 @router.get("/aliases", response_model=AliasList, responses=documented("not_ready"))
+@requires(Scope.READ)
 async def list_aliases(service: Ready) -> Response:
     """Which alias stands for which bundle. Requests that name none ask the `champion`."""
     return json_response(AliasList(aliases=service.models.aliases()))
@@ -34,6 +37,7 @@ async def list_aliases(service: Ready) -> Response:
     response_model=AliasInfo,
     responses=documented("unknown_model", "invalid_request", "not_ready"),
 )
+@requires(Scope.READ)
 async def get_alias(name: PathAlias, service: Ready) -> Response:
     """One alias; tells what became of a change that nobody waited for."""
     return json_response(service.models.alias(name))
@@ -44,6 +48,7 @@ async def get_alias(name: PathAlias, service: Ready) -> Response:
     response_model=AliasInfo,
     responses={202: {"model": AliasInfo}, **documented(*BODY, *CHANGE)},
 )
+@requires(Scope.ADMIN)
 async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Response:
     """Let an alias stand for a bundle. It is loaded and warmed while the old one answers."""
     if not body.wait:
@@ -56,6 +61,7 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Respons
     response_model=AliasInfo,
     responses=documented("unknown_model", "invalid_request", *CHANGE),
 )
+@requires(Scope.ADMIN)
 async def rollback_alias(name: PathAlias, service: Ready) -> Response:
     """Let an alias stand for the bundle that it stood for before."""
     return json_response(await service.models.rollback(name))
@@ -66,6 +72,7 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
     status_code=204,
     responses=documented("unknown_model", "invalid_request", "alias_conflict", "not_ready"),
 )
+@requires(Scope.ADMIN)
 async def delete_alias(name: PathAlias, service: Ready) -> Response:
     """Drop an alias, and its model if no other alias stands for it."""
     await service.models.remove(name)
@@ -77,6 +84,7 @@ async def delete_alias(name: PathAlias, service: Ready) -> Response:
     response_model=Evaluation,
     responses=documented("unknown_model", "invalid_request", "not_ready"),
 )
+@requires(Scope.READ)
 async def evaluation(service: Ready, model: Alias = CHAMPION) -> Response:
     """What is known of a model's quality: the files of its bundle's folder `eval`."""
     return json_response(await service.evaluation(model))

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 
 from recsys import __version__
 from recsys.serving.api.routing import AnyPhase
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.metrics import CONTENT_TYPE
 from recsys.serving.schemas.operations import Process, Queue, Stats
@@ -25,12 +26,14 @@ _PROC = Path("/proc/self")
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, **documented()},
 )
+@requires(Scope.READ)
 async def metrics(service: AnyPhase) -> Response:
     """Counters, gauges and histograms in Prometheus' text format."""
     return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/v1/stats", responses=documented())
+@requires(Scope.READ)
 async def stats(service: AnyPhase) -> Stats:
     """Phase, models, queue, and the last ten minutes in slots of five seconds."""
     found = service.metrics.series.snapshot()
@@ -40,7 +43,7 @@ async def stats(service: AnyPhase) -> Stats:
             "version": __version__,
             "models": service.models.info() if service.phase is Phase.READY else [],
             "aliases": {a.name: a.bundle for a in service.models.aliases() if a.bundle},
-            "queue": Queue(depth=service.metrics.queue_depth, limit=service.settings.queue_limit),
+            "queue": Queue(depth=service.metrics.queue_depth(), limit=service.settings.queue_limit),
             "process": process(),
             "last_minute": found.pop("last_minute"),
             "series": found,

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from recsys.serving.api.routing import AnyPhase
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError
 from recsys.serving.service import Phase, Service
 
@@ -43,6 +44,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
+@requires(Scope.PUBLIC)
 async def index(request: Request, service: AnyPhase) -> HTMLResponse:
     """The page; without scripts, what this is and a line to try."""
     is_ready = service.phase is Phase.READY
@@ -55,6 +57,7 @@ async def index(request: Request, service: AnyPhase) -> HTMLResponse:
 
 
 @router.get("/static/{path:path}")
+@requires(Scope.PUBLIC)
 async def static(path: str, request: Request) -> Response:
     """Scripts, styles and pictures of the page; browsers ask again whether they have changed."""
     file = STATIC.get(path)
@@ -66,7 +69,15 @@ async def static(path: str, request: Request) -> Response:
     return Response(file.content, media_type=file.media_type, headers=headers)
 
 
+@router.get("/openapi.json")
+@requires(Scope.PUBLIC)
+async def openapi(request: Request) -> JSONResponse:
+    """The OpenAPI document."""
+    return JSONResponse(request.app.openapi())
+
+
 @router.get("/docs")
+@requires(Scope.PUBLIC)
 async def docs(request: Request) -> HTMLResponse:
     """The OpenAPI document as a page."""
     return HTMLResponse(PAGES.get_template("docs.html").render(api=request.app.openapi()))

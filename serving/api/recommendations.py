@@ -16,6 +16,7 @@ from recsys.serving.api.routing import (
     json_response,
     while_connected,
 )
+from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import ProblemError, documented, problem_body, problem_of
 from recsys.serving.schemas.common import Problem
 from recsys.serving.schemas.recommendations import (
@@ -37,6 +38,7 @@ failures = logging.getLogger("recsys.serving.failures")
     response_model=RecommendationsResponse,
     responses=documented(*BODY, "invalid_filter", "unknown_user", "store_unavailable", *RECOMMEND),
 )
+@requires(Scope.READ)
 async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
     return json_response(await while_connected(request, service.recommend(body)))
@@ -47,6 +49,7 @@ async def recommend(body: RecommendationsRequest, request: Request, service: Rea
     response_model=BatchResponse,
     responses=documented(*BODY, "not_ready"),
 )
+@requires(Scope.READ)
 async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
     """Several requests at once; what becomes of one has no influence on the others."""
     request_id = request.scope["state"].get("request_id")
@@ -63,6 +66,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
     response_model=RecommendationsResponse,
     responses=documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )
+@requires(Scope.READ)
 async def recommend_for_user(
     user_id: PathId, query: Annotated[UserQuery, Query()], request: Request, service: Ready
 ) -> Response:

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Query, Response
 
 from recsys.serving.api.routing import AnyPhase, IdRoute, PathId
+from recsys.serving.auth import Scope, requires
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.errors import documented
 from recsys.serving.schemas.events import (
@@ -26,6 +27,7 @@ router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
 
 @router.get("", responses=documented(*STORE))
+@requires(Scope.READ)
 async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
     """Some users with events, by id: a sample to try the service with."""
     users = await _in_time(service, service.store.users(query.limit, query.prefix))
@@ -33,6 +35,7 @@ async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -
 
 
 @router.get("/{user_id:id}/history", responses=documented("unknown_user", *STORE))
+@requires(Scope.READ)
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
 ) -> UserHistory:
@@ -53,13 +56,14 @@ async def get_history(
     responses=documented(*STORE),
     response_class=Response,
 )
+@requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     """Forget a user: events, remembered recommendations, cached history. Repeat it as you like.
 
     Events from before do not come back with a late delivery, an import or a data set.
     """
     await _in_time(service, service.store.erase(user_id))
-    service.metrics.erased()
+    service.metrics.erasures.inc()
     return Response(status_code=204)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from recsys.errors import ArtifactError
-from recsys.recommender import Recommender, RecommendRequest, Source
+from recsys.recommender import Recommendation, Recommender, RecommendRequest, Source
 from recsys.serving import answers, diversity
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.users import History
@@ -70,7 +70,7 @@ class Scorer:
                 continue  # the endpoint's 404
             request = answers.to_request(body, (history or [])[-MAX_HISTORY:])
             if note is not None and falls_back:
-                found[place] = self._recommender.fallback(request)[: body.k]
+                found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:
                 asked[place] = request
         # alike lengths share a batch; no answer depends on it
@@ -111,5 +111,9 @@ class Scorer:
                     body.k,
                 )
                 one = [one[place] for place in chosen]
-            lists.append([(item.item_id, item.score, item.source) for item in one])
+            lists.append(_listed(one))
         return lists
+
+
+def _listed(found: Sequence[Recommendation]) -> list[Found]:
+    return [(one.item_id, one.score, one.source) for one in found]

@@ -1,5 +1,5 @@
-"""Load on a running service: speed by concurrency and rate, equality under load, and soaks.
+"""`recsys benchmark serve`: latency and throughput under load, equal answers under load, soaks.
 
-The generator shares the machine with the server it measures, so it is light (`client`), and says
-how much of a core it took.
+The load generator shares the machine with the server that it measures, so every result says how
+much of a core the generator took.
 """

@@ -1,152 +1,221 @@
-"""A client that costs little: HTTP/1.1 over kept connections, on asyncio's transports.
+"""Load over HTTP: closed loops of a number of clients, and open loops at given times.
 
-It knows what this service sends (a Content-Length, no chunks) and no more.
+In a closed loop each client sends its next request when its last one is answered, so a slow server
+gets fewer requests. In an open loop requests are sent when they are due, and their latency counts
+from then, so a server that falls behind shows it (no coordinated omission).
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-import re
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_CLOSE = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
+import numpy as np
+
+from recsys.errors import ConfigError
+from recsys.serving.benchmark.process import Server
+
+try:
+    import aiohttp
+except ModuleNotFoundError as error:
+    raise ConfigError("a load over HTTP needs aiohttp: pip install 'recbeam[load]'") from error
+
+OK = range(200, 300)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent.
+    """A request to one of the servers.
 
     Attributes:
         method: of HTTP.
         path: with its query.
         body: JSON, or empty.
+        server: place of the server among those of the client.
+        label: of the sender; it is not sent.
     """
 
     method: str
     path: str
     body: bytes = b""
+    server: int = 0
+    label: str = ""
 
     @classmethod
-    def post(cls, path: str, body: Any) -> Request:
+    def post(cls, path: str, body: Any, server: int = 0, label: str = "") -> Request:
         """A POST of a JSON value."""
-        return cls("POST", path, json.dumps(body).encode())
+        return cls("POST", path, json.dumps(body).encode(), server, label)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """The answer to a request.
 
+    Attributes:
+        request: that was sent.
+        status: of HTTP; 0 where the connection broke.
+        body: of the answer.
+        latency_ms: from when the request was due until the whole answer was there.
+    """
+
+    request: Request
     status: int
     body: bytes
+    latency_ms: float
 
     def json(self) -> Any:
         """The body as JSON."""
         return json.loads(self.body)
 
 
-class ConnectionLostError(Exception):
-    """The server closed the connection before the answer was whole."""
+@dataclass
+class Run:
+    """The result of a load.
 
+    Attributes:
+        seconds: its duration.
+        generator_s: processor seconds of this process.
+        server_s: processor seconds of the servers; 0 for servers that we did not start.
+        latency_ms: of the good answers, in the order in which they arrived.
+        statuses: number of answers by status.
+        replies: all answers in that order, if they were to be kept.
+    """
 
-class _Connection(asyncio.Protocol):
-    """One request at a time over one connection."""
+    seconds: float = 0.0
+    generator_s: float = 0.0
+    server_s: float = 0.0
+    latency_ms: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    replies: list[Reply] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.closed = False
-        self._buffer = bytearray()
-        self._waiter: asyncio.Future[Reply] | None = None
+    @property
+    def rate(self) -> float:
+        """Good answers a second."""
+        return len(self.latency_ms) / self.seconds if self.seconds else 0.0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
+    @property
+    def errors(self) -> int:
+        """Number of answers that were not good."""
+        return sum(self.statuses.values()) - len(self.latency_ms)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ConnectionLostError(str(exc or "closed")))
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = bytes(self._buffer[:end])
-        found = _LENGTH.search(head)
-        size = end + 4 + (int(found[1]) if found else 0)
-        if len(self._buffer) < size or self._waiter is None:
-            return
-        reply = Reply(int(head[9:12]), bytes(self._buffer[end + 4 : size]))
-        del self._buffer[:size]
-        self.closed = self.closed or _CLOSE.search(head) is not None
-        waiter, self._waiter = self._waiter, None
-        if not waiter.done():
-            waiter.set_result(reply)
-
-    def send(self, data: bytes) -> asyncio.Future[Reply]:
-        assert self.transport is not None  # noqa: S101 - connection_made came first
-        self._waiter = asyncio.get_running_loop().create_future()
-        self.transport.write(data)
-        return self._waiter
+    def percentile(self, q: float) -> float | None:
+        """Percentile of the latency in ms; None without a good answer."""
+        return round(float(np.percentile(self.latency_ms, q)), 3) if self.latency_ms else None
 
 
 class Client:
-    """Kept connections to one server; as many as there are requests under way."""
+    """Sends requests to servers over connections that are kept. Use it as a context manager."""
 
-    def __init__(self, host: str, port: int, key: str | None = None) -> None:
-        """Talk to `host` and `port`, with an API key if one is needed."""
-        self._host, self._port = host, port
-        self._head = f"Host: {host}:{port}\r\n"
+    def __init__(self, servers: Sequence[Server], key: str | None = None) -> None:
+        """Talk to `servers`, with an API key if they need one."""
+        self._servers = servers
+        self._headers = {"Content-Type": "application/json"}
         if key is not None:
-            self._head += f"Authorization: Bearer {key}\r\n"
-        self._free: list[_Connection] = []
+            self._headers["Authorization"] = f"Bearer {key}"
 
-    async def send(self, request: Request) -> Reply:
-        """Send a request and wait for its answer.
-
-        Raises:
-            OSError, ConnectionLostError: no connection, or one that broke.
-        """
-        connection = await self._connection()
-        kind = "Content-Type: application/json\r\n" if request.body else ""
-        head = (
-            f"{request.method} {request.path} HTTP/1.1\r\n{self._head}{kind}"
-            f"Content-Length: {len(request.body)}\r\n\r\n"
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3600),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None),
         )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def send(self, request: Request, due: float | None = None) -> Reply:
+        """Send a request that was due at a time of `time.perf_counter`, by default now."""
+        due = time.perf_counter() if due is None else due
+        url = self._servers[request.server].url + request.path
         try:
-            reply = await connection.send(head.encode() + request.body)
-        except BaseException:
-            if connection.transport is not None:
-                connection.transport.close()
-            raise
-        if not connection.closed:
-            self._free.append(connection)
-        elif connection.transport is not None:
-            connection.transport.close()
-        return reply
+            async with self._session.request(request.method, url, data=request.body) as answer:
+                status, body = answer.status, await answer.read()
+        except (aiohttp.ClientError, OSError):
+            status, body = 0, b""
+        return Reply(request, status, body, (time.perf_counter() - due) * 1e3)
 
-    async def connect(self, count: int) -> None:
-        """Have so many connections ready, so that none is opened while the clock runs."""
-        made = [await self._open() for _ in range(count - len(self._free))]
-        self._free += made
+    async def closed(
+        self,
+        requests: Iterator[Request],
+        clients: int,
+        *,
+        seconds: float | None = None,
+        keep: bool = False,
+    ) -> Run:
+        """Send requests from so many clients until the time is over or the requests end.
 
-    def close(self) -> None:
-        """Close the connections."""
-        for connection in self._free:
-            if connection.transport is not None:
-                connection.transport.close()
-        self._free.clear()
+        Args:
+            requests: shared by the clients.
+            clients: that send one request at a time each.
+            seconds: until the last request is sent; None for no limit.
+            keep: keep the replies.
+        """
+        end = float("inf") if seconds is None else time.perf_counter() + seconds
+        run = Run()
 
-    async def _connection(self) -> _Connection:
-        while self._free:
-            connection = self._free.pop()
-            if not connection.closed:
-                return connection
-        return await self._open()
+        async def repeat() -> None:
+            while time.perf_counter() < end and (request := next(requests, None)) is not None:
+                _note(run, await self.send(request), keep)
 
-    async def _open(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, self._host, self._port)
-        return connection
+        return await self._timed(run, asyncio.gather(*(repeat() for _ in range(clients))))
+
+    async def open(
+        self, requests: Iterable[Request], due: Iterable[float], *, keep: bool = False
+    ) -> Run:
+        """Send each request when it is due, whatever the answers to the others do.
+
+        Args:
+            requests: at least as many as there are times.
+            due: seconds from now, ascending.
+            keep: keep the replies.
+        """
+        run, start, tasks = Run(), time.perf_counter(), set()
+
+        async def one(request: Request, at: float) -> None:
+            _note(run, await self.send(request, at), keep)
+
+        async def send_all() -> None:
+            for at, request in zip(due, requests, strict=False):
+                if (wait := start + at - time.perf_counter()) > 0:
+                    await asyncio.sleep(wait)
+                task = asyncio.create_task(one(request, start + at))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+
+        return await self._timed(run, send_all())
+
+    async def _timed(self, run: Run, load: Any) -> Run:
+        """Wait for a load and note its time; no garbage is collected meanwhile."""
+        before, start, own = self._server_s(), time.perf_counter(), time.process_time()
+        gc.disable()
+        try:
+            await load
+        finally:
+            gc.enable()
+        run.seconds = time.perf_counter() - start
+        run.generator_s = time.process_time() - own
+        run.server_s = self._server_s() - before
+        return run
+
+    def _server_s(self) -> float:
+        usages = [server.usage() for server in self._servers]
+        return sum(usage.cpu_s for usage in usages if usage is not None)
+
+
+def _note(run: Run, reply: Reply, keep: bool) -> None:
+    run.statuses[reply.status] += 1
+    if reply.status in OK:
+        run.latency_ms.append(reply.latency_ms)
+    if keep:
+        run.replies.append(reply)

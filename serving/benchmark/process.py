@@ -1,4 +1,4 @@
-"""A server process to measure: started, watched through /proc, stopped."""
+"""Server processes to measure: started with a store of their own, observed by /proc, stopped."""
 
 from __future__ import annotations
 
@@ -14,18 +14,64 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from recsys.artifacts import Manifest, Workspace, read_manifest
+from recsys.config import Settings
 from recsys.errors import ConfigError, RecsysError
 
 START_S = 300.0
-TICKS = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGESIZE")
+PREFIX = "serve."
+ADDRESS = re.compile(r"answers at http://\[?([^\]\s]+?)\]?:(\d+), try")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        bundle: that the servers serve.
+        manifest: of the bundle.
+        settings: `key=value` of the section `serve`.
+    """
+
+    bundle: Path
+    manifest: Manifest
+    settings: list[str]
+
+    @classmethod
+    def of(cls, bundle: Path | None, name: str | None, overrides: Sequence[str]) -> Subject:
+        """The subject that a command's options describe.
+
+        Args:
+            bundle: None for that of the name.
+            name: of the run.
+            overrides: `serve.key=value` strings of `--set`.
+
+        Raises:
+            ArtifactError: not a bundle.
+            ConfigError: a setting of another section.
+        """
+        bundle = bundle or Workspace.of(Settings.load(None, name=name).name).bundle
+        manifest = read_manifest(bundle, "bundle")
+        for setting in overrides:
+            if not setting.startswith(PREFIX):
+                raise ConfigError(f"--set {setting}: this command reads serve.key=value only")
+        return cls(bundle, manifest, [setting.removeprefix(PREFIX) for setting in overrides])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its description for a result, plain values."""
+        return {
+            "bundle": {"name": self.bundle.absolute().name, "version": self.manifest.digest},
+            "settings": self.settings,
+        }
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process holds, and the CPU seconds it has used."""
+    """What a process holds, and the processor seconds that it has used."""
 
     rss_bytes: int
     open_files: int
@@ -40,18 +86,16 @@ class Server:
     Attributes:
         host: that it listens on.
         port: of TCP.
-        process: None for one that was there before.
-        start_s: seconds from its start until it was ready; 0 for one that was there before.
+        process: None for a server that we did not start.
     """
 
     host: str
     port: int
     process: subprocess.Popen[bytes] | None = None
-    start_s: float = 0.0
 
     @classmethod
     def at(cls, url: str) -> Server:
-        """One that was there before.
+        """A server that runs already.
 
         Raises:
             ConfigError: `url` is not http://HOST:PORT.
@@ -61,52 +105,55 @@ class Server:
             raise ConfigError(f"--url {url}: expected http://HOST:PORT")
         return cls(where.hostname, where.port or 80)
 
+    @property
+    def url(self) -> str:
+        """Its address, without a path."""
+        return f"http://{self.host}:{self.port}"
+
     def usage(self) -> Usage | None:
-        """Of the process; None for one that we did not start."""
+        """Usage of the process; None for a server that we did not start."""
         if self.process is None:
             return None
         place = Path("/proc", str(self.process.pid))
         fields = (place / "stat").read_text().rpartition(")")[2].split()
         return Usage(
-            rss_bytes=int((place / "statm").read_text().split()[1]) * PAGE,
+            rss_bytes=int((place / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
             open_files=len(list((place / "fd").iterdir())),
             threads=int(fields[17]),
-            cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
+            cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         )
 
 
 @asynccontextmanager
 async def started(bundle: Path, settings: Sequence[str] = ()) -> AsyncIterator[Server]:
-    """A server of `bundle` on a free port, with a store of its own that is thrown away.
+    """Start a server on a free port, with a store of its own that is deleted afterwards.
 
     Args:
-        bundle: what it serves.
+        bundle: that it serves.
         settings: `key=value` of the section `serve`.
 
     Raises:
-        RecsysError: it ended, or took too long, before it was ready; with what it said.
+        RecsysError: it ended, or took too long, before it was ready; with its error output.
     """
     with tempfile.TemporaryDirectory(prefix="recsys-load-") as folder:
-        told = Path(folder, "stderr")
-        ours = (f"store={Path(folder, 'histories.db')}", "histories=null", "keys=null")
+        log = Path(folder, "stderr")
+        own = (f"store={Path(folder, 'histories.db')}", "histories=null", "keys=null")
         command = [
-            *(sys.executable, "-c", "from recsys.cli import main; main()", "serve"),
-            *("--bundle", str(bundle), "--port", "0"),
-            *(part for key in (*ours, *settings) for part in ("--set", f"serve.{key}")),
+            *(sys.executable, "-m", "recsys", "serve", "--bundle", str(bundle), "--port", "0"),
+            *(part for key in (*own, *settings) for part in ("--set", f"serve.{key}")),
         ]
-        start = time.perf_counter()
-        with told.open("wb") as stderr:
+        end = time.monotonic() + START_S
+        with log.open("wb") as stderr:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)  # noqa: S603
         try:
-            pattern = re.compile(r"answers at http://\[?([^\]\s]+?)\]?:(\d+), try")
             while True:
-                text = told.read_text(encoding="utf-8")
-                if found := pattern.search(re.sub(r"\s+", " ", text)):
+                text = re.sub(r"\s+", " ", log.read_text(encoding="utf-8"))
+                if found := ADDRESS.search(text):
                     break
-                if process.poll() is not None or time.perf_counter() - start > START_S:
+                if process.poll() is not None or time.monotonic() > end:
                     raise RecsysError(f"the server did not start: {text.strip()}")
-                await asyncio.sleep(0.002)
-            yield Server(found[1], int(found[2]), process, time.perf_counter() - start)
+                await asyncio.sleep(0.05)
+            yield Server(found[1], int(found[2]), process)
         finally:
             process.send_signal(signal.SIGTERM)
             try:

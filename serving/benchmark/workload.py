@@ -1,9 +1,7 @@
-"""Workload: requests over a bundle's catalog. Reads the catalog only; no torch."""
+"""Requests over a bundle's catalog. Reads the catalog only and does not import torch."""
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,27 +15,26 @@ from recsys.serving.benchmark.client import Request
 
 RECOMMEND = "/v1/recommendations"
 KS = (1, 5, 10, 20, 50)
-USER_PREFIX = "load-test-"
 _FIXED = ("item_id", "title", "text", CODE_COLUMN)
 
 
 class Workload:
-    """Requests of random histories: every one is new to the server."""
+    """Requests with random histories that the server has not seen."""
 
     def __init__(self, bundle: Path, seed: int = 0) -> None:
-        """Ask for items of `bundle`."""
+        """Requests for items of `bundle`; the seed decides them."""
         catalog = Catalog.load(bundle / CATALOG)
         self.item_ids = catalog.item_ids
         self._rng = np.random.default_rng(seed)
         self._filters = _filters(catalog.items, self._rng)
 
     def plain(self, k: int = 10) -> Iterator[Request]:
-        """Histories of 1 to 20 items, nothing else asked for."""
+        """Requests with a history of 1 to 20 items and no other fields."""
         while True:
             yield Request.post(RECOMMEND, {"history": self._items(1, 20), "k": k})
 
     def mixed(self) -> Iterator[Request]:
-        """All that a request can ask for, in any combination."""
+        """Requests with exclusions, filters, unknown items and several k, in any combination."""
         rng = self._rng
         while True:
             history = self._items(0, 30)
@@ -54,36 +51,13 @@ class Workload:
                 body["filter"] = self._filters[rng.integers(len(self._filters))]
             yield Request.post(RECOMMEND, body)
 
-    def events(self, users: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Events of so many users in turn, one to four at once, each with an id of its own.
-
-        Users are new to the store whatever the seed: what was erased is not accepted again.
-        """
-        prefix = f"{USER_PREFIX}{secrets.token_hex(4)}-"
-        number = 0
-        for turn in itertools.count():
-            user = f"{prefix}{turn % users}"
-            events = []
-            for item in self._items(1, 4):
-                number += 1
-                events.append(
-                    {
-                        "event_id": f"{prefix}{number}",
-                        "user": user,
-                        "item": item,
-                        "type": "view",
-                        "timestamp": 1_700_000_000 + number,
-                    }
-                )
-            yield user, events
-
     def _items(self, least: int, most: int) -> list[str]:
         size = int(self._rng.integers(least, most + 1))
         return [self.item_ids[i] for i in self._rng.integers(0, len(self.item_ids), size)]
 
 
 def _filters(items: pa.Table, rng: np.random.Generator, values: int = 8) -> list[dict[str, Any]]:
-    """A few filters on each attribute, with values that items have."""
+    """A few filters on each attribute, with values that occur."""
     found: list[dict[str, Any]] = []
     for name in items.column_names:
         column = items[name].drop_null()

@@ -1,5 +1,5 @@
-"""Capacity: what a replica costs, how many are needed, and what a fleet of them would answer.
+"""Capacity planning: what a replica costs, how many are needed, and how such a fleet answers.
 
-`costs` holds what was measured, `simulation` plays a fleet with it, `plan` searches the smallest
-fleet that is quick enough, `measure` and `check` run real replicas. Nothing here imports torch.
+`costs` holds measured times, `simulation` runs a fleet with them, `plan` searches the smallest
+fleet that is fast enough, `measure` and `check` run real replicas. Nothing here imports torch.
 """

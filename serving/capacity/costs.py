@@ -1,9 +1,8 @@
-"""Costs: what answering takes on one replica, as it was measured, request by request.
+"""Measured times of one replica, request by request.
 
-A cost model keeps measured batches, not their means: the simulation draws from them, so that the
-tail of its answers is the tail of what was seen. A batch costs its time on the worker; a request
-costs its share of everything else besides (network, HTTP, the event loop), which is what the client
-saw less the time in queue and batch.
+A cost model keeps measured batches, not their means. The simulation draws from them, so its tail
+latencies are those of the measurement. Besides the time of its batch a request takes the time of
+network, HTTP and event loop: the latency at the client less the time in queue and batch.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from recsys.errors import ArtifactError, ConfigError
 
 SCHEMA = 1
-DRAWS = 4096  # of each batch size, from which a simulation takes
-ENOUGH = 32  # measured requests of a size that stand for themselves
+DRAWS = 4096  # values of each batch size that a simulation takes from
+ENOUGH = 32  # measured requests of a size; a size with fewer borrows from its neighbours
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Level:
     Attributes:
         rate: requests a second of each replica.
         size: (n,) requests in the batch of each request.
-        batch_ms: (n,) time of its batch, as if all its histories had been kept.
-        other_ms: (n,) all else that its client waited for, except the queue.
+        batch_ms: (n,) time of its batch, as if all histories in it had been kept.
+        other_ms: (n,) the rest of the latency at the client, without the queue.
     """
 
     rate: float
@@ -43,13 +42,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Costs:
-    """What answering takes on one replica.
+    """Times of one replica.
 
     Attributes:
-        levels: what was measured, by ascending rate. How a replica's cores are shared, and how
-            deep they sleep between requests, changes with the rate, so costs are of a rate.
-        cold_ms: what a request adds to its batch whose history was not kept.
-        about: where it was measured: bundle, settings, machine.
+        levels: the measurements, by ascending rate. Costs depend on the rate, which changes how
+            cores are shared and how deep they sleep between requests.
+        cold_ms: time that a request whose history is not kept adds to its batch.
+        about: bundle, replicas and k of the measurement.
     """
 
     levels: tuple[Level, ...]
@@ -82,7 +81,7 @@ class Costs:
         return max(offset + slope * size, 1e-6)
 
     def summary(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """Its description for a report."""
         return {
             "line_ms": [round(part, 4) for part in self.line],
             "cold_ms": round(self.cold_ms, 4),
@@ -94,10 +93,10 @@ class Costs:
     def draws(
         self, rate: float, max_batch: int, rng: np.random.Generator
     ) -> list[tuple[list[float], list[float]]]:
-        """Batch times and other times in seconds to draw from, `DRAWS` for each size from 0 on.
+        """Batch times and other times in seconds, `DRAWS` of each for every size from 0 on.
 
-        Between two measured rates, each gives so many of the draws as it is near. A size that was
-        hardly seen borrows from the nearest ones, stretched as the line of means says.
+        Between two measured rates both contribute, the nearer one more. A size with few
+        measurements borrows those of the nearest sizes, scaled by the line of means.
         """
         rates = np.array([level.rate for level in self.levels])
         above = int(np.searchsorted(rates, rate))
@@ -127,13 +126,13 @@ class Costs:
                 break
             chosen |= level.size == other
         (rows,) = chosen.nonzero()
-        # Each measured value as often as any other, so far as that goes.
+        # Each measured value occurs as often as any other, up to one.
         rows = rows[rng.permutation(np.arange(count) % len(rows))]
         stretch = self.mean_ms(size) / np.array([self.mean_ms(int(n)) for n in level.size[rows]])
         return np.stack([level.batch_ms[rows] * stretch, level.other_ms[rows]])
 
     def save(self, file: Path) -> None:
-        """Write JSON."""
+        """Write a JSON file."""
         levels = [
             {
                 "rate": level.rate,
@@ -176,6 +175,6 @@ class Costs:
             return cls(levels, float(document["cold_ms"]), document["about"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
-                f"{file} is no cost model ({error}); make one with "
+                f"{file} is not a cost model ({error}); make one with "
                 "`recsys benchmark capacity --out FOLDER`"
             ) from error

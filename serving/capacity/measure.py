@@ -1,98 +1,111 @@
-"""Measure: real replicas under an open load, and what their answers cost.
+"""Measuring replicas: servers under the load of `traffic`, and what their answers cost.
 
-The load is that of the simulation (`recsys.serving.capacity.traffic`), sent over HTTP. Each answer
-reports where its time went; the client records when it arrived.
+Each answer reports how long it was queued and computed. The client notes when it arrived.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import json
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsys.errors import RecsysError
-from recsys.serving.benchmark.client import Client, ConnectionLostError, Request
+from recsys.serving.benchmark.client import OK, Client, Request, Run
 from recsys.serving.benchmark.process import Server, started
 from recsys.serving.benchmark.workload import RECOMMEND, Workload
 from recsys.serving.capacity.costs import Costs, Level
 from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
 
 LONGEST = 20  # items of a history
-# Open loads, as shares of what a replica computes one by one; closed ones, by clients, for the
-# sizes that open loads hardly reach, which count as a load of their own.
+# Open loads, as shares of the rate at which a replica computes requests one by one. Closed loads,
+# by clients, give batches of sizes that open loads hardly reach; they count as one more load.
 LOADS, CLOSED, CROWDED = (0.25, 0.5, 0.8), (2, 4, 8, 16, 32, 64), 1.5
 USERS, NEW = 200, 0.2
+COLD = "cold"  # label of a request with a new history
+COLUMNS = ("replica", "latency_ms", "queue_ms", "batch_ms", "size", "cold")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Answers that came back, in the order in which they came.
+    """Answers of a load, in the order in which they arrived.
 
     Attributes:
-        replica: (n,) who gave it.
-        latency_ms: (n,) since it was due.
-        queue_ms, batch_ms: (n,) in the batcher, and in its batch.
-        size: (n,) requests of its batch.
-        cold: (n,) nobody had asked with this history before.
-        seconds: that it all took.
-        bad: requests that were not answered.
-        cpu_s: processor seconds of the servers.
-        generator_s: processor seconds of the load.
+        columns: (n,) arrays by name: `replica` that answered; `latency_ms` since the request was
+            due; `queue_ms` and `batch_ms` in the batcher and in the batch; `size` of the batch;
+            `cold`, whether no request had this history before.
+        seconds: duration of the load.
+        bad: number of requests without an answer.
+        server_s, generator_s: processor seconds of the servers and of the load generator.
     """
 
-    replica: NDArray[np.int64]
-    latency_ms: NDArray[np.float64]
-    queue_ms: NDArray[np.float64]
-    batch_ms: NDArray[np.float64]
-    size: NDArray[np.int64]
-    cold: NDArray[np.bool_]
+    columns: dict[str, NDArray[np.float64]]
     seconds: float
     bad: int
-    cpu_s: float
+    server_s: float
     generator_s: float
 
     def __len__(self) -> int:
-        return len(self.size)
+        return len(self.columns["size"])
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        return self.columns[name]
 
     def percentile(self, q: float) -> float:
-        """Of the latency, in ms."""
-        return float(np.percentile(self.latency_ms, q))
+        """Percentile of the latency in ms."""
+        return float(np.percentile(self["latency_ms"], q))
+
+    @classmethod
+    def of(cls, run: Run) -> Seen:
+        """Read the answers of a load, whose replies were kept.
+
+        Raises:
+            RecsysError: no request was answered.
+        """
+        rows = []
+        for reply in run.replies:
+            if reply.status in OK:
+                timing = reply.json()["timing"]
+                times = (reply.latency_ms, timing["queue_ms"], timing["compute_ms"])
+                cold = reply.request.label == COLD
+                rows.append((reply.request.server, *times, timing["batch_size"], cold))
+        if not rows:
+            raise RecsysError(f"no request was answered; statuses: {dict(run.statuses)}")
+        columns = dict(zip(COLUMNS, np.array(rows, np.float64).T, strict=True))
+        bad = len(run.replies) - len(rows)
+        return cls(columns, run.seconds, bad, run.server_s, run.generator_s)
 
     @classmethod
     def join(cls, parts: Sequence[Seen]) -> Seen:
-        """Several loads as one, their replicas kept apart."""
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("replica", "latency_ms", "queue_ms", "batch_ms", "size", "cold")
-        }
-        for name in ("seconds", "bad", "cpu_s", "generator_s"):
-            columns[name] = sum(getattr(part, name) for part in parts)
-        return cls(**columns)
+        """Several loads as one, one after another."""
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+        totals = [
+            sum(getattr(part, name) for part in parts)
+            for name in ("seconds", "bad", "server_s", "generator_s")
+        ]
+        return cls(columns, *totals)
 
     def cold_in_batch(self) -> NDArray[np.int64]:
-        """(n,) cold requests of each one's batch; -1 where it is not clear who was in it.
+        """(n,) cold requests in the batch of each request; -1 where its batch is not known.
 
-        Answers of a batch are sent one behind the other.
+        The answers of a batch are sent one after another, with the same size and batch time.
         """
         found = np.full(len(self), -1, np.int64)
-        for replica in np.unique(self.replica):
-            (mine,) = (self.replica == replica).nonzero()
+        for replica in np.unique(self["replica"]):
+            (mine,) = (self["replica"] == replica).nonzero()
             place = 0
             while place < len(mine):
-                size = int(self.size[mine[place]])
+                size = int(self["size"][mine[place]])
                 rows = mine[place : place + size]
-                alike = (self.size[rows] == size) & (self.batch_ms[rows] == self.batch_ms[rows[0]])
+                alike = (self["size"][rows] == size) & (
+                    self["batch_ms"][rows] == self["batch_ms"][rows[0]]
+                )
                 if len(rows) == size and alike.all():
-                    found[rows] = self.cold[rows].sum()
+                    found[rows] = int(self["cold"][rows].sum())
                     place += size
                 else:
                     place += 1
@@ -101,158 +114,81 @@ class Seen:
 
 @asynccontextmanager
 async def replicas(
-    bundle: Path, count: int, settings: Sequence[str] = ()
+    bundle: Path, number: int, settings: Sequence[str] = ()
 ) -> AsyncIterator[list[Server]]:
     """So many servers of a bundle, one thread each, on free ports of this machine."""
-    told = ["threads=1", *settings]
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(started(bundle, told)) for _ in range(count)]
+        yield [
+            await stack.enter_async_context(started(bundle, ["threads=1", *settings]))
+            for _ in range(number)
+        ]
 
 
 class Crowd:
-    """People who ask: those who come back with a history of theirs, and strangers."""
+    """Users of several replicas: those who come back with their history, and new ones."""
 
     def __init__(
-        self, servers: Sequence[Server], bundle: Path, users: int, *, k: int, seed: int
+        self, client: Client, replicas: int, bundle: Path, users: int, *, k: int, seed: int
     ) -> None:
-        """Talk to `servers` about the items of `bundle`, as one of `users` people or as anybody."""
-        self._servers, self._k = servers, k
-        self._clients = [Client(server.host, server.port) for server in servers]
+        """Send requests for items of `bundle` to so many replicas, each user to one of them."""
+        self._client, self._replicas, self._k = client, replicas, k
         self._items = np.array(Workload(bundle).item_ids)
         self._rng = np.random.default_rng(seed)
-        self._known = [self._request() for _ in range(users)]
-
-    def close(self) -> None:
-        """Hang up."""
-        for client in self._clients:
-            client.close()
+        self._known = [
+            self._request(owner) for owner in owners(np.arange(users), replicas).tolist()
+        ]
 
     async def meet(self) -> None:
-        """Each of the known users asks once, so that their histories are kept."""
-        whose = owners(np.arange(len(self._known)), len(self._clients))
-        for request, owner in zip(self._known, whose.tolist(), strict=True):
-            reply = await self._clients[owner].send(request)
-            if reply.status != 200:
+        """Send each known user's request once, so that the replicas keep their histories.
+
+        Raises:
+            RecsysError: a replica does not answer.
+        """
+        for request in self._known:
+            reply = await self._client.send(request)
+            if reply.status not in OK:
                 raise RecsysError(f"a replica answers {reply.status}: {reply.body[:300]!r}")
 
-    async def ask(self, traffic: Traffic, *, seed: int) -> Seen:
-        """An open load: requests when they are due, each to the replica of its user."""
+    async def open(self, traffic: Traffic, *, seed: int) -> Seen:
+        """Send the requests of a traffic when they are due, each to the replica of its user."""
         rng = np.random.default_rng(seed)
         due, users = traffic.arrivals(rng), traffic.askers(rng)
-        where = owners(users, len(self._clients)).tolist()
-        cold = users >= NEW_USERS
         requests = [
-            self._request() if new else self._known[user]
-            for new, user in zip(cold.tolist(), users.tolist(), strict=True)
+            self._request(owner, new=True) if user >= NEW_USERS else self._known[user]
+            for user, owner in zip(
+                users.tolist(), owners(users, self._replicas).tolist(), strict=True
+            )
         ]
-        got: list[tuple[int, float, int, bytes]] = []
+        return Seen.of(await self._client.open(requests, due.tolist(), keep=True))
 
-        async def one(number: int) -> None:
-            at = start + float(due[number])
-            try:
-                reply = await self._clients[where[number]].send(requests[number])
-            except (OSError, ConnectionLostError):
-                return
-            got.append((number, time.perf_counter() - at, reply.status, reply.body))
+    async def closed(self, clients: int, *, seconds: float) -> Seen:
+        """Send requests of known users from so many clients of each replica in turn."""
+        requests = self._take_turns()
+        number = clients * self._replicas
+        return Seen.of(await self._client.closed(requests, number, seconds=seconds, keep=True))
 
-        async def all_of_them() -> None:
-            tasks = set()
-            for number, at in enumerate(due.tolist()):
-                if (wait := start + at - time.perf_counter()) > 0:
-                    await asyncio.sleep(wait)
-                task = asyncio.create_task(one(number))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
+    def _take_turns(self) -> Iterator[Request]:
+        groups = [[r for r in self._known if r.server == n] for n in range(self._replicas)]
+        for turn in count():
+            for group in groups:
+                yield group[turn % len(group)]
 
-        await self._connect(16)
-        used = self._cpu_s()
-        gc.collect()
-        gc.disable()  # or it would be measured
-        try:
-            start, own = time.perf_counter(), time.process_time()
-            await all_of_them()
-            seconds, own = time.perf_counter() - start, time.process_time() - own
-        finally:
-            gc.enable()
-        return self._seen(got, len(due), cold, where, seconds, self._cpu_s() - used, own)
-
-    async def crowd(self, clients: int, *, seconds: float) -> Seen:
-        """A closed load: so many clients of each replica ask as soon as they are answered."""
-        got: list[tuple[int, float, int, bytes]] = []
-        where: list[int] = []
-        mine = owners(np.arange(len(self._known)), len(self._clients))
-
-        async def one(replica: int, first: int) -> None:
-            (users,) = (mine == replica).nonzero()
-            at = first
-            while time.perf_counter() < end:
-                began = time.perf_counter()
-                request = self._known[users[at % len(users)]]
-                reply = await self._clients[replica].send(request)
-                got.append((len(where), time.perf_counter() - began, reply.status, reply.body))
-                where.append(replica)
-                at += clients
-
-        await self._connect(clients)
-        used, own, begin = self._cpu_s(), time.process_time(), time.perf_counter()
-        end = begin + seconds
-        count = len(self._clients)
-        await asyncio.gather(*(one(r, c) for r in range(count) for c in range(clients)))
-        seconds, own = time.perf_counter() - begin, time.process_time() - own
-        cold = np.zeros(len(where), bool)
-        return self._seen(got, len(got), cold, where, seconds, self._cpu_s() - used, own)
-
-    def _seen(
-        self,
-        got: Sequence[tuple[int, float, int, bytes]],
-        asked: int,
-        cold: NDArray[np.bool_],
-        where: Sequence[int],
-        seconds: float,
-        cpu_s: float,
-        generator_s: float,
-    ) -> Seen:
-        rows = []
-        for number, latency, status, body in got:
-            if status != 200:
-                continue
-            told = json.loads(body)["timing"]
-            rows.append(
-                (
-                    where[number], latency * 1e3, told["queue_ms"], told["compute_ms"],
-                    told["batch_size"], bool(cold[number]),
-                )
-            )  # fmt: skip
-        if not rows:
-            raise RecsysError("no request was answered")
-        replica, latency_ms, queue, batch, size, new = map(np.array, zip(*rows, strict=True))
-        bad = asked - len(rows)
-        return Seen(replica, latency_ms, queue, batch, size, new, seconds, bad, cpu_s, generator_s)
-
-    def _request(self) -> Request:
+    def _request(self, server: int, *, new: bool = False) -> Request:
+        """A request with a random history."""
         items = self._rng.choice(self._items, self._rng.integers(1, LONGEST + 1))
         body = {"history": items.tolist(), "k": self._k, "include": ["timing"]}
-        return Request.post(RECOMMEND, body)
-
-    def _cpu_s(self) -> float:
-        usages = [server.usage() for server in self._servers]
-        return sum(usage.cpu_s for usage in usages if usage is not None)
-
-    async def _connect(self, count: int) -> None:
-        for client in self._clients:
-            await client.connect(count)
+        return Request.post(RECOMMEND, body, server, COLD if new else "")
 
 
 def cold_ms(parts: Sequence[Seen]) -> float:
-    """What a history that was not kept adds to its batch, of requests that were alone in theirs.
+    """Time that a history that is not kept adds to its batch, from requests alone in theirs.
 
-    Of both kinds the slowest tenth is left out, so that a few interruptions do not decide.
+    The slowest tenth of both kinds is left out, so that a few interruptions do not decide.
     """
     differences, weights = [], []
     for seen in parts:
-        alone = seen.size == 1
-        kinds = [np.sort(seen.batch_ms[alone & (seen.cold == new)]) for new in (True, False)]
+        alone = seen["size"] == 1
+        kinds = [np.sort(seen["batch_ms"][alone & (seen["cold"] == new)]) for new in (True, False)]
         if min(map(len, kinds)) < 10:
             continue
         means = [values[: len(values) * 9 // 10].mean() for values in kinds]
@@ -261,64 +197,52 @@ def cold_ms(parts: Sequence[Seen]) -> float:
     return max(0.0, float(np.average(differences, weights=weights))) if weights else 0.0
 
 
-def level(rate: float, seen: Seen, cold: float) -> Level:
-    """Measured requests as costs.
-
-    Args:
-        rate: requests a second of each replica.
-        seen: of them all.
-        cold: what a cold request adds to its batch, ms.
-    """
-    colds = seen.cold_in_batch()
-    kept = colds >= 0
-    batch = np.maximum(seen.batch_ms - cold * colds, 0.1 * seen.batch_ms)
-    other = seen.latency_ms - seen.queue_ms - seen.batch_ms
-    return Level(rate, seen.size[kept], batch[kept], other[kept])
-
-
 def costs_of(parts: Sequence[tuple[float, Seen]], about: dict[str, object]) -> Costs:
-    """A cost model of loads by rate a replica, in any order; those of one rate count together."""
+    """A cost model of loads, given with their requests a second of each replica, in any order.
+
+    Loads of one rate count together.
+    """
     cold = cold_ms([seen for _, seen in parts])
-    rates = sorted({rate for rate, _ in parts})
-    levels = [
-        level(rate, Seen.join([seen for other, seen in parts if other == rate]), cold)
-        for rate in rates
-    ]
+    levels = []
+    for rate in sorted({rate for rate, _ in parts}):
+        seen = Seen.join([seen for other, seen in parts if other == rate])
+        colds = seen.cold_in_batch()
+        kept = colds >= 0
+        batch = np.maximum(seen["batch_ms"] - cold * colds, 0.1 * seen["batch_ms"])
+        other_ms = seen["latency_ms"] - seen["queue_ms"] - seen["batch_ms"]
+        size = seen["size"].astype(np.int64)
+        levels.append(Level(rate, size[kept], batch[kept], other_ms[kept]))
     return Costs(tuple(levels), cold, about)
 
 
 async def measure_one(
     bundle: Path, *, k: int = 10, seconds: float, settings: Sequence[str] = (), seed: int = 0
 ) -> Costs:
-    """The cost model of one replica that has the machine to itself and the load.
+    """The cost model of one replica, which shares the machine only with the load generator.
 
-    Open loads at several rates, a fifth of the requests with new histories, and closed ones for the
-    sizes of batches that open loads hardly reach.
+    A fifth of the requests of open loads have new histories. Closed loads give large batches.
 
     Args:
-        bundle: what it serves.
-        k: items asked for.
-        seconds: of each load.
+        bundle: that it serves.
+        k: items of a recommendation.
+        seconds: duration of each load.
         settings: `key=value` of the section `serve`.
         seed: of the requests.
     """
-    async with replicas(bundle, 1, settings) as servers:
-        crowd = Crowd(servers, bundle, USERS, k=k, seed=seed)
+    async with replicas(bundle, 1, settings) as servers, Client(servers) as client:
+        crowd = Crowd(client, 1, bundle, USERS, k=k, seed=seed)
         await crowd.meet()
-        each = rate_alone(await crowd.crowd(1, seconds=seconds / 2))
+        each = rate_alone(await crowd.closed(1, seconds=seconds / 2))
         parts = []
         for number, load in enumerate(LOADS):
-            traffic = Traffic(
-                load * each, max(50, round(load * each * seconds)), users=USERS, new=NEW
-            )
-            parts.append((load * each, await crowd.ask(traffic, seed=seed + number)))
+            requests = max(50, round(load * each * seconds))
+            traffic = Traffic(load * each, requests, users=USERS, new=NEW)
+            parts.append((load * each, await crowd.open(traffic, seed=seed + number)))
         for clients in CLOSED:
-            seen = await crowd.crowd(clients, seconds=seconds / 4)
-            parts.append((CROWDED * each, seen))
-        crowd.close()
+            parts.append((CROWDED * each, await crowd.closed(clients, seconds=seconds / 4)))
     return costs_of(parts, {"bundle": bundle.name, "replicas": 1, "k": k})
 
 
 def rate_alone(seen: Seen) -> float:
     """Requests a second that a replica computes one at a time."""
-    return 1e3 / float(np.median(seen.batch_ms[seen.size == 1]))
+    return 1e3 / float(np.median(seen["batch_ms"][seen["size"] == 1]))

@@ -1,7 +1,7 @@
-"""Memory: bytes of a replica, its catalog and its users. Reads the bundle's files; no torch.
+"""Memory of a replica, its catalog and its users.
 
-What is read from the bundle: weights, shape of the cache, the table, retrieval's files. What is not
-is one of the constants below, each measured once (`docs/capacity.md` says how).
+Sizes of weights, cache, table and retrieval are read from the bundle's files. The rest are the
+constants below, each measured once (see `docs/capacity.md`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recsys.serving.capacity.simulation import Fleet
 MB = 1 << 20
 PROCESS_MB = 560  # Python, torch, transformers and a server, before any catalog
 TRIE_ITEM = 32  # bytes; 31.3 at ten million items of 4 x 256 codes
-CATALOGUE_ITEM = 400  # ids, index, codes, prompts' tokens and titles, besides the table itself
+CATALOG_ITEM = 400  # ids, index, codes, prompts' tokens and titles, besides the table itself
 EVENT = 194  # bytes of an event in the SQLite store, indices and all
 ANSWER_BYTES = 2_200  # of ten items over HTTP
 PROMPT_TOKENS = 1  # in front of a history
@@ -30,7 +30,7 @@ PROMPT_TOKENS = 1  # in front of a history
 
 @dataclass(frozen=True)
 class Memory:
-    """What a replica of one bundle holds.
+    """Memory of a replica of one bundle.
 
     Attributes:
         weights: bytes of target and draft.
@@ -38,7 +38,7 @@ class Memory:
         levels: tokens of an item.
         table_item: bytes of an item's row of the catalog's table.
         retrieval_item: bytes of an item's neighbours, popularity and vector.
-        prefix: bytes set aside for what was computed of histories.
+        prefix: bytes for the keys and values of histories.
     """
 
     weights: int
@@ -53,7 +53,7 @@ class Memory:
         """Read a bundle's files.
 
         Raises:
-            ArtifactError: it is none.
+            ArtifactError: it is not a bundle, or lacks a file.
         """
         info = read_manifest(bundle, "bundle").info
         models = [folder for name in (TARGET, DRAFT) if (folder := bundle / name).is_dir()]
@@ -76,7 +76,7 @@ class Memory:
         return cls(weights, token, levels, row, kept // max(items, 1), prefix_mb * MB)
 
     def histories(self, events: int) -> int:
-        """Histories of so many items that a replica keeps the computed form of."""
+        """Number of histories of so many events whose keys and values a replica keeps."""
         return self.prefix // (self.token * (PROMPT_TOKENS + self.levels * events))
 
     def of(
@@ -91,13 +91,13 @@ class Memory:
             fleet: the replicas.
             per_machine: of them on one machine.
         """
-        nodes = 64 * self.levels  # of a search of 20 beams, generously
+        nodes = 64 * self.levels  # more than a search of 20 beams has
         prompt = PROMPT_TOKENS + self.levels * events
         replica = {
             "process": PROCESS_MB * MB,
             "weights": self.weights,
             "trie": TRIE_ITEM * items,
-            "catalog": (CATALOGUE_ITEM + self.table_item) * items,
+            "catalog": (CATALOG_ITEM + self.table_item) * items,
             "retrieval": self.retrieval_item * items,
             "kept histories": self.prefix,
             "a full batch": fleet.max_batch * (prompt + nodes) * self.token,
@@ -108,7 +108,7 @@ class Memory:
             "replica_bytes": total,
             "machine_bytes": total * per_machine,
             "fleet_bytes": total * fleet.replicas,
-            "item_bytes": TRIE_ITEM + CATALOGUE_ITEM + self.table_item + self.retrieval_item,
+            "item_bytes": TRIE_ITEM + CATALOG_ITEM + self.table_item + self.retrieval_item,
             "store_bytes": EVENT * events * users,
             "histories_kept": self.histories(events),
             "fleet_histories_kept": self.histories(events) * fleet.replicas,

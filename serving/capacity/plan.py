@@ -1,8 +1,8 @@
-"""Plan: the smallest fleet that is quick enough, and the memory that it takes.
+"""The smallest fleet that is fast enough, and its memory.
 
-How much one replica can be asked is found by simulation, not by a formula: the largest rate at
-which its percentiles stay under the targets. The fleet is that many replicas and those that may be
-lost, and is then simulated as a whole, with one of them dying at the peak.
+The largest rate at which one replica keeps its percentiles under the limits is found by simulation.
+The fleet has enough replicas for the peak, and spare ones. It is then simulated as a whole, with
+one replica dying at the peak.
 """
 
 from __future__ import annotations
@@ -18,29 +18,27 @@ from recsys.serving.capacity.simulation import Fleet, Loss, simulate
 from recsys.serving.capacity.traffic import Traffic
 
 DAY_S = 86_400
-PLAYED = 20_000  # requests by which a rate is judged
+LEAST, MOST = 20_000, 2_000_000  # requests of a simulation
 STEPS = 9  # of the search for a replica's rate: to a part in five hundred
-MOST_PLAYED = 2_000_000
-SIMULATED_REPLICAS = 64  # of larger fleets, so many are played with their share of the traffic
+SIMULATED_REPLICAS = 64  # of a larger fleet, so many are simulated with their share of the traffic
 OUTAGE_S = 20.0
-BURST_S, CYCLES = 2.0, 10  # of a burst; bursts that must be seen before a rate is judged
+BURST_S, BURSTS = 2.0, 10  # length of a burst, and number of bursts in a simulation
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of the service.
+    """Requirements of the service.
 
     Attributes:
-        users: people whose histories are known.
+        users: with a history.
         items: of the catalog.
         rate: requests a second at the peak.
-        p50_ms, p99_ms: what latencies may be at the peak; None for no matter.
-        new: share of requests whose history no replica has kept.
-        burst: how many times the calm rate bursts have, which last 2 s, a tenth of the time.
-        skew: of the users' Zipf law.
+        p50_ms, p99_ms: largest latencies at the peak; None for no limit.
+        new: share of requests whose history no replica keeps.
+        burst: rate of bursts over the calm rate. Bursts last 2 s and take a tenth of the time.
         events: of a user's history, on average.
         spare: replicas that may be lost at the peak.
-        per_machine: replicas of a machine.
+        per_machine: replicas on one machine.
     """
 
     users: int
@@ -50,160 +48,139 @@ class Needs:
     p99_ms: float | None = 100.0
     new: float = 0.2
     burst: float = 1.0
-    skew: float = 0.0
     events: int = 20
     spare: int = 1
     per_machine: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("users", 1), ("items", 1), ("events", 0), ("spare", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: want at least {least}, got {getattr(self, name)}")
-        if self.rate <= 0 or self.per_machine < 1:
-            raise ConfigError(
-                f"rate, per_machine: want more than 0, got {self.rate}, {self.per_machine}"
-            )
-        for name in ("p50_ms", "p99_ms"):
+        least = {"users": 1, "items": 1, "events": 0, "spare": 0, "per_machine": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
+        for name in ("rate", "p50_ms", "p99_ms"):
             if (value := getattr(self, name)) is not None and value <= 0:
-                raise ConfigError(f"{name}: want more than 0, got {value}")
+                raise ConfigError(f"{name}: expected more than 0, got {value}")
 
     @staticmethod
     def rate_of(daily_users: float, requests_each: float, peak: float) -> float:
         """Requests a second at the peak of a day.
 
         Args:
-            daily_users: who come on a day.
-            requests_each: that each makes.
-            peak: how many times the day's mean the busiest second has.
+            daily_users: users on a day.
+            requests_each: requests of each user.
+            peak: rate of the busiest second over the mean of the day.
         """
         return daily_users * requests_each / DAY_S * peak
 
     def met(self, p50_ms: float, p99_ms: float) -> bool:
-        """Whether latencies are as wanted."""
-        wanted = ((self.p50_ms, p50_ms), (self.p99_ms, p99_ms))
-        return all(limit is None or found <= limit for limit, found in wanted)
+        """Whether latencies are within the limits."""
+        limits = ((self.p50_ms, p50_ms), (self.p99_ms, p99_ms))
+        return all(limit is None or found <= limit for limit, found in limits)
 
 
 def plan(
     costs: Costs, needs: Needs, memory: Memory, fleet: Fleet | None = None, *, seed: int = 0
 ) -> dict[str, Any]:
-    """How many replicas it takes.
+    """Plan a fleet.
 
     Args:
         costs: of one replica.
-        needs: what is asked.
-        memory: what a replica and the store hold.
-        fleet: settings of the replicas; their number and losses are ours.
+        needs: the requirements.
+        memory: of a replica and the store.
+        fleet: settings of the replicas; their number and losses are replaced.
         seed: of the simulations.
 
     Returns:
-        `rate_each` that one replica bears, `replicas`, `machines`, the fleet at the peak (`peak`)
-        and while one of it is lost (`outage`), `memory`, and what else it could cost (`drivers`).
+        `rate_each` that one replica can answer, `replicas`, `machines`, the fleet at the peak
+        (`peak`) and while a replica is lost (`outage`), `memory`, and the replicas under other
+        conditions (`drivers`).
 
     Raises:
-        ConfigError: not even an idle replica is as quick as wanted.
+        ConfigError: not even an idle replica is fast enough.
     """
     fleet = replace(fleet or Fleet(), replicas=1, losses=())
-    bears = rate_each(costs, needs, fleet, seed=seed)
-    working = max(1, math.ceil(needs.rate / bears))
-    total = working + needs.spare
-    peak = _play(costs, needs, replace(fleet, replicas=total), seed)
-    outage = None
-    if needs.spare and total > 1:
-        outage = _play(costs, needs, replace(fleet, replicas=total), seed, lose=True)
-    machines = math.ceil(total / needs.per_machine)
+    each = rate_each(costs, needs, fleet, seed=seed)
+    total = max(1, math.ceil(needs.rate / each)) + needs.spare
+    whole = replace(fleet, replicas=total)
+    lose = needs.spare and total > 1
+    others = {
+        "every history kept": replace(needs, new=0.0),
+        "no history kept": replace(needs, new=1.0),
+        "twice the p99": replace(needs, p99_ms=needs.p99_ms and 2 * needs.p99_ms),
+        "bursts of three times": replace(needs, burst=3.0),
+    }
     return {
         "needs": asdict(needs),
-        "rate_each": round(bears, 2),
+        "rate_each": round(each, 2),
         "replicas": total,
-        "machines": machines,
-        "peak": peak,
-        "outage": outage,
-        "memory": memory.of(
-            needs.items,
-            needs.users,
-            needs.events,
-            replace(fleet, replicas=total),
-            needs.per_machine,
-        ),
-        "drivers": _drivers(costs, needs, fleet, bears, seed),
+        "machines": math.ceil(total / needs.per_machine),
+        "peak": _simulate(costs, needs, whole, seed),
+        "outage": _simulate(costs, needs, whole, seed, lose=True) if lose else None,
+        "memory": memory.of(needs.items, needs.users, needs.events, whole, needs.per_machine),
+        "drivers": {
+            name: _plan_replicas(costs, other, fleet, seed)
+            for name, other in others.items()
+            if other != needs
+        },
     }
 
 
 def rate_each(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> float:
-    """Requests a second that one replica answers as quickly as wanted.
+    """Largest rate at which one replica keeps the latencies within the limits.
 
     Raises:
-        ConfigError: not even when it has hardly anything to do.
+        ConfigError: not even an idle replica does.
     """
 
-    def quick(rate: float) -> bool:
-        traffic = _traffic(needs, rate, PLAYED, needs.rate / rate)
-        found = simulate(costs, traffic, fleet, seed=seed)
-        lost = len(found.status) - found.counts()["answered"]
-        return lost <= len(found.status) // 1000 and needs.met(*found.latency_ms(50, 99))
+    def latencies(rate: float) -> tuple[float, float]:
+        found = simulate(costs, _traffic(needs, rate, LEAST, needs.rate / rate), fleet, seed=seed)
+        if found.counts()["answered"] < 0.999 * len(found.status):
+            return math.inf, math.inf
+        p50, p99 = found.latency_ms(50, 99)
+        return p50, p99
 
-    low, high = 0.0, 1e3 * fleet.max_batch / costs.mean_ms(fleet.max_batch)
-    idle = high / 1000
-    if not quick(idle):
-        traffic = _traffic(needs, idle, PLAYED, needs.rate / idle)
-        p50, p99 = simulate(costs, traffic, fleet, seed=seed).latency_ms(50, 99)
+    high = 1e3 * fleet.max_batch / costs.mean_ms(fleet.max_batch)
+    low = high / 1000
+    if not needs.met(*(idle := latencies(low))):
         raise ConfigError(
-            f"a replica that has hardly anything to do answers in {p50:.1f} ms (p50) and "
-            f"{p99:.1f} ms (p99): more replicas do not make it quicker; ask for less, or measure "
-            "a smaller model or a faster machine"
+            f"an idle replica answers in {idle[0]:.1f} ms (p50) and {idle[1]:.1f} ms (p99), and "
+            "more replicas do not change that; relax --p50 or --p99, or use a smaller model or a "
+            "faster machine"
         )
-    low = idle
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if quick(middle) else (low, middle)
+        low, high = (middle, high) if needs.met(*latencies(middle)) else (low, middle)
     return low
 
 
-def _traffic(needs: Needs, rate: float, requests: int, replicas: float) -> Traffic:
-    """Of one replica or of all: a replica has its share of the users."""
-    users = max(1, round(needs.users / max(1.0, replicas)))
-    made = Traffic(
-        rate, requests, users, skew=needs.skew, new=needs.new, burst=needs.burst, burst_s=BURST_S
-    )
+def _plan_replicas(costs: Costs, needs: Needs, fleet: Fleet, seed: int) -> dict[str, Any]:
+    """Rate and number of replicas; 0 and None where no number is enough."""
+    try:
+        rate = rate_each(costs, needs, fleet, seed=seed)
+    except ConfigError:
+        return {"rate_each": 0.0, "replicas": None}
+    return {"rate_each": round(rate, 2), "replicas": math.ceil(needs.rate / rate) + needs.spare}
+
+
+def _traffic(needs: Needs, rate: float, requests: int, share: float) -> Traffic:
+    """Traffic of so many requests by a part of the users, 1 in `share`."""
+    users = max(1, round(needs.users / max(1.0, share)))
+    made = Traffic(rate, requests, users, new=needs.new, burst=needs.burst, burst_s=BURST_S)
     if needs.burst == 1:
         return made
-    return replace(made, requests=max(requests, int(rate * CYCLES * BURST_S / made.burst_share)))
+    return replace(made, requests=max(requests, int(rate * BURSTS * BURST_S / made.burst_share)))
 
 
-def _play(
+def _simulate(
     costs: Costs, needs: Needs, fleet: Fleet, seed: int, *, lose: bool = False
 ) -> dict[str, Any]:
-    """The fleet at the peak; a large one by a part of it with its part of the traffic."""
-    share = min(1.0, SIMULATED_REPLICAS / fleet.replicas)
-    played = replace(fleet, replicas=max(2 if lose else 1, round(fleet.replicas * share)))
-    rate = needs.rate * played.replicas / fleet.replicas
-    requests = int(min(MOST_PLAYED, max(PLAYED, rate * OUTAGE_S * 2)))
+    """Simulate the fleet at the peak; of a large one, a part with its part of the traffic."""
+    number = min(fleet.replicas, SIMULATED_REPLICAS)
+    part = replace(fleet, replicas=max(2, number) if lose else number)
+    share = fleet.replicas / part.replicas
+    rate = needs.rate / share
+    requests = int(min(MOST, max(LEAST, rate * OUTAGE_S * 2)))
     if lose:
-        begin = requests / rate / 4
-        played = replace(played, losses=(Loss(0, begin, begin + OUTAGE_S),))
-    traffic = _traffic(needs, rate, requests, fleet.replicas / played.replicas)
-    return simulate(costs, traffic, played, seed=seed).summary()
-
-
-def _drivers(
-    costs: Costs, needs: Needs, fleet: Fleet, bears: float, seed: int
-) -> dict[str, dict[str, Any]]:
-    """What a replica would bear if one thing were otherwise: where the machines come from."""
-    others = {
-        "every history kept": replace(needs, new=0.0),
-        "no history kept": replace(needs, new=1.0),
-        "twice the time (p99)": replace(needs, p99_ms=needs.p99_ms and 2 * needs.p99_ms),
-        "bursts of three times": replace(needs, burst=3.0),
-    }
-    found = {}
-    for name, other in others.items():
-        if other == needs:
-            continue
-        try:
-            rate = rate_each(costs, other, fleet, seed=seed)
-        except ConfigError:  # then it cannot be done at all
-            rate = 0.0
-        replicas = math.ceil(needs.rate / rate) + needs.spare if rate else None
-        found[name] = {"rate_each": round(rate, 2), "replicas": replicas}
-    return found
+        start = requests / rate / 4
+        part = replace(part, losses=(Loss(0, start, start + OUTAGE_S),))
+    return simulate(costs, _traffic(needs, rate, requests, share), part, seed=seed).summary()

@@ -1,17 +1,15 @@
-"""Simulation: a fleet of replicas answers a traffic, event by event, in far less than its time.
+"""Simulation of a fleet of replicas that answers a traffic.
 
-Replicas touch each other only where one is lost or comes back. Between two such moments each is
-played alone, a batch at a time; everything a request at a time is arrays. The rule by which a batch
-begins is that of `recsys.serving.batcher`, in closed form.
+Replicas affect each other only when one is lost or comes back. Between two such moments each one is
+simulated alone, a batch at a time. The rule by which a batch starts is that of
+`recsys.serving.batcher`, in closed form.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +29,9 @@ class Loss:
     """A replica dies.
 
     Attributes:
-        replica: which.
-        at_s: when.
-        back_s: when another stands in its place, with nothing kept.
+        replica: its number.
+        at_s: time of the loss.
+        back_s: time at which another one takes its place, without any history.
     """
 
     replica: int
@@ -43,63 +41,52 @@ class Loss:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas, and who sends them requests.
+    """Replicas, and the router that sends each user's requests to the replica of that user.
 
     Attributes:
-        replicas: how many.
-        routing: `user` sends each user to a replica of their own, which keeps their history; `turn`
-            sends requests to all in turn.
+        replicas: their number. Each knows the histories of its users from the start.
         max_batch, max_wait_ms, queue_limit, deadline_ms: as in `ServingSettings`.
-        kept: users whose history a replica keeps, those who came last; nothing is kept at first.
-            None keeps all, and the users of a replica are known to it from the start.
         losses: replicas that die.
-        detect_ms: until a request to a dead replica is sent to another, and until the router knows.
-        tries: replicas that a request is sent to at most.
-        extra_share: share of requests that need a pass more (of speculation that failed).
-        extra_ms: what a batch takes longer with one of them or more.
+        detect_ms: time until a request to a dead replica is sent to another one, and until the
+            router knows of the loss.
+        tries: replicas that a request is sent to, at most.
     """
 
     replicas: int = 1
-    routing: Literal["user", "turn"] = "user"
     max_batch: int = 32
     max_wait_ms: float = 40.0
     queue_limit: int = 256
     deadline_ms: float = 5000.0
-    kept: int | None = None
     losses: tuple[Loss, ...] = ()
     detect_ms: float = 1000.0
     tries: int = 3
-    extra_share: float = 0.0
-    extra_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "max_batch", "queue_limit", "tries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: want at least 1, got {getattr(self, name)}")
-        for name in ("max_wait_ms", "deadline_ms", "detect_ms", "extra_ms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}: want at least 0, got {getattr(self, name)}")
-        if self.routing not in ("user", "turn"):
-            raise ConfigError(f"routing: want user or turn, got {self.routing!r}")
+        least = {"replicas": 1, "max_batch": 1, "queue_limit": 1, "tries": 1}
+        for name in ("max_wait_ms", "deadline_ms", "detect_ms"):
+            least[name] = 0
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
         for loss in self.losses:
             if not 0 <= loss.replica < self.replicas or not loss.at_s < loss.back_s:
-                raise ConfigError(f"losses: {loss} is not of this fleet, or ends before it begins")
+                raise ConfigError(f"losses: {loss} is not of this fleet, or ends before it starts")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of each request, in order of arrival.
+    """The outcome of each request, in order of arrival.
 
     Attributes:
         arrived: (n,) s.
-        latency_s: (n,) from arrival to the end of it, whatever that was.
+        latency_s: (n,) from its arrival to its end, whatever the status.
         status: (n,) int8 place in `STATUSES`.
-        replica: (n,) int32 that it ended at; -1 for none.
-        batch: (n,) int32 requests of its batch; 0 where it was in none.
-        queue_s: (n,) from its arrival at that replica until its batch began.
-        cold: (n,) its history was not kept where it was last sent.
-        tries: (n,) int16 replicas that it was sent to.
-        busy_s: (replicas,) seconds that each computed.
+        replica: (n,) int32 at which it ended; -1 for none.
+        batch: (n,) int32 size of its batch; 0 where it was in none.
+        queue_s: (n,) from its arrival at that replica until its batch started.
+        cold: (n,) whether its history was not kept where it was sent last.
+        tries: (n,) int16 number of replicas that it was sent to.
+        busy_s: (replicas,) seconds that each one computed.
     """
 
     arrived: NDArray[np.float64]
@@ -113,7 +100,7 @@ class Outcome:
     busy_s: NDArray[np.float64]
 
     def latency_ms(self, *percentiles: float) -> list[float]:
-        """Percentiles of the answered; NaN where none is."""
+        """Percentiles of the answered requests; NaN without any."""
         good = self.latency_s[self.status == ANSWERED]
         if not len(good):
             return [float("nan")] * len(percentiles)
@@ -126,7 +113,7 @@ class Outcome:
         )
 
     def summary(self) -> dict[str, float]:
-        """What a table says."""
+        """Figures for a table."""
         p50, p95, p99 = self.latency_ms(50, 95, 99)
         seconds = float(self.arrived[-1] - self.arrived[0]) or 1.0
         sizes = self.batch[self.batch > 0]
@@ -147,86 +134,74 @@ class Outcome:
 def simulate(
     costs: Costs, traffic: Traffic, fleet: Fleet | None = None, *, seed: int = 0
 ) -> Outcome:
-    """Play a fleet.
-
-    The same arguments give the same outcome, bit for bit.
+    """Simulate a fleet. The same arguments give the same outcome, bit for bit.
 
     Args:
         costs: of one replica; taken at this traffic's rate per replica.
-        traffic: who asks when.
-        fleet: who answers; one replica by default.
+        traffic: the requests.
+        fleet: the replicas; one by default.
         seed: of everything random.
     """
-    return _Play(costs, traffic, fleet or Fleet(), seed).run()
+    return _Run(costs, traffic, fleet or Fleet(), seed).run()
 
 
 @dataclass(eq=False)
 class _Replica:
-    """One replica: what waits there, and what was computed."""
+    """One replica: the requests that wait there, and what it has computed."""
 
     number: int
     fleet: Fleet
     table: Sequence[tuple[list[float], list[float]]]
     up: bool = True
-    reborn: bool = False
-    # What waits, by arrival: when it came, number of the request, seconds that it adds to its
-    # batch, whether it needs a pass more.
+    # What waits, by arrival: its time, its number, and the seconds that it adds to its batch.
     times: list[float] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
-    extra: list[bool] = field(default_factory=list)
-    # The batch before: its end, size and seconds.
+    # The last batch: its end, size and seconds.
     free: float = float("-inf")
     last: int = 1
     took: float = 0.0
-    # Batches, each with its place in `batched` and `arrived`, size, begin, end and other time.
+    # Batches, each with its place in `batched` and `arrived`, size, start, end and other time.
     batches: list[tuple[int, int, float, float, float]] = field(default_factory=list)
     batched: list[int] = field(default_factory=list)
     arrived: list[float] = field(default_factory=list)
     refused: list[tuple[int, float]] = field(default_factory=list)
     expired: list[tuple[int, float]] = field(default_factory=list)
-    kept: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    # Users whose histories it keeps: those that it owns, until it dies, and those that it met.
+    reborn: bool = False
+    met: set[int] = field(default_factory=set)
 
     def cold(self, users: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each user's history is not kept; keeps it."""
-        kept, most = self.kept, self.fleet.kept
-        if most is None and not self.reborn and self.fleet.routing == "user":
-            mine = (owners(users, self.fleet.replicas) == self.number) & (users < NEW_USERS)
-        else:
-            mine = np.zeros(len(users), bool)
-        (asked,) = (~mine).nonzero()
-        missed = np.zeros(len(users), bool)
-        for place, user in zip(asked.tolist(), users[asked].tolist(), strict=True):
-            if user in kept:
-                kept.move_to_end(user)
-                continue
-            missed[place] = True
-            kept[user] = None
-            if most is not None and len(kept) > most:
-                kept.popitem(last=False)
+        """Whether the history of each user is not kept; from now on it is."""
+        missed = users >= NEW_USERS
+        mine = (owners(users, self.fleet.replicas) == self.number) & (not self.reborn)
+        for place in (~missed & ~mine).nonzero()[0].tolist():
+            user = int(users[place])
+            missed[place] = user not in self.met
+            self.met.add(user)
         return missed
 
     def advance(self, until: float, numbers: Sequence[int]) -> None:
-        """Compute the batches that begin before `until`; all that comes before then is here.
+        """Compute the batches that start before `until`; all earlier requests are here.
 
         Args:
             until: s.
-            numbers: random places in the table, one for each that waits.
+            numbers: random places in the table, one for each request that waits.
         """
-        fleet, times, ids, work, extra = self.fleet, self.times, self.ids, self.work, self.extra
+        fleet, times, ids, work = self.fleet, self.times, self.ids, self.work
         wait, deadline = fleet.max_wait_ms / 1e3, fleet.deadline_ms / 1e3
-        limit, most, longer = fleet.queue_limit, fleet.max_batch, fleet.extra_ms / 1e3
+        limit, most = fleet.queue_limit, fleet.max_batch
         free, last, took = self.free, self.last, self.took
         table, draws = self.table, iter(numbers)
-        slow = any(work) or any(extra)
+        slow = any(work)
         at = 0  # everything before it has left the queue
         while at < len(times):
             oldest = times[at]
             start = now = max(oldest, free)
             patience = min(wait, PATIENCE * took)
             if last > 1 and now - free <= patience and now - oldest < patience:
-                # Worth waiting for company: until so many are here, the oldest has waited long
-                # enough, or somebody comes when the batch before is no longer recent.
+                # Wait until as many requests are here as in the last batch, until the oldest has
+                # waited long enough, or until one arrives when the last batch is not recent.
                 full = at + last - 1
                 if full >= len(times) or times[full] > now:
                     start = oldest + patience
@@ -241,7 +216,7 @@ class _Replica:
             if stop - at > limit:
                 first = at + limit
                 self.refused += zip(ids[first:stop], times[first:stop], strict=True)
-                for column in (times, ids, work, extra):
+                for column in (times, ids, work):
                     del column[first:stop]
                 stop = first
             while at < stop and times[at] + deadline <= start:
@@ -255,31 +230,31 @@ class _Replica:
             draw = next(draws)
             seconds = batch[draw]
             if slow:
-                seconds += sum(work[at:stop]) + (longer if any(extra[at:stop]) else 0.0)
+                seconds += sum(work[at:stop])
             free, last, took = start + seconds, size, seconds
             self.batches.append((len(self.batched), size, start, free, other[draw]))
             self.batched += ids[at:stop]
             self.arrived += times[at:stop]
             at = stop
         self.free, self.last, self.took = free, last, took
-        for column in (times, ids, work, extra):
+        for column in (times, ids, work):
             del column[:at]
 
     def lose(self, now: float) -> list[int]:
-        """Die: the requests that wait here or are being computed, which nobody answers."""
+        """Die; returns the requests that wait here or are being computed."""
         lost = list(self.ids)
         if self.batches and self.batches[-1][3] > now:
             first, *_ = self.batches.pop()
             lost = self.batched[first:] + lost
             del self.batched[first:], self.arrived[first:]
-        for column in (self.times, self.ids, self.work, self.extra):
+        for column in (self.times, self.ids, self.work):
             column.clear()
-        self.kept.clear()
+        self.met.clear()
         self.up, self.reborn, self.free, self.last = False, True, float("-inf"), 1
         return lost
 
 
-class _Play:
+class _Run:
     """One call of `simulate`."""
 
     def __init__(self, costs: Costs, traffic: Traffic, fleet: Fleet, seed: int) -> None:
@@ -287,18 +262,16 @@ class _Play:
         self.rng = np.random.default_rng(seed)
         self.arrived, self.users = traffic.arrivals(self.rng), traffic.askers(self.rng)
         self.cold_s = costs.cold_ms / 1e3
-        self.extra = self.rng.random(traffic.requests) < fleet.extra_share
         table = costs.draws(traffic.rate / fleet.replicas, fleet.max_batch, self.rng)
         self.replicas = [_Replica(number, fleet, table) for number in range(fleet.replicas)]
-        self.known_up = np.ones(fleet.replicas, bool)  # as the router knows it
-        self.turn = 0
+        self.known_up = np.ones(fleet.replicas, bool)  # as far as the router knows
         self.cold = np.zeros(traffic.requests, bool)
         self.tries = np.zeros(traffic.requests, np.int16)
         self.resent: list[tuple[float, int]] = []
         self.failed: list[tuple[int, float]] = []
 
     def run(self) -> Outcome:
-        """All segments between moments at which something changes, then the rest."""
+        """Simulate the segments between moments at which something changes, then the rest."""
         changes: list[tuple[float, int, str]] = []
         detect = self.fleet.detect_ms / 1e3
         for loss in self.fleet.losses:
@@ -317,7 +290,7 @@ class _Play:
                 _, replica, what = change.pop(0)
                 self._change(replica, what, moment)
         self._segment(np.arange(place, len(self.arrived)), float("inf"))
-        while self.resent:  # nobody was there; all of them are tried until they have failed
+        while self.resent:  # no replica was up; they are tried again until they have failed
             self._segment(np.arange(0), float("inf"))
         return self._outcome()
 
@@ -331,7 +304,7 @@ class _Play:
             self.replicas[replica].up = self.known_up[replica] = True
 
     def _segment(self, new: NDArray[np.int64], until: float) -> None:
-        """Route what comes before `until`, and let all replicas compute until then."""
+        """Route the requests before `until`, and let all replicas compute until then."""
         due = [(time, request) for time, request in self.resent if time < until]
         self.resent = [(time, request) for time, request in self.resent if time >= until]
         again = np.array([request for _, request in due], np.int64)
@@ -366,11 +339,10 @@ class _Play:
             if self.cold_s:
                 self.cold[ids] = replica.cold(self.users[ids])
             replica.work += (self.cold[ids] * self.cold_s).tolist()
-            replica.extra += self.extra[ids].tolist()
         replica.advance(until, self.rng.integers(0, DRAWS, len(replica.times)).tolist())
 
     def _fail(self, ids: NDArray[np.int64], times: NDArray[np.float64]) -> None:
-        """Send to another replica, unless that was tried often enough."""
+        """Send the requests to another replica, or count them as failed after enough tries."""
         for request, time in zip(ids.tolist(), times.tolist(), strict=True):
             if self.tries[request] < self.fleet.tries:
                 self.resent.append((time, request))
@@ -382,10 +354,6 @@ class _Play:
         (up,) = self.known_up.nonzero()
         if not len(up):
             return np.full(len(ids), -1)
-        if self.fleet.routing == "turn":
-            turns = (self.turn + np.arange(len(ids))) % len(up)
-            self.turn += len(ids)
-            return up[turns]
         owner = owners(self.users[ids], self.fleet.replicas)
         gone = ~self.known_up[owner]
         # The users of a dead replica are spread over all others.
@@ -409,12 +377,12 @@ class _Play:
             status[ids] = np.where(late, EXPIRED, ANSWERED)
             queue[ids], size[ids], where[ids] = start - arrived, np.repeat(sizes, sizes), number
             busy.append(float((table[:, 3] - table[:, 2]).sum()))
-            for ended, told, after in (
+            for ended, outcome, after in (
                 (replica.refused, REFUSED, 0.0),
                 (replica.expired, EXPIRED, deadline),
             ):
                 for request, time in ended:
-                    end[request], status[request], where[request] = time + after, told, number
+                    end[request], status[request], where[request] = time + after, outcome, number
         for request, time in self.failed:
             end[request], status[request] = time, FAILED
         latency = end - self.arrived

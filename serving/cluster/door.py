@@ -19,10 +19,11 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Send
+from starlette.responses import Response
+from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from recsys.serving import auth
+from recsys.serving.api.routes import find_route
 from recsys.serving.cluster.exchange import Call, Reply
 from recsys.serving.errors import ProblemError, problem_response
 
@@ -101,7 +102,9 @@ class Door:
         try:
             if len(body) > self._max_body:
                 raise ProblemError("body_too_large", f"The limit is {self._max_body} bytes.")
-            response: ASGIApp = _Sent(await self._answer(self._call(scope, body)))
+            reply = await self._answer(self._call(scope, body))
+            response = Response(reply.body, reply.status)
+            response.raw_headers = reply.headers
         except ProblemError as error:
             response = problem_response(Request(scope), error)
         await response(scope, receive, send)
@@ -110,11 +113,13 @@ class Door:
         """The request, under one id for all replicas that it may be sent to."""
         call = Call.of(scope, body)
         if call.header(REQUEST_ID) is None:
-            call.headers.append((REQUEST_ID, scope["state"]["request_id"].encode()))
+            request_id = scope["state"]["request_id"].encode()
+            call.scope["headers"].append((REQUEST_ID, request_id))
         return call
 
     async def _answer(self, call: Call) -> Reply:
-        route = (call.method, auth.template_of(call.path, call.method) or "")
+        found, _ = find_route(call.scope)
+        route = (call.method, "" if found is None else found.path_format)
         if route in TO_ALL:
             async with self._changing:  # a bundle takes its time to load
                 replies = await self._replicas.ask_all(call)
@@ -227,20 +232,6 @@ def _labelled(replica: str) -> Any:
         return sample[1] + b"{" + labels + b"}" + sample[3]
 
     return put
-
-
-class _Sent:
-    """A reply as an ASGI response."""
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        reply = self._reply
-        await send(
-            {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
-        )
-        await send({"type": "http.response.body", "body": reply.body})
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -1,7 +1,4 @@
-"""Exchange: a request and its answer as values, and an ASGI application that turns one into other.
-
-This is all that travels between the door and a replica.
-"""
+"""The request and the reply that travel between the door and a replica, as plain values."""
 
 from __future__ import annotations
 
@@ -15,63 +12,53 @@ from starlette.types import ASGIApp, Message
 from starlette.types import Scope as AsgiScope
 
 Headers = list[tuple[bytes, bytes]]
+_SENT = ("type", "http_version", "method", "scheme", "path", "query_string", "client", "server")
 
 
 @dataclass(frozen=True)
 class Call:
-    """An HTTP request, whole.
+    """A complete HTTP request.
 
     Attributes:
-        method: upper case.
-        path: decoded.
-        raw_path: as it came.
-        query: without the question mark.
-        headers: lower-case names.
-        client: address and port of who asks.
-        server: address and port that were asked.
-        scheme: `http` or `https`.
-        body: all of it.
+        scope: its ASGI scope, without what belongs to the process that read it.
+        body: the whole body.
     """
 
-    method: str
-    path: str
-    raw_path: bytes
-    query: bytes
-    headers: Headers
-    client: tuple[str, int] | None
-    server: tuple[str, int | None] | None
-    scheme: str
-    body: bytes
+    scope: dict[str, Any]
+    body: bytes = b""
 
     @classmethod
     def of(cls, scope: AsgiScope, body: bytes) -> Call:
-        """A request that has been read."""
-        return cls(
-            scope["method"],
-            scope["path"],
-            scope.get("raw_path") or scope["path"].encode(),
-            scope["query_string"],
-            [(bytes(name), bytes(value)) for name, value in scope["headers"]],
-            scope.get("client"),
-            scope.get("server"),
-            scope.get("scheme", "http"),
-            body,
-        )
+        """Take the parts of a scope that can be sent to another process."""
+        kept = {name: scope.get(name) for name in _SENT}
+        kept["raw_path"] = scope.get("raw_path") or scope["path"].encode()
+        kept["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        return cls(kept, body)
+
+    @property
+    def method(self) -> str:
+        """HTTP method, in upper case."""
+        return str(self.scope["method"])
+
+    @property
+    def path(self) -> str:
+        """Decoded path."""
+        return str(self.scope["path"])
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of a name."""
-        return next((value for key, value in self.headers if key == name), None)
+        """The first header of this lower-case name."""
+        return next((value for key, value in self.scope["headers"] if key == name), None)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP answer, whole.
+    """A complete HTTP response.
 
     Attributes:
-        status: of the answer.
-        headers: lower-case names.
-        body: all of it.
-        replica: host and process that answered.
+        status: HTTP status.
+        headers: pairs; the names are in lower case.
+        body: the whole body.
+        replica: host and process id of the replica that answered.
     """
 
     status: int
@@ -81,21 +68,7 @@ class Reply:
 
 
 async def answer(app: ASGIApp, call: Call) -> Reply:
-    """What an application in this process answers."""
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": "1.1",
-        "method": call.method,
-        "scheme": call.scheme,
-        "path": call.path,
-        "raw_path": call.raw_path,
-        "query_string": call.query,
-        "root_path": "",
-        "headers": call.headers,
-        "client": call.client,
-        "server": call.server,
-    }
+    """Run a call through an application of this process."""
     incoming: list[Message] = [{"type": "http.request", "body": call.body, "more_body": False}]
     started: Message = {}
     pieces: list[bytes] = []
@@ -103,7 +76,7 @@ async def answer(app: ASGIApp, call: Call) -> Reply:
     async def receive() -> Message:
         if incoming:
             return incoming.pop()
-        await asyncio.Event().wait()  # whoever asks stays to the end
+        await asyncio.Event().wait()  # the door stays connected until the reply is complete
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -112,7 +85,8 @@ async def answer(app: ASGIApp, call: Call) -> Reply:
         elif message["type"] == "http.response.body":
             pieces.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    asgi = {"version": "3.0", "spec_version": "2.4"}
+    await app({**call.scope, "asgi": asgi, "root_path": ""}, receive, send)
     headers = [(bytes(name), bytes(value)) for name, value in started["headers"]]
     here = f"{socket.gethostname()}:{os.getpid()}"
     return Reply(started["status"], headers, b"".join(pieces), here)

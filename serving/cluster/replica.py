@@ -17,11 +17,11 @@ from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
 from recsys.serving import logs
 from recsys.serving.app import create_app
+from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.cluster.exchange import Call, Reply, answer
 from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
-    UnknownBundleError,
     UnknownModelError,
 )
 from recsys.serving.service import Phase, Service

@@ -1,64 +1,121 @@
-"""What several parts of the wire format share: ids, limits, health, problems."""
+"""Parts that several schemas share: ids, limits, the example of a body, health, problems."""
 
 # Annotations stay live here: pydantic reads them.
-from typing import Annotated, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 
 MAX_K = 200
 MAX_HISTORY = 2_000
 MAX_ID = 256
 CHAMPION = "champion"
 
-# Outside ids are any text without control characters: PostgreSQL has no NUL in texts, and the
-# others are slips that no log or terminal shows.
+# An id is any text without control characters: PostgreSQL cannot store NUL, and the others are
+# mistakes that no log or terminal shows.
 NO_CONTROLS = r"^[^\x00-\x1F\x7F]+$"
 Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
 ItemId = Id
 UserId = Id
 AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
-K = Annotated[int, Field(ge=1, le=MAX_K, description="Items wanted.")]
-Alias = Annotated[AliasName, Field(description="Alias of the model to ask.")]
+K = Annotated[int, Field(ge=1, le=MAX_K, description="Number of items to return.")]
+Alias = Annotated[AliasName, Field(description="Alias of the model that answers.")]
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
 Source = Literal["model", "retrieval", "popular"]
 
 
-class Body(BaseModel):
-    """A request's body: unknown fields are refused, and no value is converted."""
+def compose_example(model: type[BaseModel]) -> JsonDict:
+    """Compose the example of a model from the examples of its fields.
+
+    A field without an example of its own takes that of the model it holds, or an empty value.
+    Optional fields without an example are left out.
+
+    >>> class Page(BaseModel):
+    ...     total: int = Field(examples=[38])
+    ...     next: str | None
+    ...     limit: int = 50
+    >>> compose_example(Page)
+    {'total': 38, 'next': None}
+
+    Raises:
+        TypeError: a required text has no example.
+    """
+    return {
+        field.alias or name: _example_of(field)
+        for name, field in model.model_fields.items()
+        if field.examples or field.is_required()
+    }
+
+
+def _example_of(field: FieldInfo) -> Any:
+    if field.examples:
+        return field.examples[0]
+    kind = field.annotation
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return compose_example(kind)
+    if origin is list and isinstance(inner[0], type) and issubclass(inner[0], BaseModel):
+        return [compose_example(inner[0])]
+    if NoneType in inner:
+        return None
+    if origin is Literal:
+        return inner[0]
+    empty: Any = origin or kind
+    if empty is str:
+        raise TypeError(f"a required text field has no example: {field}")
+    return empty()
+
+
+def _add_example(schema: JsonDict, model: type[BaseModel]) -> None:
+    schema["examples"] = [compose_example(model)]
+
+
+class Answer(BaseModel):
+    """The body of a response. Its example is composed of those of its fields."""
+
+    model_config = ConfigDict(json_schema_extra=_add_example)
+
+
+class Body(Answer):
+    """The body of a request: unknown fields are refused, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ModelRef(BaseModel):
+class Query(BaseModel):
+    """The query parameters of a request: unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelRef(Answer):
     """The model that answered."""
 
-    name: str = Field(description="Its bundle.")
-    version: str = Field(description="Digest of the bundle.")
-    alias: str | None = Field(None, description="The alias by which it was asked.")
+    name: str = Field(description="Name of its bundle.", examples=["demo"])
+    version: str = Field(description="Digest of the bundle.", examples=["3f2a9c0d1b7e4a55"])
+    alias: str | None = Field(
+        None, description="The alias that the request used.", examples=["champion"]
+    )
     epoch: int | None = Field(
-        None, description="State of its live catalog; it grows with each change."
+        None,
+        description="Version of its live catalog, which grows with each change.",
+        examples=[0],
     )
 
 
-MODEL_EXAMPLE: JsonDict = {
-    "name": "demo",
-    "version": "3f2a9c0d1b7e4a55",
-    "alias": "champion",
-    "epoch": 0,
-}
+MODEL_EXAMPLE = compose_example(ModelRef)
 
 
-class Health(BaseModel):
+class Health(Answer):
     """A health check that passed."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ready"}]})
-
-    status: Literal["live", "ready"]
+    status: Literal["live", "ready"] = Field(examples=["ready"])
 
 
 class InvalidField(BaseModel):
-    """One field that was refused."""
+    """A field that was refused."""
 
     location: Literal["body", "query", "path", "header"]
     pointer: str = Field(description="JSON pointer within the location.")

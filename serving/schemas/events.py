@@ -1,4 +1,4 @@
-"""Wire format of events and of what users did."""
+"""Events and histories on the wire."""
 
 # Annotations stay live here: pydantic reads them.
 import uuid
@@ -10,42 +10,41 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     WithJsonSchema,
 )
 
-from recsys.serving.schemas.common import MAX_ID, Id
-from recsys.serving.stores.protocol import Event, StoredEvent, content_digest
+from recsys.serving.schemas.common import MAX_ID, Answer, Body, Id, Query
+from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
-LATEST_S = 4_102_444_800  # the year 2100; what lies beyond are milliseconds taken for seconds
+LATEST_S = 4_102_444_800  # the year 2100; larger values are usually milliseconds
 
 
-def _from_text(given: object) -> object:
+def _parse_time(given: object) -> object:
     if not isinstance(given, str):
         return given
     try:
         time = datetime.fromisoformat(given)
     except ValueError:
-        raise ValueError("is neither a number nor a time of ISO 8601") from None
+        raise ValueError("is neither a number nor a time in ISO 8601") from None
     if time.tzinfo is None:
         raise ValueError("has no time zone; add one, such as Z")
     return time.timestamp()
 
 
-def _in_range(seconds: float) -> float:
+def _check_range(seconds: float) -> float:
     if not 0 <= seconds <= LATEST_S:
-        raise ValueError("lies outside of 1970 to 2100; give seconds, not milliseconds")
+        raise ValueError("is not between 1970 and 2100; send seconds, not milliseconds")
     return seconds
 
 
 Timestamp = Annotated[
     float,
-    BeforeValidator(_from_text),
-    AfterValidator(_in_range),
+    BeforeValidator(_parse_time),
+    AfterValidator(_check_range),
     WithJsonSchema(
         {
             "anyOf": [
@@ -57,36 +56,41 @@ Timestamp = Annotated[
 ]
 
 
-class EventIn(BaseModel):
-    """Something a user did with an item."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class EventIn(Body):
+    """An action of a user on an item."""
 
     event_id: Id | None = Field(
         None,
-        description="Names the event. A repetition of it counts once; an event without a name "
-        "counts as often as it is sent.",
+        description="Identifies the event. A repeated event is stored once; an event without an id "
+        "is stored each time that it is sent.",
+        examples=["7d1f3c"],
     )
-    user: Id
-    item: Id = Field(description="May be one that no model knows yet.")
+    user: Id = Field(examples=["A1"])
+    item: Id = Field(description="May be unknown to the model.", examples=["B0012"])
     type: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = Field(
         "view",
-        description="`view`, `click`, `cart`, `purchase`, `rating`, ... or what the shop calls it. "
-        "`impression`, `dismiss`, `dislike`, `skip` and `feedback` are kept and are no part of the "
-        "history (setting `not_history`).",
+        description="`view`, `click`, `cart`, `purchase`, `rating`, ... or another name. "
+        "`impression`, `dismiss`, `dislike`, `skip` and `feedback` are stored and are not part of "
+        "the history (setting `not_history`).",
+        examples=["click"],
     )
     timestamp: Timestamp | None = Field(
         None,
         description="Unix seconds, or ISO 8601 with a time zone. Default: now. A time in the "
-        "future counts as now.",
+        "future is replaced by now.",
+        examples=["2026-11-20T09:30:00Z"],
     )
-    value: float | None = Field(None, description="Rating, price, ...: whatever the type means.")
+    value: float | None = Field(
+        None, description="Rating, price, ...: its meaning depends on the type."
+    )
     recommendation_id: Id | None = Field(
-        None, description="The answer that this is feedback on; one nobody remembers is accepted."
+        None,
+        description="The answer that this is feedback on; an unknown one is accepted.",
+        examples=["0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1"],
     )
 
     def to_event(self, now_ms: int) -> Event:
-        """The event, having arrived at `now_ms`."""
+        """Convert to an event that arrived at `now_ms`."""
         sent_ms = None if self.timestamp is None else round(self.timestamp * 1000)
         return Event(
             event_id=self.event_id or uuid.uuid4().hex,
@@ -103,140 +107,87 @@ class EventIn(BaseModel):
 
 
 class StoredEventRow(EventIn):
-    """A row of an export."""
+    """A row of an exported file."""
 
     digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
     seed: Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)] | None = None
 
     def to_event(self, now_ms: int) -> Event:
-        """The event as it was in the store that it comes from."""
+        """Convert to an event with the digest and the seed that it had when it was exported."""
         event = super().to_event(now_ms)
         return replace(event, digest=self.digest or event.digest, seed=self.seed)
 
 
-class EventsRequest(BaseModel):
-    """A batch of events: all of it is kept or nothing."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "events": [
-                        {
-                            "event_id": "7d1f3c",
-                            "user": "A1",
-                            "item": "B0012",
-                            "type": "click",
-                            "timestamp": "2026-11-20T09:30:00Z",
-                            "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
-                        }
-                    ]
-                }
-            ]
-        },
-    )
+class EventsBody(Body):
+    """A batch of events: all of them are stored, or none."""
 
     events: list[EventIn] = Field(max_length=MAX_EVENTS)
 
 
-class EventsResponse(BaseModel):
-    """What became of a batch. It is on disk, and in the next recommendation."""
+class EventsResponse(Answer):
+    """The outcome of a batch, which is on disk and part of the next recommendation."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"accepted": 1, "duplicates": 0, "ignored": 0, "unlinked": 0}]
-        }
-    )
-
-    accepted: int = Field(description="Written now.")
-    duplicates: int = Field(description="There already, with the same content.")
-    ignored: int = Field(
-        description="Left out: their user was erased after the time that they bear."
-    )
+    accepted: int = Field(description="Events that were written.", examples=[1])
+    duplicates: int = Field(description="Events that were stored before with the same content.")
+    ignored: int = Field(description="Events from before the erasure of their user.")
     unlinked: int = Field(
-        description="Accepted, but nobody remembers the recommendation that they name."
+        description="Written events whose recommendation is not remembered (any more)."
     )
 
 
 class HistoryEvent(BaseModel):
     """An event of a user."""
 
-    event_id: str | None = Field(description="None for one of an imported data set.")
-    item: str
-    title: str | None = Field(description="None for an item that the model does not know.")
-    type: str
-    timestamp: float = Field(description="Unix seconds.")
+    event_id: str | None = Field(
+        description="Null for an event of an imported data set.", examples=["7d1f3c"]
+    )
+    item: str = Field(examples=["B0012"])
+    title: str | None = Field(
+        description="Null for an item that the model does not know.", examples=["Almond soap"]
+    )
+    type: str = Field(examples=["click"])
+    timestamp: float = Field(description="Unix seconds.", examples=[1795167000.0])
     value: float | None
     recommendation_id: str | None
     linked: bool | None = Field(
-        description="Whether its recommendation was remembered; null where it names none."
+        description="Whether its recommendation was remembered; null without a recommendation."
     )
 
 
-class UserHistory(BaseModel):
-    """What a user did, newest first."""
+class UserHistory(Answer):
+    """The events of a user, newest first."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "user": "A1",
-                    "events": [
-                        {
-                            "event_id": "7d1f3c",
-                            "item": "B0012",
-                            "title": "Almond soap",
-                            "type": "click",
-                            "timestamp": 1795167000.0,
-                            "value": None,
-                            "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
-                            "linked": True,
-                        }
-                    ],
-                    "next": None,
-                }
-            ]
-        }
-    )
-
-    user: str
+    user: str = Field(examples=["A1"])
     events: list[HistoryEvent]
     next: str | None = Field(description="`before` of the next page; null on the last.")
 
 
-class HistoryQuery(BaseModel):
+class HistoryQuery(Query):
     """Query parameters of a user's history."""
-
-    model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(100, ge=1, le=MAX_PAGE)
     before: str | None = Field(
-        None, pattern=r"^[0-9]{1,15}-[0-9]{1,18}$", description="`next` of the page before."
+        None, pattern=r"^[0-9]{1,15}-[0-9]{1,18}$", description="`next` of the previous page."
     )
 
 
-class UserList(BaseModel):
+class UserList(Answer):
     """Some users with events, by id."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"users": ["A1", "A2"]}]})
-
-    users: list[str]
+    users: list[str] = Field(examples=[["A1", "A2"]])
 
 
-class UsersQuery(BaseModel):
+class UsersQuery(Query):
     """Query parameters of the list of users."""
 
-    model_config = ConfigDict(extra="forbid")
-
     limit: int = Field(20, ge=1, le=MAX_PAGE)
-    prefix: str = Field("", max_length=MAX_ID, description="Of their ids.")
+    prefix: str = Field("", max_length=MAX_ID, description="First characters of their ids.")
 
 
 def page(
     user_id: str, events: list[StoredEvent], limit: int, titles: dict[str, str]
 ) -> UserHistory:
-    """The wire form of a page of at most `limit` events."""
+    """Convert a page of at most `limit` events, given the titles of items by id."""
     last = events[-1] if len(events) == limit else None
     return UserHistory(
         user=user_id,

@@ -1,11 +1,11 @@
-"""Filters and boosts on the wire; what they mean is `recsys.constraint.filters`' business."""
+"""Filters and boosts on the wire; `recsys.constraint.filters` defines their meaning."""
 
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from recsys.serving.schemas.common import CHAMPION, Alias, Body, InvalidField
+from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, InvalidField
 
 MAX_BOOSTS = 100
 EXAMPLE: dict[str, Any] = {
@@ -31,43 +31,30 @@ Filter = Annotated[
 
 
 class Boost(Body):
-    """What the items that fit a filter gain."""
+    """An addition to the scores of the items that match a filter."""
 
     filter: Filter
     weight: float = Field(ge=-1000, le=1000, description="Added to the log-probability.")
 
 
 class FilterCheck(Body):
-    """A filter to look at, and boosts."""
+    """A filter and boosts to check."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"filter": EXAMPLE}]})
-
-    filter: Filter = Field({}, description="The empty one allows everything.")
+    filter: Filter = Field({}, description="An empty filter allows every item.", examples=[EXAMPLE])
     boosts: list[Boost] = Field([], max_length=MAX_BOOSTS)
     model: Alias = CHAMPION
 
 
-class FilterReport(BaseModel):
-    """What a filter comes to; an invalid one is no error here."""
+class FilterReport(Answer):
+    """What a filter matches. An invalid filter is reported here and is not an error."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "valid": True,
-                    "eligible_items": 120,
-                    "items": 600,
-                    "canonical": EXAMPLE,
-                    "problems": [],
-                }
-            ]
-        }
+    valid: bool = Field(examples=[True])
+    eligible_items: int | None = Field(
+        description="Number of items that match; null if the filter is not valid.", examples=[120]
     )
-
-    valid: bool
-    eligible_items: int | None = Field(description="Items that fit; null if it is not valid.")
-    items: int = Field(description="Items of the catalog.")
+    items: int = Field(description="Number of items in the catalog.", examples=[600])
     canonical: dict[str, Any] | None = Field(
-        description="An equal filter in the form that is kept: sorted, nothing twice."
+        description="An equal filter in canonical form: sorted, without repetitions.",
+        examples=[EXAMPLE],
     )
-    problems: list[InvalidField]
+    problems: list[InvalidField] = Field(examples=[[]])

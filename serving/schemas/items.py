@@ -1,4 +1,4 @@
-"""Items on the wire: the catalog read, changed, and ranked."""
+"""Items on the wire: reading, changing and ranking the catalog."""
 
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any
@@ -8,12 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_K,
-    MODEL_EXAMPLE,
     Alias,
+    Answer,
     Body,
     ItemId,
     K,
     ModelRef,
+    Query,
     Source,
 )
 from recsys.serving.schemas.recommendations import ONE_SUBJECT, Subject
@@ -26,32 +27,21 @@ _Scalar = bool | int | float | _Word
 Attribute = _Scalar | list[_Scalar] | None
 
 
-class Item(BaseModel):
+class Item(Answer):
     """An item of the catalog."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "item_id": "B0077",
-                    "title": "Rose hand cream",
-                    "semantic_id": [3, 0, 7],
-                    "metadata": {"price": 4.5, "categories": ["Hand Cream"]},
-                }
-            ]
-        }
+    item_id: str = Field(examples=["B0077"])
+    title: str = Field(examples=["Rose hand cream"])
+    semantic_id: list[int] = Field(
+        description="Codes, coarse to fine, 0-based.", examples=[[3, 0, 7]]
+    )
+    metadata: dict[str, Any] = Field(
+        description="Attributes.", examples=[{"price": 4.5, "categories": ["Hand Cream"]}]
     )
 
-    item_id: str
-    title: str
-    semantic_id: list[int] = Field(description="Codes, coarse to fine, 0-based.")
-    metadata: dict[str, Any] = Field(description="Attributes.")
 
-
-class ItemQuery(BaseModel):
-    """Query parameters of a look through the catalog."""
-
-    model_config = ConfigDict(extra="forbid")
+class ItemQuery(Query):
+    """Query parameters of a page of the catalog."""
 
     prefix: Annotated[str, StringConstraints(pattern=r"^(\d{1,6}([.,]\d{1,6}){0,31})?$")] = Field(
         "",
@@ -59,72 +49,49 @@ class ItemQuery(BaseModel):
         examples=["3", "3.0"],
     )
     q: Annotated[str, StringConstraints(max_length=200)] = Field(
-        "", description="Text that the id or the title contains, in any case."
+        "", description="Text that the id or the title contains, case-insensitive."
     )
-    limit: int = Field(50, ge=1, le=MAX_PAGE, description="Items on a page.")
+    limit: int = Field(50, ge=1, le=MAX_PAGE, description="Items per page.")
     cursor: Annotated[str, StringConstraints(pattern=r"^\d{0,18}$")] = Field(
-        "", description="`next` of the page before."
+        "", description="`next` of the previous page."
     )
     model: Alias = CHAMPION
 
 
 class Branch(BaseModel):
-    """One code that goes on from a prefix."""
+    """A code that follows a prefix."""
 
-    code: int
-    items: int = Field(description="Items below it.")
+    code: int = Field(examples=[7])
+    items: int = Field(description="Number of items below it.", examples=[2])
 
 
-class ItemPage(BaseModel):
+class ItemPage(Answer):
     """A page of the catalog, in the order of semantic IDs."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "items": [
-                        {
-                            "item_id": "B0077",
-                            "title": "Rose hand cream",
-                            "semantic_id": [3, 0, 7],
-                            "metadata": {"price": 4.5},
-                        }
-                    ],
-                    "total": 38,
-                    "next": "1",
-                    "prefix": [3, 0],
-                    "children": [{"code": 7, "items": 2}],
-                }
-            ]
-        }
-    )
-
     items: list[Item]
-    total: int = Field(description="Items that match, on all pages.")
-    next: str | None = Field(description="Cursor of the next page; null on the last.")
-    prefix: list[int]
+    total: int = Field(description="Number of matches on all pages.", examples=[38])
+    next: str | None = Field(
+        description="Cursor of the next page; null on the last.", examples=["1"]
+    )
+    prefix: list[int] = Field(examples=[[3, 0]])
     children: list[Branch] = Field(description="Codes that follow the prefix.")
 
 
 class ItemBody(Body):
-    """An item to put into the catalog, or to put in another's place."""
+    """An item to add or to replace."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "title": "Rose hand cream",
-                    "text": "50 ml, with shea butter",
-                    "attributes": {"price": 4.5, "categories": ["Hand Cream"]},
-                }
-            ]
-        }
+    title: str = Field("", max_length=10_000, examples=["Rose hand cream"])
+    text: str = Field(
+        "",
+        max_length=100_000,
+        description="Text from which its semantic ID is computed.",
+        examples=["50 ml, with shea butter"],
     )
-
-    title: str = Field("", max_length=10_000)
-    text: str = Field("", max_length=100_000, description="What its semantic ID is made from.")
     attributes: dict[ItemId, Attribute] = Field(
-        {}, max_length=200, description="By which filters find it."
+        {},
+        max_length=200,
+        description="Attributes for filters.",
+        examples=[{"price": 4.5, "categories": ["Hand Cream"]}],
     )
     semantic_id: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
         None, min_length=1, max_length=32, description="Its codes; by default they are computed."
@@ -137,126 +104,56 @@ class ItemBody(Body):
 class NewItemBody(ItemBody):
     """An item with its id."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"item_id": "B9001", "title": "Rose hand cream", "like": "B0012"}]
-        }
-    )
-
-    item_id: ItemId
+    item_id: ItemId = Field(examples=["B9001"])
 
 
-class UpsertRequest(Body):
-    """Items to put into the catalog: all of them, or none if one is refused."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"items": [{"item_id": "B9001", "title": "Rose hand cream", "like": "B0012"}]}
-            ]
-        }
-    )
+class UpsertBody(Body):
+    """Items to add or to replace: all of them, or none if one is refused."""
 
     items: list[NewItemBody] = Field(min_length=1, max_length=MAX_UPSERT)
 
 
-class UpsertResponse(BaseModel):
-    """The items as they are recommended from now on."""
+class UpsertResponse(Answer):
+    """The items as the catalog has them now."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "epoch": 4,
-                    "items": [
-                        {
-                            "item_id": "B9001",
-                            "title": "Rose hand cream",
-                            "semantic_id": [3, 0, 8],
-                            "metadata": {"price": 4.5},
-                        }
-                    ],
-                }
-            ]
-        }
-    )
-
-    epoch: int = Field(description="State of the catalog that has them.")
+    epoch: int = Field(description="Version of the catalog with these items.", examples=[4])
     items: list[Item]
 
 
-class ItemChange(BaseModel):
-    """One item as it is recommended from now on."""
+class ItemChange(Answer):
+    """An item as the catalog has it now."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "epoch": 4,
-                    "item": {
-                        "item_id": "B9001",
-                        "title": "Rose hand cream",
-                        "semantic_id": [3, 0, 8],
-                        "metadata": {"price": 4.5},
-                    },
-                }
-            ]
-        }
-    )
-
-    epoch: int = Field(description="State of the catalog that has it.")
+    epoch: int = Field(description="Version of the catalog with this item.", examples=[4])
     item: Item
 
 
-class SimilarQuery(BaseModel):
+class SimilarQuery(Query):
     """Query parameters of similar items."""
-
-    model_config = ConfigDict(extra="forbid")
 
     k: K = 10
     model: Alias = CHAMPION
 
 
 class ScoredItem(BaseModel):
-    """An item in an order."""
+    """An item of a ranked list."""
 
-    item_id: str
-    score: float
-    title: str
-    rank: int = Field(ge=1)
+    item_id: str = Field(examples=["B0077"])
+    score: float = Field(examples=[-3.2])
+    title: str = Field(examples=["Rose hand cream"])
+    rank: int = Field(ge=1, examples=[1])
     source: Source
 
 
-class SimilarResponse(BaseModel):
-    """Items that go with one item, best first."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": MODEL_EXAMPLE,
-                    "item_id": "B0012",
-                    "items": [
-                        {
-                            "item_id": "B0077",
-                            "score": 0.31,
-                            "title": "Rose hand cream",
-                            "rank": 1,
-                            "source": "retrieval",
-                        }
-                    ],
-                }
-            ]
-        }
-    )
+class SimilarResponse(Answer):
+    """Items similar to one item, best first."""
 
     model: ModelRef
-    item_id: str
+    item_id: str = Field(examples=["B0012"])
     items: list[ScoredItem] = Field(max_length=MAX_K)
 
 
-class RankRequest(Subject):
-    """Items to put in order for a user of the store, or for a history given inline."""
+class RankBody(Subject):
+    """Items to rank for a user of the store, or for an inline history."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -269,31 +166,14 @@ class RankRequest(Subject):
     model: Alias = CHAMPION
 
 
-class RankResponse(BaseModel):
+class RankResponse(Answer):
     """The items that the model knows, most probable first; scores are exact log-probabilities."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": MODEL_EXAMPLE,
-                    "items": [
-                        {
-                            "item_id": "B0077",
-                            "score": -3.2,
-                            "title": "Rose hand cream",
-                            "rank": 1,
-                            "source": "model",
-                        }
-                    ],
-                    "unknown_items": ["B0099"],
-                    "history_items": 2,
-                }
-            ]
-        }
-    )
 
     model: ModelRef
     items: list[ScoredItem]
-    unknown_items: list[str] = Field(description="Given items that the catalog lacks.")
-    history_items: int = Field(description="Items of the history that the model knows.")
+    unknown_items: list[str] = Field(
+        description="Requested items that the catalog lacks.", examples=[["B0099"]]
+    )
+    history_items: int = Field(
+        description="Number of items of the history that the model knows.", examples=[2]
+    )

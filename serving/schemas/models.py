@@ -3,9 +3,9 @@
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from recsys.serving.schemas.common import MODEL_EXAMPLE, AliasName, Body, ModelRef
+from recsys.serving.schemas.common import AliasName, Answer, Body, ModelRef
 
 BundleName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)
@@ -15,120 +15,59 @@ BundleName = Annotated[
 class ModelInfo(ModelRef):
     """A loaded model."""
 
-    items: int = Field(description="Items it can recommend.")
-    levels: int = Field(description="Codes in a semantic ID.")
-    aliases: list[str] = Field([], description="Aliases that it answers to.")
-
-
-class ModelList(BaseModel):
-    """The loaded models, and the bundles that an alias may be given."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "models": [
-                        {
-                            "name": "demo",
-                            "version": "3f2a9c0d1b7e4a55",
-                            "alias": None,
-                            "epoch": 0,
-                            "items": 600,
-                            "levels": 3,
-                            "aliases": ["champion"],
-                        }
-                    ],
-                    "available": ["demo", "demo-2"],
-                }
-            ]
-        }
+    items: int = Field(description="Number of items that it can recommend.", examples=[600])
+    levels: int = Field(description="Number of codes in a semantic ID.", examples=[3])
+    aliases: list[str] = Field(
+        [], description="Aliases that stand for it.", examples=[["champion"]]
     )
 
+
+class ModelList(Answer):
+    """The loaded models, and the bundles that an alias may be given."""
+
     models: list[ModelInfo]
-    available: list[str] = Field([], description="Names of bundles.")
+    available: list[str] = Field([], description="Names of bundles.", examples=[["demo", "demo-2"]])
 
 
 class AliasBody(Body):
     """The bundle that an alias shall stand for."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"bundle": "demo"}]})
-
-    bundle: BundleName = Field(description="Name of a bundle, see `available` of /v1/models.")
+    bundle: BundleName = Field(
+        description="Name of a bundle, one of `available` of /v1/models.", examples=["demo"]
+    )
     wait: bool = Field(
-        True, description="Answer when the new model answers; if false, at once with 202."
+        True, description="Whether to respond when the new model answers, or at once with 202."
     )
 
 
-class AliasInfo(BaseModel):
+class AliasInfo(Answer):
     """An alias and the model behind it."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "champion",
-                    "bundle": "demo",
-                    "version": "3f2a9c0d1b7e4a55",
-                    "previous": "demo-old",
-                    "previous_version": "9d04c2e1aa65b370",
-                    "status": "ready",
-                    "refused": None,
-                }
-            ]
-        }
+    name: AliasName = Field(examples=["champion"])
+    bundle: str | None = Field(
+        description="The bundle that answers; null before the first is loaded.", examples=["demo"]
     )
-
-    name: AliasName
-    bundle: str | None = Field(description="The one that answers; null before the first is loaded.")
-    version: str | None
-    previous: str | None = Field(description="The bundle that a rollback goes back to.")
+    version: str | None = Field(examples=["3f2a9c0d1b7e4a55"])
+    previous: str | None = Field(
+        description="The bundle that a rollback returns to.", examples=["demo-old"]
+    )
     previous_version: str | None = Field(None, description="Its digest.")
     status: Literal["ready", "loading"]
-    refused: str | None = Field(description="Why the bundle given last was refused, if it was.")
+    refused: str | None = Field(description="Why the last bundle was refused, if it was.")
 
 
-class AliasList(BaseModel):
+class AliasList(Answer):
     """All aliases."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "aliases": [
-                        {
-                            "name": "champion",
-                            "bundle": "demo",
-                            "version": "3f2a9c0d1b7e4a55",
-                            "previous": None,
-                            "previous_version": None,
-                            "status": "ready",
-                            "refused": None,
-                        }
-                    ]
-                }
-            ]
-        }
-    )
 
     aliases: list[AliasInfo]
 
 
-class Evaluation(BaseModel):
-    """What is known of a model's quality."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": MODEL_EXAMPLE,
-                    "files": {"validation": {"recall@10": 0.09}},
-                }
-            ]
-        }
-    )
+class Evaluation(Answer):
+    """The measured quality of a model."""
 
     model: ModelRef
     files: dict[str, Any] = Field(
         description="JSON files of the bundle's folder `eval`, by name, and as `report` what "
-        "`recsys evaluate` found of this bundle."
+        "`recsys evaluate` measured for this bundle.",
+        examples=[{"validation": {"recall@10": 0.09}}],
     )

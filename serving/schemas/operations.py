@@ -1,33 +1,36 @@
-"""Wire format of the operations view."""
+"""The figures of the operations view on the wire."""
 
 # Annotations stay live here: pydantic reads them.
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from recsys.serving.schemas.common import Answer
 from recsys.serving.schemas.models import ModelInfo
 
 
 class Figures(BaseModel):
-    """What happened in a stretch of time; None where nothing happened that it could be of."""
+    """What happened in a period; null where there is nothing to take the mean of."""
 
-    qps: float = Field(description="Recommendations a second.")
-    answers: int = Field(description="Recommendations.")
-    p50_ms: float | None = Field(description="Median time to answer, at most a tenth too large.")
-    p99_ms: float | None = Field(description="99th percentile of it.")
-    errors: int = Field(description="Problems answered, of any kind.")
-    batch_size: float | None = Field(description="Requests computed together, mean.")
-    target_passes: float | None = Field(description="Passes of the target an answer, mean.")
-    acceptance: float | None = Field(description="Share of the drafted levels accepted.")
-    fallbacks: int = Field(description="Answers not of the model alone.")
-    events: int = Field(description="Events stored.")
-    shadow_overlap: float | None = Field(description="Items that answer and shadow share, mean.")
-    shadow_accepted_levels: float | None = Field(description="Levels a shadow accepted, mean.")
+    qps: float = Field(description="Recommendations per second.")
+    answers: int = Field(description="Number of recommendations.")
+    p50_ms: float | None = Field(description="Median latency, overestimated by at most 10 %.")
+    p99_ms: float | None = Field(description="99th percentile of the latency.")
+    errors: int = Field(description="Responses that were problems, of any kind.")
+    batch_size: float | None = Field(description="Mean number of requests in a batch.")
+    target_passes: float | None = Field(description="Mean number of target passes per answer.")
+    acceptance: float | None = Field(description="Share of drafted levels that were accepted.")
+    fallbacks: int = Field(description="Answers that retrieval or popularity filled up.")
+    events: int = Field(description="Number of stored events.")
+    shadow_overlap: float | None = Field(
+        description="Mean share of items common to answer and shadow."
+    )
+    shadow_accepted_levels: float | None = Field(description="Mean accepted levels of a shadow.")
 
 
 class Series(BaseModel):
     """The fields of `Figures` as parallel lists, oldest first, the last slot still filling."""
 
     slot_seconds: float
-    ago_seconds: list[float] = Field(description="How long before the last slot each began.")
+    ago_seconds: list[float] = Field(description="Age of each slot relative to the last.")
     qps: list[float]
     answers: list[int]
     p50_ms: list[float | None]
@@ -43,78 +46,32 @@ class Series(BaseModel):
 
 
 class Process(BaseModel):
-    """The process behind the service; None where the system does not say."""
+    """The process of the service; null where the system does not report a value."""
 
     uptime_s: float
-    rss_bytes: int | None = Field(description="Memory that it occupies.")
+    rss_bytes: int | None = Field(description="Resident memory.")
     open_files: int | None
     threads: int
 
 
 class Queue(BaseModel):
-    """Requests that wait for the worker."""
+    """Requests that wait for the model."""
 
     depth: int
     limit: int
 
 
-class Stats(BaseModel):
+class Stats(Answer):
     """The state of the service and its last ten minutes."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "phase": "ready",
-                    "version": "0.1.0",
-                    "models": [],
-                    "aliases": {"champion": "demo"},
-                    "queue": {"depth": 0, "limit": 256},
-                    "process": {
-                        "uptime_s": 3600.0,
-                        "rss_bytes": 734003200,
-                        "open_files": 24,
-                        "threads": 14,
-                    },
-                    "last_minute": {
-                        "qps": 12.5,
-                        "answers": 750,
-                        "p50_ms": 6.1,
-                        "p99_ms": 19.0,
-                        "errors": 0,
-                        "batch_size": 1.4,
-                        "target_passes": 3.0,
-                        "acceptance": None,
-                        "fallbacks": 2,
-                        "events": 40,
-                        "shadow_overlap": None,
-                        "shadow_accepted_levels": None,
-                    },
-                    "series": {
-                        "slot_seconds": 5.0,
-                        "ago_seconds": [5.0, 0.0],
-                        "qps": [12.5, 12.5],
-                        "answers": [750, 750],
-                        "p50_ms": [6.1, 6.1],
-                        "p99_ms": [19.0, 19.0],
-                        "errors": [0, 0],
-                        "batch_size": [1.4, 1.4],
-                        "target_passes": [3.0, 3.0],
-                        "acceptance": [None, None],
-                        "fallbacks": [2, 2],
-                        "events": [40, 40],
-                        "shadow_overlap": [None, None],
-                        "shadow_accepted_levels": [None, None],
-                    },
-                }
-            ]
-        }
+    phase: str = Field(
+        description="`starting`, `ready`, `failed` or `stopping`.", examples=["ready"]
     )
-
-    phase: str = Field(description="`starting`, `ready`, `failed` or `stopping`.")
-    version: str = Field(description="Of the program.")
+    version: str = Field(description="Version of recsys.", examples=["0.1.0"])
     models: list[ModelInfo]
-    aliases: dict[str, str] = Field(description="Bundle that each alias stands for.")
+    aliases: dict[str, str] = Field(
+        description="Bundle that each alias stands for.", examples=[{"champion": "demo"}]
+    )
     queue: Queue
     process: Process
     last_minute: Figures

@@ -214,7 +214,7 @@ class Timing(BaseModel):
     )
 
 
-class TraceNode(BaseModel):
+class DecodedNode(BaseModel):
     """One node of the tree that was decoded."""
 
     id: int
@@ -228,12 +228,12 @@ class TraceNode(BaseModel):
     items: int = Field(description="Items below it.")
 
 
-class Trace(BaseModel):
+class DecodedTree(BaseModel):
     """The decode as a tree, parents before children."""
 
     levels: int
     passes: int = Field(description="Of the target.")
-    nodes: list[TraceNode]
+    nodes: list[DecodedNode]
     blocked: dict[str, int] = Field(
         description="By level: codes under the beams that lead to no item, or to none that fits."
     )
@@ -280,7 +280,7 @@ class RecommendationsResponse(BaseModel):
     eligible_items: int = Field(description="Items that could have been recommended.")
     note: Note | None
     timing: Timing | None = Field(None, description="If asked for.")
-    trace: Trace | None = Field(None, description="If asked for.")
+    trace: DecodedTree | None = Field(None, description="If asked for.")
 
 
 class BatchResult(BaseModel):

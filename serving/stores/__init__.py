@@ -1,7 +1,7 @@
-"""Stores: where histories, events, the catalog's journal and aliases are kept.
+"""Stores of histories, events, the journal of the catalog, and aliases.
 
-SQLite is embedded and the default; PostgreSQL and a history cache in Redis are extras, imported
-when they are asked for.
+SQLite is embedded and the default. PostgreSQL and a history cache in Redis are extras, imported on
+use.
 """
 
 from __future__ import annotations
@@ -10,29 +10,26 @@ from collections.abc import Collection
 from pathlib import Path
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.protocol import (
+from recsys.serving.stores.records import (
     NOT_HISTORY,
     Appended,
     Event,
     EventConflictError,
-    HistoryStore,
     Journal,
     Journaled,
     Observer,
     Served,
-    Store,
     StoredEvent,
     StoreError,
 )
-from recsys.serving.stores.sql import SqlStore
 from recsys.serving.stores.sqlite import SqliteStore
+from recsys.serving.stores.store import Store
 
 __all__ = [
     "NOT_HISTORY",
     "Appended",
     "Event",
     "EventConflictError",
-    "HistoryStore",
     "Journal",
     "Journaled",
     "Served",
@@ -52,22 +49,22 @@ def open_store(
     history_cache: str | None = None,
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
-) -> SqlStore:
+) -> Store:
     """Open the store at a path or URL.
 
     Args:
         location: a SQLite file, `sqlite:///relative.db`, `sqlite:////absolute.db` or
             `postgresql://user:password@host/database`.
         history_cache: `redis://...`, or None.
-        not_history: types of events that are no part of a history.
-        observer: told of every call.
+        not_history: types of events that are not part of a history.
+        observer: counts every call.
 
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
-        StoreError: the store is out of reach, or of a newer version.
+        StoreError: the store is unreachable, or of a newer version.
     """
     url = str(location)
-    store: SqlStore
+    store: Store
     if url.startswith(POSTGRES):
         from recsys.serving.stores.postgres import PostgresStore
 

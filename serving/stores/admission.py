@@ -1,10 +1,10 @@
-"""Admission: which events of a batch are new, and what becomes of the others."""
+"""Separate the new events of a batch from repeated and erased ones."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from recsys.serving.stores.protocol import Appended, Event, EventConflictError
+from recsys.serving.stores.records import Appended, Event, EventConflictError
 
 
 def admit(
@@ -13,19 +13,19 @@ def admit(
     erased: Mapping[str, int],
     answers: Collection[str],
 ) -> tuple[list[Event], Appended]:
-    """Tell the new events of a batch from those that are there.
+    """Separate the new events of a batch from repeated and erased ones.
 
     Args:
         batch: events with ids and digests.
-        known: id -> digest of those that are there.
-        erased: user -> when they were erased, in unix milliseconds.
-        answers: recommendation ids that are remembered.
+        known: id -> digest of the stored events.
+        erased: user -> time of the erasure, in unix milliseconds.
+        answers: ids of the remembered answers.
 
     Returns:
-        Events to write, and what became of the batch.
+        Events to write, and the outcome of the batch.
 
     Raises:
-        EventConflictError: an id stands for two contents.
+        EventConflictError: two events have the same id and different contents.
     """
     fresh: dict[str | None, Event] = {}
     conflicts: list[str] = []
@@ -42,8 +42,8 @@ def admit(
             ignored += 1
         else:
             fresh[event.event_id] = event
-            named = event.recommendation_id
-            unlinked += named is not None and named not in answers
+            answer = event.recommendation_id
+            unlinked += answer is not None and answer not in answers
     if conflicts:
         raise EventConflictError(conflicts)
     return list(fresh.values()), Appended(len(fresh), duplicates, ignored, unlinked)

@@ -1,11 +1,10 @@
 """HistoryCache: histories in Redis, shared by the processes that share a store.
 
-A cached history names the state it was read in: a token of its user and one of the whole store.
-A write replaces the user's token, before it is acknowledged, and the history of before is never
-believed again, whoever puts it there and when. So no lock is needed, and a history that Redis
-forgot or never had is read from the store. Redis being away costs speed only: it is left alone for
-a second at a time, and before it is asked again every history in it is disowned, since writes may
-have been missed.
+A cached history carries two tokens: that of its user and that of the whole store. A write replaces
+the user's token before it is acknowledged, so an older history is never used again, whichever
+process caches it and when. No lock is needed. A history that Redis does not have is read from the
+store. If Redis is unreachable, only speed is lost: it is tried again after a second, and then all
+cached histories are invalidated first, because Redis may have missed writes.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ except ImportError as error:
 
 from collections.abc import Iterable
 
-from recsys.serving.stores.protocol import Observer
+from recsys.serving.stores.records import Observer
 
 logger = logging.getLogger("recsys.serving.stores")
-TTL_S = 300  # also bounds what a process cut off from Redis alone, not from the store, can spoil
+TTL_S = 300  # also the longest that a process without a connection to Redis can leave it stale
 TIMEOUT_S = 0.1
 AWAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the cache said.
+    """Result of a lookup.
 
     Attributes:
-        hit: whether `items` is the answer.
+        hit: whether `items` is valid.
         items: the history, or None for an unknown user.
-        key: where to keep what the store says instead; None keeps nothing.
-        token: the state before the store was asked.
+        key: key under which to cache the store's answer; None caches nothing.
+        token: tokens before the store was read.
     """
 
     hit: bool = False
@@ -59,14 +58,14 @@ class HistoryCache:
     """Histories in Redis.
 
     Attributes:
-        failures: calls that Redis did not answer.
+        failures: number of calls that failed.
     """
 
     def __init__(self, url: str, store_id: str, observer: Observer | None = None) -> None:
-        """Use the Redis at `url` for the store of this id; nothing is asked yet.
+        """Use the Redis at `url` for the store with this id; it is not connected yet.
 
         Raises:
-            ConfigError: `url` is no Redis URL.
+            ConfigError: `url` is not a Redis URL.
         """
         try:
             self._redis = redis.Redis.from_url(
@@ -81,22 +80,22 @@ class HistoryCache:
         self._prefix = f"recsys:{store_id}:"
         self._observer = observer
         self.failures = 0
-        # Writes that Redis was not told of, and how many of them it has since made up for. Two
-        # numbers, not a flag: one more may be missed while the others are made up for.
-        self._missed = 1  # by whoever ran before this process
+        # Number of writes that Redis missed, and how many of them were followed by an invalidation
+        # of everything. A flag would not do: a write may be missed during the invalidation.
+        self._missed = 1  # possibly, before this process
         self._settled = 0
         self._away_until = 0.0
         self._is_away = False
 
     def look(self, user_id: str, limit: int) -> Look:
-        """Ask for a user's history of at most `limit` items."""
+        """Look up a user's history of at most `limit` items."""
         found = self._look(user_id, limit)
         if self._observer is not None:
             self._observer.history_cache(hit=found.hit)
         return found
 
     def keep(self, look: Look, items: list[str] | None) -> None:
-        """Keep what the store said after a `look` that missed."""
+        """Cache the history that the store returned after a missed `look`."""
         if look.key is None or not self._usable():
             return
         try:
@@ -106,7 +105,7 @@ class HistoryCache:
             self._failed(error)
 
     def invalidate(self, users: Iterable[str]) -> None:
-        """Disown these users' histories."""
+        """Invalidate these users' histories."""
         if time.monotonic() < self._away_until:
             self._missed += 1
             return
@@ -121,12 +120,12 @@ class HistoryCache:
             self._failed(error)
 
     def invalidate_all(self) -> None:
-        """Disown every history."""
+        """Invalidate every history."""
         self._missed += 1
         self._usable()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._redis.close()
 
     def _look(self, user_id: str, limit: int) -> Look:
@@ -154,7 +153,7 @@ class HistoryCache:
         return Look(key=key, token=token)
 
     def _usable(self) -> bool:
-        """Whether Redis may be asked, once it has made up for what it missed."""
+        """Whether Redis can be used; missed writes are first followed by an invalidation."""
         if time.monotonic() < self._away_until:
             return False
         missed = self._missed
@@ -170,7 +169,7 @@ class HistoryCache:
         return missed == self._missed
 
     def _user_key(self, user_id: str) -> str:
-        # Ids are hashed: they may be long, and a cache needs no list of users.
+        # Ids are hashed: they may be long, and Redis shall not hold a list of users.
         return self._prefix + hashlib.blake2b(user_id.encode(), digest_size=16).hexdigest()
 
     def _answered(self) -> None:

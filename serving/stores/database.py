@@ -1,7 +1,7 @@
-"""Database: how a SQL database is reached, whichever: connections, transactions, schema, failures.
+"""Access to a SQL database: connections, transactions, schema, failures.
 
-Each thread that asks has a connection of its own, which is replaced when it is lost. Knows no table
-but the one that names the store. Its two dialects are `sqlite` and `postgres`.
+Each thread has its own connection, which is replaced when it is lost. Of the tables, only `state`
+is used here. The modules `sqlite` and `postgres` hold the differences between the databases.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
-from recsys.serving.stores.protocol import StoreError
+from recsys.serving.stores.records import StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
 SCHEMA_VERSION = 3
 
 
 class Cursor(Protocol):
-    """What sqlite3's and psycopg's cursors share."""
+    """Common part of the cursors of sqlite3 and psycopg."""
 
     @property
     def rowcount(self) -> int:
-        """Rows changed by the last statement, over all of its parameter sets."""
+        """Number of rows that the last statement changed, over all sets of parameters."""
 
     def execute(self, query: str, parameters: Sequence[Any] = ..., /) -> Any:
         """Run a statement."""
@@ -38,15 +38,15 @@ class Cursor(Protocol):
         """The next row, or None."""
 
     def fetchall(self) -> list[Any]:
-        """The rows that are left."""
+        """The remaining rows."""
 
 
 class Database(ABC):
     """A SQL database whose schema is up to date.
 
     Attributes:
-        place: names it in messages, without secrets.
-        store_id: names what is in it, wherever it is reached from.
+        place: name of the database in messages, without secrets.
+        store_id: random id of its content, the same for every process.
     """
 
     migrations: ClassVar[Mapping[int, Sequence[str]]]
@@ -60,10 +60,10 @@ class Database(ABC):
         """Open the database and bring its schema up to date.
 
         Args:
-            place: names it in messages, without secrets.
+            place: name of the database in messages, without secrets.
 
         Raises:
-            StoreError: not a store, one of a newer version, or out of reach.
+            StoreError: not a store, a store of a newer version, or unreachable.
         """
         self.place = place
         self._local = threading.local()
@@ -74,11 +74,11 @@ class Database(ABC):
             self.store_id = self._identify(connection)
 
     def close(self) -> None:
-        """Close what connections there are; no thread may use them any more."""
+        """Close all connections; no thread may use them any more."""
         for connection in self._connections:
             connection.close()
 
-    # What a dialect says
+    # Differences between databases
 
     @abstractmethod
     def _connect(self) -> Any:
@@ -90,22 +90,22 @@ class Database(ABC):
 
     @abstractmethod
     def _sql(self, query: str) -> str:
-        """A query in the dialect's words."""
+        """Translate a query with `?` for parameters."""
 
     @abstractmethod
     def _is_lost(self, connection: Any) -> bool:
-        """Whether nothing more can be done with the connection."""
+        """Whether the connection is lost."""
 
     @abstractmethod
     def _roll_back(self, connection: Any) -> None:
-        """End a transaction, if the database has not done so."""
+        """Roll back a transaction, unless the database has done so."""
 
     @property
     @abstractmethod
     def advice(self) -> str:
         """What a person can do about a failure."""
 
-    # Asking
+    # Queries
 
     def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
         """Rows of a query on this thread's connection; a lost connection is replaced, once."""
@@ -125,7 +125,7 @@ class Database(ABC):
     # The schema
 
     def _upgrade(self, connection: Any, version: int) -> None:
-        """Run the migrations behind `version`; within a transaction.
+        """Run the migrations after `version`, within a transaction.
 
         Raises:
             StoreError: the schema is of a newer version.
@@ -174,7 +174,7 @@ class Database(ABC):
         return True
 
     def _begun(self) -> Any:
-        """This thread's connection in a transaction; one that was lost while idle is replaced."""
+        """Begin a transaction on this thread's connection; a lost connection is replaced."""
         connection = self._own_connection()
         try:
             connection.execute(self.begin)
@@ -187,7 +187,7 @@ class Database(ABC):
 
     @contextmanager
     def _committed(self, connection: Any) -> Iterator[Any]:
-        """Commit what a transaction did, or none of it."""
+        """Commit a transaction, or roll it back if the block raises."""
         try:
             yield connection
             connection.execute("COMMIT")
@@ -206,7 +206,7 @@ class Database(ABC):
 
     def _explain(self, error: BaseException) -> StoreError:
         explained = StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
-        if not self._fails:  # told once, not with every request
+        if not self._fails:  # logged once, not with every request
             self._fails = True
             logger.warning("%s", explained)
         return explained

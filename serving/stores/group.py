@@ -1,8 +1,7 @@
-"""Group commit: writes that arrive while one is being synced to disk share the next sync.
+"""Group commit: writes that arrive while one is synced to disk share the next sync.
 
-One thread writes. It takes whatever waits, hands it over as one group, and only then tells the
-callers: so a durable write costs each of many writers a fraction of a sync, and a lone writer does
-not wait for company.
+One thread writes. It takes all queued writes, commits them as one group, and then resolves their
+futures. So many writers share the cost of a sync, and a single writer does not wait for others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from recsys.serving.stores.protocol import Event, StoreError
+from recsys.serving.stores.records import Event, StoreError
 
 MAX_WAITING = 10_000
 MAX_GROUP_EVENTS = 5_000
@@ -23,13 +22,13 @@ IDLE_S = 0.5
 
 @dataclass(slots=True)
 class Write:
-    """One caller's write.
+    """A write: events to append, or an operation.
 
     Attributes:
-        events: to append; or else
-        operation: called with a cursor inside of the group's transaction.
-        user: whose history the operation changes.
-        done: the caller waits for it.
+        events: events to append.
+        operation: called with a cursor in the transaction of the group.
+        user: the user whose history the operation changes.
+        done: resolved after the commit.
     """
 
     events: Sequence[Event] = ()
@@ -39,15 +38,15 @@ class Write:
 
 
 class GroupWriter:
-    """The writing thread and what waits for it."""
+    """The writing thread and its queue."""
 
     def __init__(self, commit: Callable[[list[Write]], list[Any]]) -> None:
         """Start the thread.
 
         Args:
-            commit: makes a group durable and returns what each write came to: a result, or an
-                exception for its caller alone. If it raises, every caller of the group is told.
-                It is also called with nothing every `IDLE_S` seconds.
+            commit: makes a group durable and returns a result or an exception for each write. If
+                it raises, every write of the group fails. It is also called with an empty group
+                every `IDLE_S` seconds.
         """
         self._commit = commit
         self._waiting: deque[Write] = deque()
@@ -60,7 +59,7 @@ class GroupWriter:
         """Queue a write.
 
         Raises:
-            StoreError: the store is closed, or far behind.
+            StoreError: the store is closed, or the queue is full.
         """
         with self._wake:
             if self._closing:
@@ -72,7 +71,7 @@ class GroupWriter:
         return write.done
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write what is queued, then end the thread."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -84,11 +83,11 @@ class GroupWriter:
                 self._wake.wait_for(lambda: self._waiting or self._closing, timeout=IDLE_S)
                 group = self._take()
                 last = self._closing and not self._waiting
-            # A caller that has given up before its turn writes nothing.
+            # A write whose caller has given up is dropped.
             group = [write for write in group if write.done.set_running_or_notify_cancel()]
             try:
                 outcomes = self._commit(group)
-            except BaseException as error:  # each caller is told
+            except BaseException as error:  # every write of the group fails
                 outcomes = [error] * len(group)
             for write, outcome in zip(group, outcomes, strict=True):
                 if isinstance(outcome, BaseException):

@@ -1,4 +1,4 @@
-"""PostgresStore: a store in PostgreSQL, shared by any number of service processes."""
+"""PostgresStore: a store in PostgreSQL, which any number of processes can share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.sql import EVENT_COLUMNS, SEEDING, RaceError, SqlStore
+from recsys.serving.stores.store import EVENT_COLUMNS, SEEDING, RaceError, Store
 
 try:
     import psycopg
@@ -19,10 +19,10 @@ except ImportError as error:
 
 from collections.abc import Iterable, Sequence
 
-# Numbered like SQLite's, so that one number names one schema; there was no PostgreSQL before 2.
+# Numbered like SQLite's, so that a number identifies a schema; PostgreSQL starts at 2.
 MIGRATIONS = {
     2: (
-        # Ids are compared byte by byte, as SQLite does, whatever the database's locale.
+        # Ids are compared byte by byte, as in SQLite, whatever the locale of the database.
         """CREATE TABLE events (
             id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
             event_id TEXT COLLATE "C",
@@ -37,7 +37,7 @@ MIGRATIONS = {
             seed TEXT
         )""",
         "CREATE INDEX events_by_user ON events (user_id, time_ms, id)",
-        # Not a partial one: that is not used where ids come as a parameter.
+        # Not a partial index: PostgreSQL does not use one for ids in a parameter.
         "CREATE UNIQUE INDEX events_by_event_id ON events (event_id)",
         "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events BIGINT NOT NULL)",
         """CREATE TABLE recommendations (
@@ -67,21 +67,21 @@ ARRAYS = (
     "text[]", "text[]", "text[]", "text[]", "bigint[]", "float8[]", "text[]", "smallint[]",
     "text[]", "text[]",
 )  # fmt: skip
-INSERT = (  # a column an array: ten times as fast as a row a statement
+INSERT = (  # one array per column: ten times as fast as one statement per row
     f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
     f" SELECT * FROM unnest({', '.join(f'%s::{kind}' for kind in ARRAYS)})"
     " ON CONFLICT DO NOTHING"
 )
-LOCK = 0x7265637379  # and what follows, of pg_advisory_xact_lock
+LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """A store in a PostgreSQL database.
 
-    Each reading thread has a connection, and so has the writing one. Calls fail at once while the
-    server is away and work again when it is back.
+    Each thread has its own connection. Calls fail at once while the server is unreachable, and work
+    again when it is back.
     """
 
     migrations = MIGRATIONS
@@ -101,10 +101,10 @@ class PostgresStore(SqlStore):
 
         Args:
             url: `postgresql://user:password@host:port/database`.
-            **options: of `SqlStore`.
+            **options: options of `Store`.
 
         Raises:
-            StoreError: the server is out of reach, or the schema is of a newer version.
+            StoreError: the server is unreachable, or the schema is of a newer version.
         """
         self._url = url
         self._away_until = 0.0
@@ -118,10 +118,10 @@ class PostgresStore(SqlStore):
         return "check that the server runs and that the URL in serve.store is right"
 
     def _connect(self) -> psycopg.Connection[Any]:
-        # While the server is away, only one call a second waits to find out.
+        # While the server is unreachable, only one call per second tries to connect.
         with self._away_lock:
             if time.monotonic() < self._away_until:
-                raise psycopg.OperationalError("the server was out of reach a moment ago")
+                raise psycopg.OperationalError("the server was unreachable a moment ago")
         try:
             connection: psycopg.Connection[Any] = psycopg.connect(
                 self._url,
@@ -131,7 +131,7 @@ class PostgresStore(SqlStore):
                 keepalives_idle=10,
                 tcp_user_timeout=10_000,
             )
-            # A plan made for the first few events of a new store would be kept for millions.
+            # A plan made for a few events would stay in use for millions of them.
             connection.execute("SET plan_cache_mode = force_custom_plan")
             return connection
         except psycopg.OperationalError:
@@ -156,7 +156,7 @@ class PostgresStore(SqlStore):
             raise RaceError from error
 
     def _after_erasure(self, connection: Any) -> None:
-        pass  # when to vacuum is the server's business
+        pass  # the server decides when to vacuum
 
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
         return f"{column} = ANY(?)", list(values)

@@ -1,4 +1,4 @@
-"""SqliteStore: the embedded default, one file in WAL mode."""
+"""SqliteStore: a store in one SQLite file in WAL mode, the embedded default."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from recsys.serving.stores.protocol import SEED_TYPE, StoreError
-from recsys.serving.stores.sql import EVENT_COLUMNS, SqlStore
+from recsys.serving.stores.records import SEED_TYPE, StoreError
+from recsys.serving.stores.store import EVENT_COLUMNS, Store
 
-# Numbered, forward only, all in one transaction. What is released is never edited.
+# Numbered, forward only, all in one transaction. Released migrations are never edited.
 MIGRATIONS = {
     1: (
         """CREATE TABLE events (
@@ -62,17 +62,17 @@ BUSY_TIMEOUT_S = 30.0
 CHECKPOINT_WAIT_MS = 100
 
 
-class SqliteStore(SqlStore):
-    """A store in one SQLite file: readers and the writer do not wait for each other.
+class SqliteStore(Store):
+    """A store in one SQLite file, in which readers and the writer do not block each other.
 
-    A commit is synced to disk before it is acknowledged (`synchronous = FULL`), so neither a
-    killed process nor a power cut takes back what was acknowledged.
+    A commit is synced to disk before it is acknowledged (`synchronous = FULL`), so acknowledged
+    writes survive a killed process and a power cut.
     """
 
     migrations = MIGRATIONS
     write_version: ClassVar[str] = "PRAGMA user_version = {}"
     readers: ClassVar[int] = 2
-    # The write lock is taken at once, so what is read inside stays true.
+    # The write lock is taken at once, so rows read in the transaction do not change.
     begin: ClassVar[str] = "BEGIN IMMEDIATE"
     begin_snapshot: ClassVar[str] = "BEGIN"
     failures: ClassVar[tuple[type[Exception], ...]] = (sqlite3.Error, OSError)
@@ -82,16 +82,16 @@ class SqliteStore(SqlStore):
         """Open the file, creating it where there is none.
 
         Args:
-            path: of the file.
-            **options: of `SqlStore`.
+            path: path of the file.
+            **options: options of `Store`.
 
         Raises:
-            StoreError: not a store, one of a newer version, or an unwritable place.
+            StoreError: not a store, a store of a newer version, or not writable.
         """
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)  # what people did is nobody else's business on this machine
+            path.touch(mode=0o600)  # histories are private
         except OSError as error:
             raise StoreError(f"store {path}: {error}; {self.advice}") from error
         super().__init__(str(path), **options)
@@ -125,7 +125,7 @@ class SqliteStore(SqlStore):
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(self.begin)
         with self._committed(connection):
-            # another process may have been quicker
+            # another process may have migrated it meanwhile
             self._upgrade(connection, _version(connection))
 
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
@@ -150,10 +150,10 @@ class SqliteStore(SqlStore):
             connection.execute("ROLLBACK")
 
     def _lock(self, cursor: Any, what: int) -> None:
-        pass  # `begin` has done so
+        pass  # `begin` holds the write lock
 
     def _after_erasure(self, connection: Any) -> None:
-        # The log still has the pages as they were; a reader at work keeps it for a while longer.
+        # The write-ahead log still has the old pages; an active reader delays its truncation.
         connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
         try:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -55,8 +55,8 @@ def test_broken_json_that_is_whole_is_not_called_cut(tmp_path: Path) -> None:
     assert "cut" not in str(error.value)
 
 
-def test_a_json_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="key '7' stands twice"):
+def test_a_repeated_json_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="key '7' occurs twice"):
         read_json(write(tmp_path / "a.json", '{"1": 0, "7": 1, "7": 2}'))
 
 
@@ -66,10 +66,10 @@ def test_a_json_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         ("9" * 5000, "not valid JSON: Exceeds the limit"),
         ("[" * 100_000, "not valid JSON: maximum recursion depth"),
         ('{"a":' * 50_000, "not valid JSON: maximum recursion depth"),
-        (r'["\ud800"]', r"a text holds \\ud800, which is half a character; take it out"),
+        (r'["\ud800"]', r"a string contains \\ud800, half of a surrogate pair"),
     ],
 )
-def test_json_that_no_parser_takes_is_refused(tmp_path: Path, value: str, message: str) -> None:
+def test_json_that_cannot_be_parsed_is_refused(tmp_path: Path, value: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"a\.json.*: {message}"):
         read_json(write(tmp_path / "a.json", f'{{"0":\n {value}}}'))
 
@@ -126,7 +126,7 @@ def test_an_index_takes_any_letters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"0": ["<a_1>", "<b_2>"], "1": ["<a_1>"]}', "item '1' has 1 codes, the items before 2"),
+        ('{"0": ["<a_1>", "<b_2>"], "1": ["<a_1>"]}', "item '1' has 1 codes, earlier items have 2"),
         ('{"0": ["<a_1>", "b2"]}', "item '0': 'b2' is not a code"),
         ('{"0": ["<a_1>", 2]}', "item '0': 2 is not a code"),
         ('{"0": ["<a_-1>"]}', "is not a code"),

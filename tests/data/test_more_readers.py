@@ -91,13 +91,16 @@ def test_metadata_of_2014_are_literals_that_nobody_runs(raw: Path) -> None:
         ({"unixReviewTime": True}, "'unixReviewTime' is 'True', not a time"),
         ({"overall": 10**400}, r"X\.json:2: 'overall' is '1000.*', not a number"),
         ({"overall": "5"}, "'overall' is '5', not a number"),
-        ({"asin": "\ud800"}, r"X\.json:2: a text holds \\ud800, which is half a character"),
-        ({"reviewText": "\udfff"}, r"X\.json:2: a text holds \\udfff, which is half a character"),
-        ({"more": [{"\ud800": 1}]}, r"X\.json:2: a text holds \\ud800"),
+        ({"asin": "\ud800"}, r"X\.json:2: a string contains \\ud800, half of a surrogate pair"),
+        (
+            {"reviewText": "\udfff"},
+            r"X\.json:2: a string contains \\udfff, half of a surrogate pair",
+        ),
+        ({"more": [{"\ud800": 1}]}, r"X\.json:2: a string contains \\ud800"),
         ({"reviewerID": "u\0"}, r"events: user 'u\\x00' ends with the character NUL"),
     ],
 )
-def test_reviews_with_values_of_no_use_are_refused(
+def test_reviews_with_unusable_values_are_refused(
     raw: Path, change: dict[str, Any], message: str
 ) -> None:
     (raw / "X.json").write_bytes(lines([review("u", "a", 9), review("v", "b", 9) | change]))
@@ -117,14 +120,16 @@ def test_odd_values_that_readers_take_are_kept(raw: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{'asin': 'a', 'title': '\\ud800'}", "{'asin': '\\uDFFF'}"])
-def test_half_characters_in_literals_are_refused(raw: Path, text: str) -> None:
+def test_lone_surrogates_in_literals_are_refused(raw: Path, text: str) -> None:
     (raw / "X.json").write_bytes(lines([review("u", "a", 9)]))
     (raw / "meta_X.json").write_text(f"{text}\n")
-    with pytest.raises(DataError, match=r"meta_X\.json:1: a text holds .* half a character"):
+    with pytest.raises(
+        DataError, match=r"meta_X\.json:1: a string contains .* half of a surrogate"
+    ):
         read("amazon", "X.json")
 
 
-def test_reviews_of_2023_count_milliseconds_and_belong_to_the_parent(raw: Path) -> None:
+def test_reviews_of_2023_have_milliseconds_and_parent_items(raw: Path) -> None:
     record = {
         "user_id": "u",
         "parent_asin": "p",
@@ -141,7 +146,7 @@ def test_reviews_of_2023_count_milliseconds_and_belong_to_the_parent(raw: Path) 
     assert made.counts["timestamps_in_milliseconds"] == 1
     assert made.items.to_pylist()[0]["title"] == "P x"
     assert made.items.to_pylist()[0]["brand"] == "S"
-    with pytest.raises(DataError, match=r"data row 1 lies after the year 5138.*data\.time_unit"):
+    with pytest.raises(DataError, match=r"data row 1 is after the year 5138.*data\.time_unit"):
         read("amazon", "X.jsonl", time_unit="s")
 
 
@@ -181,7 +186,7 @@ def test_copied_and_repeated_reviews_are_counted_and_go_if_asked(raw: Path) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"a": 1}\n', r"X\.json:1: no review of a known edition"),
+        (b'{"a": 1}\n', r"X\.json:1: not a review of a known edition"),
         (lines([review("u", "a", 1)]) + b"{", r"X\.json:2: not valid JSON"),
         (b"[1]\n", r"X\.json:1: expected a record"),
         (lines([review("u", "a", 1) | {"unixReviewTime": "soon"}]), "'soon', not a time"),
@@ -217,7 +222,7 @@ def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> Non
 # --- recbole
 
 
-def test_an_item_file_that_describes_nothing_leaves_items_without_words(raw: Path) -> None:
+def test_an_item_file_without_rows_leaves_items_without_texts(raw: Path) -> None:
     (raw / "X.inter").write_text("user_id:token\titem_id:token\nu\ta\n")
     (raw / "X.item").write_text("item_id:token\ttitle:token_seq\tyear:float\n\tA\t1\n")
     made = read("recbole", ".")
@@ -337,7 +342,7 @@ def test_what_is_missing_of_a_published_folder_is_counted(raw: Path) -> None:
         *(
             (
                 examples(("u", [1], 2), ("v", [1], 2))[:-2] + f"{cut}\n",
-                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'; .* mend it",
+                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'; .* correct or remove it",
             )
             for cut in ("", "1 2", "9" * 19)
         ),

@@ -114,7 +114,7 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
         ({"source": "table", "path": "f.csv"}, r"data\.path: 'f\.csv' is neither under"),
         ({"source": "table", "path": "e.csv", "items": "i"}, r"data\.items: 'i' is neither"),
         ({"source": "table", "path": "e.csv", "split": "own"}, "no split of its own"),
-        ({"source": "table", "path": "e.csv", "dates": [1]}, r"data\.dates: want two moments"),
+        ({"source": "table", "path": "e.csv", "dates": [1]}, r"data\.dates: expected two moments"),
         (
             {"source": "table", "path": "e.csv", "split": "global-temporal", "dates": [1, "noon"]},
             r"data\.dates: 'noon' is neither",
@@ -124,7 +124,7 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
             r"data\.split: split ratio",
         ),
         ({"source": "table", "path": "e.csv", "kcore": 5}, "did you mean 'k_core'"),
-        ({"synthetic": {"items": 3}}, r"data\.synthetic: want users >= 1"),
+        ({"synthetic": {"items": 3}}, r"data\.synthetic: expected users >= 1"),
         ({"k_core": -1}, r"data\.k_core"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_file_that_appears_beside_the_data_is_noticed(prepare: Prepare, raw: P
     assert prepare(source="s3rec", path="X.txt").attributes == ["attributes"]
 
 
-def test_bad_input_leaves_nothing_behind_and_the_old_data_set_in_place(
+def test_bad_input_keeps_the_old_data_set_and_adds_nothing(
     prepare: Prepare, events: Path, home: Path
 ) -> None:
     events.write_text("user,item\nu\n")

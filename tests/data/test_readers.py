@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ def test_s3rec_reads_lines_and_the_attributes_beside_them(raw: Path) -> None:
     }
 
 
-def test_s3rec_takes_titles_and_codes_whose_ids_are_smaller_by_one(raw: Path) -> None:
+def test_s3rec_shifts_the_ids_of_titles_and_codes_by_one(raw: Path) -> None:
     (raw / "X.txt").write_text("1 1 2 3\n")
     (raw / "X_item2attributes.json").write_text('{"1": [5, 6], "2": [6], "3": [7]}')
     items = {str(i): {"title": f"T{i}", "description": d} for i, d in enumerate("ab")}
@@ -73,7 +75,7 @@ def test_s3rec_takes_titles_and_codes_whose_ids_are_smaller_by_one(raw: Path) ->
     assert data.items["attributes"].to_pylist() == [["5", "6"], ["6"], ["7"]]
 
 
-def test_s3rec_learns_the_names_of_attributes_from_descriptions_that_list_them(raw: Path) -> None:
+def test_s3rec_reads_names_of_attributes_from_descriptions(raw: Path) -> None:
     (raw / "X.txt").write_text("1 1 2\n")
     (raw / "X_item2attributes.json").write_text('{"1": [5, 6], "2": [6]}')
     items = {"0": {"title": "a", "description": "Bars, Pubs"}, "1": {"description": "Pubs"}}
@@ -97,7 +99,7 @@ def test_s3rec_refuses_malformed_lines(raw: Path, text: str, message: str) -> No
         read("s3rec", "X.txt")
 
 
-def test_s3rec_counts_a_file_that_may_have_been_cut(raw: Path) -> None:
+def test_s3rec_counts_a_last_line_without_newline(raw: Path) -> None:
     (raw / "X.txt").write_text("1 2 3\n2 4 5")
     assert read("s3rec", "X.txt").counts["last_line_without_end"] == 1
 
@@ -140,10 +142,25 @@ def test_atspeed_comes_with_its_split_and_its_codes(atspeed: Path) -> None:
     assert data.counts["items_sharing_codes"] == 2
 
 
-def test_atspeed_never_needs_the_pickles(atspeed: Path) -> None:
+def test_atspeed_never_opens_the_pickled_histories(atspeed: Path) -> None:
     (atspeed / "training_dict.npy").write_bytes(b"not numpy at all")
     assert read("atspeed", "a").events.num_rows == 6
-    assert "training_dict.npy" not in files("atspeed", "a").values()
+
+
+def test_atspeed_says_how_to_convert_pickled_histories(atspeed: Path) -> None:
+    expected = read("atspeed", "a").events
+    for split, name in (("train", "training"), ("valid", "validation"), ("test", "testing")):
+        text = atspeed / f"sequential_{split}.txt"
+        histories = [[int(n) - 1 for n in line.split()] for line in text.read_text().splitlines()]
+        np.save(atspeed / f"{name}_dict.npy", {user: items for user, *items in histories})
+        text.unlink()
+    with pytest.raises(DataError, match=r'convert each one, for example: python -c "') as error:
+        read("atspeed", "a")
+    program = str(error.value).split('"')[1]
+    for split, name in (("train", "training"), ("valid", "validation"), ("test", "testing")):
+        said = program.replace("training", name).replace("_train", f"_{split}")
+        subprocess.run([sys.executable, "-c", said], cwd=atspeed, check=True)
+    assert read("atspeed", "a").events == expected
 
 
 def test_atspeed_refuses_an_item_that_the_index_lacks(atspeed: Path) -> None:
@@ -165,7 +182,7 @@ def test_atspeed_refuses_files_of_different_users(atspeed: Path) -> None:
         read("atspeed", "a")
 
 
-def test_atspeed_asks_which_index_where_there_are_several(atspeed: Path) -> None:
+def test_atspeed_refuses_a_choice_of_several_indexes(atspeed: Path) -> None:
     (atspeed / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"data\.index: .* holds 2 \.json files"):
         read("atspeed", "a")
@@ -197,7 +214,7 @@ def test_lcrec_reads_the_three_files_together(raw: Path) -> None:
         assert data.counts == {"users_without_items": 1, "items_without_metadata": 0}
 
 
-def test_lcrec_does_with_the_interactions_alone(raw: Path) -> None:
+def test_lcrec_reads_interactions_alone(raw: Path) -> None:
     (raw / "X.inter.json").write_text('{"0": [12, 3]}')
     data = read("lcrec", "X.inter.json")
     assert data.items["item_id"].to_pylist() == ["3", "12"]
@@ -205,7 +222,7 @@ def test_lcrec_does_with_the_interactions_alone(raw: Path) -> None:
     assert data.counts["items_without_metadata"] == 2
 
 
-def test_lcrec_without_texts_sells_what_the_index_lists(raw: Path) -> None:
+def test_lcrec_without_texts_takes_items_from_the_index(raw: Path) -> None:
     (raw / "X.inter.json").write_text('{"0": [0]}')
     (raw / "X.index.json").write_text('{"0": ["<a_0>"], "7": ["<a_1>"]}')
     assert read("lcrec", "X.inter.json").items["item_id"].to_pylist() == ["0", "7"]
@@ -222,7 +239,7 @@ def test_lcrec_refuses_an_index_out_of_range(raw: Path) -> None:
 @pytest.mark.parametrize(
     "history", ["[1, null]", '"1 2"', "[1.5]", "[true]", "[-1]", '["1"]', "[" + "9" * 19 + "]"]
 )
-def test_lcrec_refuses_histories_that_are_no_item_numbers(raw: Path, history: str) -> None:
+def test_lcrec_refuses_histories_without_item_numbers(raw: Path, history: str) -> None:
     (raw / "X.inter.json").write_text(f'{{"0": [1], "8": {history}}}')
     with pytest.raises(DataError, match=r"X\.inter\.json: user '8': expected a list of item num"):
         read("lcrec", "X.inter.json")
@@ -407,13 +424,13 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
     [
         (
             "user,product\nu,a\n",
-            r"e\.csv: want one column 'item', the header has 'user', 'product'",
+            r"e\.csv: expected one column 'item', the header has 'user', 'product'",
         ),
-        ("user item\nu a\n", "want one column 'user', the header has 'user item'"),
-        ("user,item,user\nu,a,v\n", "want one column 'user'"),
+        ("user item\nu a\n", "expected one column 'user', the header has 'user item'"),
+        ("user,item,user\nu,a,v\n", "expected one column 'user'"),
         ("user,item,rating,rating\nu,a,1,2\n", r"e\.csv: 2 columns are called 'rating'; rename"),
-        ("user, item\nu,a\n", "want one column 'item', the header has 'user', ' item'"),
-        ('user,"item\n",x\nu,a,1\n', "want one column 'item'"),
+        ("user, item\nu,a\n", "expected one column 'item', the header has 'user', ' item'"),
+        ('user,"item\n",x\nu,a,1\n', "expected one column 'item'"),
         ('user,"item', "Empty CSV"),
         ("user,item\nu,a\0\n", r"events: item 'a\\x00' ends with the character NUL"),
         ("user,item,rating\nu,a,1\nu,b,good\n", r"e\.csv:3: column 'rating': .*'good'"),
@@ -466,12 +483,12 @@ def test_units_of_time_are_told_by_size_or_said(
         assert {k: v for k, v in data.counts.items() if k.startswith("timestamps")} == count
 
 
-def test_seconds_and_milliseconds_in_one_column_are_converted_one_by_one(raw: Path) -> None:
+def test_seconds_and_milliseconds_may_be_mixed_in_a_column(raw: Path) -> None:
     (raw / "e.csv").write_text("user,item,timestamp\nu,a,1588687728\nu,b,1588687728923\n")
     data = read("table", "e.csv")
     assert data.events["timestamp"].to_pylist() == [1_588_687_728] * 2
     assert data.counts["timestamps_in_milliseconds"] == 1
-    with pytest.raises(DataError, match=r"data row 2 lies after the year 5138 if it counts s;"):
+    with pytest.raises(DataError, match=r"data row 2 is after the year 5138 if its unit is s;"):
         read("table", "e.csv", time_unit="s")
 
 

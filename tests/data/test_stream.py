@@ -138,7 +138,7 @@ def test_parts_can_be_read_one_at_a_time(raw: Path, home: Path) -> None:
     assert info["stats"]["splits"]["test"]["users"] == 8
 
 
-def test_the_engine_is_chosen_by_size_and_is_no_reason_to_work_again(
+def test_the_engine_follows_the_size_and_not_the_settings(
     raw: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (raw / "e.csv").write_text("user,item\nu,a\nu,b\n")
@@ -186,7 +186,7 @@ def test_without_the_extra_the_way_out_is_named(
     ("section", "message"),
     [
         ({"source": "s3rec", "engine": "stream"}, "is read in memory only"),
-        ({"source": "table", "memory_gb": 0.5}, r"data\.memory_gb: want 1\.0 or more"),
+        ({"source": "table", "memory_gb": 0.5}, r"data\.memory_gb: expected 1\.0 or more"),
     ],
 )
 def test_an_engine_that_cannot_be_had_is_refused(section: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recsys.data.prepare import DataConfig, build
-from recsys.data.shop import DEPARTMENTS, PLACES
+from recsys.data.shop import WORDS
 from recsys.data.synthetic import LENGTHS, SyntheticConfig, generate
 from recsys.dataset import Dataset
 
@@ -40,7 +40,7 @@ def test_the_shop_has_the_size_that_was_asked_for(users: int, items: int) -> Non
     "config", [{"users": 0}, {"items": 239}, {"items": 100_001}, {"mean_length": 5}]
 )
 def test_a_shop_without_room_is_refused(config: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="want users >= 1"):
+    with pytest.raises(ValueError, match="expected users >= 1"):
         SyntheticConfig(**config)
 
 
@@ -72,7 +72,10 @@ def test_prices_follow_the_tier_of_the_maker(shop: Dataset) -> None:
     books = [row for row in rows if row["categories"][0] == "Books"]
     makers = {
         tier: {
-            m for d in DEPARTMENTS[:1] for g in d.genres for m in g.makers[2 * tier : 2 * tier + 2]
+            m
+            for d in WORDS.departments[:1]
+            for g in d.genres
+            for m in g.makers[2 * tier : 2 * tier + 2]
         }
         for tier in range(3)
     }
@@ -128,12 +131,12 @@ def test_there_is_far_more_to_find_than_popularity(shop: Dataset) -> None:
 
 
 def test_every_genre_knows_its_companion_and_has_words_enough() -> None:
-    genres = [genre for department in DEPARTMENTS for genre in department.genres]
+    genres = [genre for department in WORDS.departments for genre in department.genres]
     names = {genre.name for genre in genres}
     for genre in genres:
         assert genre.companion in names - {genre.name}
         assert len(genre.makers) == 6
         assert len(set(genre.firsts)) == len(genre.firsts)
         assert len(set(genre.seconds)) == len(genre.seconds)
-    openings = min(len(g.firsts) * len(g.seconds) for g in genres) * (1 + len(PLACES))
+    openings = min(len(g.firsts) * len(g.seconds) for g in genres) * (1 + len(WORDS.places))
     assert openings * len(genres) > 100_000 / 2.5  # an opening stands for three items on average

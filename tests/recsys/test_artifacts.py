@@ -14,10 +14,10 @@ from recsys import artifacts
 from recsys.artifacts import (
     MANIFEST,
     Manifest,
+    Output,
     Workspace,
     read_manifest,
     sha256,
-    up_to_date,
     verify,
     write_artifact,
 )
@@ -200,7 +200,7 @@ def test_damage_is_named(tmp_path, damage, message):
 @pytest.mark.parametrize(
     "name", ["w.pkl", "w.pt", "w.bin", "w.ckpt", "w.PKL", "code.py", "w.joblib", "w.npz", "w"]
 )
-def test_a_file_that_could_hold_a_pickle_or_code_is_refused_by_name(tmp_path, name):
+def test_a_file_that_could_contain_code_is_refused_by_name(tmp_path, name):
     with write_artifact(tmp_path / "a", "bundle") as folder:
         (folder / "target").mkdir()
         (folder / "target" / name).write_bytes(b"\x80\x04N.")
@@ -259,7 +259,7 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path, text, message):
     (tmp_path / "a" / MANIFEST).write_text(text)
     with pytest.raises(ArtifactError, match=message):
         read_manifest(tmp_path / "a", "ids")
-    assert up_to_date(tmp_path / "a", "ids", {}, {}) is None
+    assert not is_current(tmp_path / "a", config={}, parents={})
 
 
 def test_a_manifest_that_is_not_text_is_refused(tmp_path):
@@ -269,23 +269,32 @@ def test_a_manifest_that_is_not_text_is_refused(tmp_path):
         read_manifest(tmp_path / "a")
 
 
-def test_a_place_without_an_artifact_is_named(tmp_path):
+def test_a_folder_without_an_artifact_is_named(tmp_path):
     for place in (tmp_path, tmp_path / "gone"):
         with pytest.raises(ArtifactError, match=f"{place} is not an artifact"):
             verify(place)
 
 
-def test_up_to_date_means_the_same_configuration_and_parents(tmp_path):
-    write(tmp_path / "a", config=CONFIG, parents=PARENTS)
-    manifest = read_manifest(tmp_path / "a")
-    assert up_to_date(tmp_path / "a", "ids", CONFIG, PARENTS) == manifest
-    assert up_to_date(tmp_path / "a", "ids", dict(reversed(CONFIG.items())), PARENTS) == manifest
-    assert up_to_date(tmp_path / "a", "ids", CONFIG | {"epochs": 4}, PARENTS) is None
-    assert up_to_date(tmp_path / "a", "ids", CONFIG | {"more": 1}, PARENTS) is None
-    assert up_to_date(tmp_path / "a", "ids", CONFIG, {"dataset": "abd"}) is None
-    assert up_to_date(tmp_path / "a", "ids", CONFIG, {}) is None
-    assert up_to_date(tmp_path / "a", "target", CONFIG, PARENTS) is None
-    assert up_to_date(tmp_path / "gone", "ids", CONFIG, PARENTS) is None
+def is_current(place, kind="ids", config=CONFIG, parents=PARENTS, *, force=False):
+    return Output(place, kind, config, parents, force).is_current()
+
+
+def test_an_output_is_current_with_equal_settings_and_parents(tmp_path):
+    place = tmp_path / "a"
+    output = Output(place, "ids", CONFIG, PARENTS)
+    assert not output.is_current()
+    with output.write({"items": 3}):
+        pass
+    assert read_manifest(place).info == {"items": 3}
+    assert output.is_current()
+    assert is_current(place, config=dict(reversed(CONFIG.items())))
+    assert not is_current(place, force=True)
+    assert not is_current(place, config=CONFIG | {"epochs": 4})
+    assert not is_current(place, config=CONFIG | {"more": 1})
+    assert not is_current(place, parents={"dataset": "abd"})
+    assert not is_current(place, parents={})
+    assert not is_current(place, kind="target")
+    assert not is_current(tmp_path / "gone")
 
 
 def test_a_workspace_lies_under_recsys_home(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from recsys.decoding import (
     CandidateDrafter,
     Engine,
     ModelDrafter,
+    SearchRequest,
     beam_search,
     complete,
     score_rows,
@@ -32,13 +33,14 @@ MODEL = tiny_model("llama", 16)
 
 def plain(**options):
     beams = options.pop("num_beams", 2)
-    return beam_search(MODEL, options.pop("prompts", [[1, 2]]), TRIE, beams, **options)
+    request = SearchRequest(options.pop("prompts", [[1, 2]]), **options)
+    return beam_search(MODEL, request, TRIE, beams)
 
 
 def strict(**options):
-    beams = options.pop("num_beams", 2)
-    prompts = options.pop("prompts", [[1, 2]])
-    return speculative_beam_search(MODEL, None, prompts, TRIE, beams, **options)
+    beams, patch = options.pop("num_beams", 2), options.pop("patch_nodes", 9)
+    request = SearchRequest(options.pop("prompts", [[1, 2]]), **options)
+    return speculative_beam_search(MODEL, None, request, TRIE, beams, patch_nodes=patch)
 
 
 BAD = [
@@ -106,8 +108,10 @@ def test_a_search_names_what_is_wrong(search, options, message):
         (lambda: strict(patch_nodes=1.5), "patch_nodes must be a whole number"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0.5]]), "rows of request 0 must hold integers"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0], [1]]), "rows has 2 entries for 1 prompts"),
-        (lambda: shared_beam_search(MODEL, [[1]], [0.5], TRIE), "owner must hold integers"),
-        (lambda: shared_beam_search(MODEL, [[1]], [1], TRIE), r"owner: must lie in 0 \.\. 0"),
+        (
+            lambda: shared_beam_search(MODEL, SearchRequest([[1]], seeds=[1]), TRIE),
+            "a shared search has no seeds",
+        ),
         (
             lambda: complete(MODEL, plain(num_beams=1), [[1], [2]], TRIE),
             "beams of 1 requests for 2 prompts",
@@ -131,8 +135,8 @@ def test_numpy_integers_and_empty_lists_are_fine(search):
 @pytest.mark.parametrize("mode", ["strict", "relaxed"])
 def test_beams_beyond_the_catalog_cost_no_memory(mode):
     """100,000 beams over four rows once asked for 40 GB."""
-    options = {"seeds": [1]} if mode == "relaxed" else {}
-    found = speculative_beam_search(MODEL, MODEL, [[1, 2]], TRIE, 100_000, mode, **options)
+    request = SearchRequest([[1, 2]], seeds=[1] if mode == "relaxed" else None)
+    found = speculative_beam_search(MODEL, MODEL, request, TRIE, 100_000, mode)
     assert sorted(found.rows[0, :4].tolist()) == [0, 1, 2, 3]
     assert (found.rows[0, 4:] == -1).all()
     plain_ = beam_search(MODEL, [[1, 2]], TRIE, 100_000)
@@ -169,7 +173,10 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
             lambda: complete(MODEL, beam_search(MODEL, [[1]], COLLIDING, 2), [[1]], TRIE),
             "beams: found over another trie",
         ),
-        (lambda: complete(MODEL, plain(), [[1, 2]], TRIE, normalize="zzz"), "normalize 'zzz'"),
+        (
+            lambda: complete(MODEL, plain(), SearchRequest([[1, 2]], normalize="zzz"), TRIE),
+            "normalize 'zzz'",
+        ),
         (lambda: beam_search(tiny_model("llama", 16).train(), [[1]], TRIE), "call model.eval()"),
         (lambda: Engine(MODEL, TRIE).warm_up([[1]], batches=()), "batches: want at least one"),
     ],
@@ -188,9 +195,9 @@ def test_an_only_allowed_child_costs_nothing_whatever_its_logit():
     trie = ItemTrie.build([[1, 3], [2, 4], [2, 5]])
     for exclude in ([[1, 2]], [[1, 2], [0]]):
         prompts = [[1]] * len(exclude)
-        options = {"exclude": exclude, "normalize": "allowed"}
-        beam = beam_search(model, prompts, trie, 1, **options)
-        fast = speculative_beam_search(model, None, prompts, trie, 1, **options)
+        request = SearchRequest(prompts, exclude=exclude, normalize="allowed")
+        beam = beam_search(model, request, trie, 1)
+        fast = speculative_beam_search(model, None, request, trie, 1)
         assert beam.rows[0].tolist() == fast.rows[0].tolist() == [0]
         assert beam.scores[0].tolist() == fast.scores[0].tolist() == [0.0]
         assert beam.certificates == fast.certificates

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.testing import (
     ARCHITECTURES,
     huggingface_beam_search,
@@ -49,7 +49,9 @@ def test_it_equals_a_plain_python_beam_search_in_float64(seed, items, levels, be
     rng = np.random.default_rng(seed)
     catalog = random_catalog(rng, items, levels)
     prompts = random_prompts(rng, 2, 12)
-    found = beam_search(DOUBLE, prompts, ItemTrie.build(catalog), beams, normalize=normalize)
+    found = beam_search(
+        DOUBLE, SearchRequest(prompts, normalize=normalize), ItemTrie.build(catalog), beams
+    )
     for i, prompt in enumerate(prompts):
         expected = reference_beam_search(DOUBLE, prompt, catalog, beams, normalize=normalize)
         answer = as_list(found, i)
@@ -99,10 +101,12 @@ def test_an_answer_has_the_same_bits_alone_and_beside_any_batch_mates(seed, beam
     prompts = random_prompts(rng, int(rng.integers(2, 7)), 40)
     exclude = [trie.excluded_rows(rng.integers(0, 200, 5)) for _ in prompts]
     model = MODELS["llama-gqa"]
-    together = beam_search(model, prompts, trie, beams, exclude=exclude, prompt_slots=40)
+    together = beam_search(
+        model, SearchRequest(prompts, exclude=exclude, prompt_slots=40), trie, beams
+    )
     for i, prompt in enumerate(prompts):
         alone = beam_search(
-            model, [prompt], trie, beams, exclude=exclude[i : i + 1], prompt_slots=40
+            model, SearchRequest([prompt], exclude=exclude[i : i + 1], prompt_slots=40), trie, beams
         )
         assert torch.equal(alone.scores[0], together.scores[i])
         assert torch.equal(alone.rows[0], together.rows[i])
@@ -117,7 +121,7 @@ def test_excluding_rows_equals_a_catalog_without_them(seed, share):
     gone = rng.random(len(catalog)) < share
     prompts = random_prompts(rng, 1, 8)
     found = beam_search(
-        DOUBLE, prompts, trie, 15, exclude=[trie.excluded_rows(np.flatnonzero(gone))]
+        DOUBLE, SearchRequest(prompts, exclude=[trie.excluded_rows(np.flatnonzero(gone))]), trie, 15
     )
     if gone.all():
         assert (found.rows == -1).all()
@@ -133,7 +137,10 @@ def test_exclusions_of_one_request_do_not_reach_another():
     trie = ItemTrie.build(np.array([[5, 6], [5, 7], [8, 6]]))
     prompt = np.array([1, 2])
     beams = beam_search(
-        MODELS["llama"], [prompt, prompt], trie, 3, exclude=[np.array([0, 2]), np.array([], int)]
+        MODELS["llama"],
+        SearchRequest([prompt, prompt], exclude=[np.array([0, 2]), np.array([], int)]),
+        trie,
+        3,
     )
     assert sorted(beams.rows[0].tolist()) == [-1, -1, 1]
     assert sorted(beams.rows[1].tolist()) == [0, 1, 2]

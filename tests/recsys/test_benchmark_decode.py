@@ -12,7 +12,7 @@ import torch
 from numpy.testing import assert_array_equal
 
 from recsys.artifacts import write_artifact
-from recsys.benchmark import decode, sizes, workload
+from recsys.benchmark import decode, workload
 from recsys.benchmark.decode import Agreement, Options, OwnTree, measure
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET
 from recsys.catalog import Catalog
@@ -27,16 +27,13 @@ from recsys.testing import allowed_tokens, huggingface_beam_search, tiny_model
 from recsys.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.from_levels([16] * 4)
-COMMON = {"users": 6, "device": "cpu", "dtype": torch.float32, "seed": 0}
+SETUP = workload.Setup(6, "cpu", torch.float32, 0)
 SMALL = Architecture(64, 64, 1, 2)
 
 
-def small_workload(dtype=torch.float32, draft=True):
-    common = COMMON | {"dtype": dtype}
-    model = workload.random_model(SMALL, VOCABULARY, device="cpu", dtype=dtype, seed=5)
-    return workload.of_sizes(
-        SMALL, VOCABULARY, items=400, history=5, draft=model if draft else None, **common
-    )
+def small_workload(dtype=torch.float32, draft=SMALL):
+    setup = replace(SETUP, dtype=dtype)
+    return workload.of_random((SMALL, draft), VOCABULARY, setup, items=400, history=5)
 
 
 OPTIONS = Options(
@@ -45,7 +42,6 @@ OPTIONS = Options(
     nodes=(20,),
     modes=("exhaustive", "draft", "planned", "bound"),
     repeats=1,
-    hf_batches=(8,),
     hf_repeats=1,
 )
 
@@ -56,16 +52,18 @@ def result():
 
 
 def row(result, **wanted):
-    found = [r for r in result.rows if all(r[k] == v for k, v in wanted.items())]
+    found = [r for r in result["rows"] if all(r[k] == v for k, v in wanted.items())]
     assert len(found) == 1, wanted
     return found[0]
 
 
 def test_every_cell_has_every_mode_and_hugging_face_where_asked(result):
     modes = ["beam", "exhaustive", "draft-20", "planned", "bound", "bound-20"]
-    assert len(result.rows) == 2 * (6 + 7)
+    assert len(result["rows"]) == 2 * (6 + 7)
     for reuse in ("cold", "warm"):
-        assert [r["mode"] for r in result.rows if (r["reuse"], r["batch"]) == (reuse, 2)] == modes
+        assert [
+            r["mode"] for r in result["rows"] if (r["reuse"], r["batch"]) == (reuse, 2)
+        ] == modes
         row(result, reuse=reuse, batch=8, mode="huggingface")
 
 
@@ -119,14 +117,14 @@ def test_generate_keeps_what_is_counted_for_it(monkeypatch):
 
 
 def test_answers_agree_and_ratios_have_two_sides(result):
-    for r in result.rows:
+    for r in result["rows"]:
         assert r["agreement"]["requests"] == 1
         assert (r["ws_huggingface"] is None) == (r["batch"] == 2)
     assert row(result, reuse="cold", batch=8, mode="beam")["ws_beam"]["p50"] == 1
 
 
 def test_the_planner_says_how_long_it_measured_and_what_it_chose(result):
-    assert [(w["reuse"], w["beams"]) for w in result.warm_ups] == [("cold", 3), ("warm", 3)]
+    assert [(w["reuse"], w["beams"]) for w in result["warm_ups"]] == [("cold", 3), ("warm", 3)]
     planned = row(result, reuse="warm", batch=2, mode="planned")
     assert sum(planned["plans"].values()) == planned["rounds"]
 
@@ -144,9 +142,9 @@ def test_an_answer_that_is_not_beam_searchs_stops_everything(monkeypatch):
 
 def test_in_bfloat16_agreement_is_told_instead():
     options = replace(OPTIONS, batches=(8,), modes=("bound",), reuse=("cold",))
-    found = measure(small_workload(torch.bfloat16, draft=False), options)
-    assert [r["mode"] for r in found.rows] == ["beam", "huggingface", "bound"]
-    assert all(0 < r["agreement"]["items"] <= 1 for r in found.rows)
+    found = measure(small_workload(torch.bfloat16, draft=None), options)
+    assert [r["mode"] for r in found["rows"]] == ["beam", "huggingface", "bound"]
+    assert all(0 < r["agreement"]["items"] <= 1 for r in found["rows"])
 
 
 def test_agreement_counts_lists_items_and_the_largest_gap():
@@ -155,13 +153,13 @@ def test_agreement_counts_lists_items_and_the_largest_gap():
     agreement = Agreement.of(found, expected, tolerance=1e-4, tie=1e-5)
     assert (agreement.requests, agreement.items, agreement.gap) == (0.5, 0.75, 0.25)
     other = Agreement(1.0, 1.0, 0.5)
-    assert Agreement.joined([agreement, other]) == Agreement(0.75, 0.875, 0.5)
+    assert Agreement.join([agreement, other]) == Agreement(0.75, 0.875, 0.5)
 
 
 def test_the_targets_own_tree_takes_one_pass_in_a_batch_of_any_k():
     data = small_workload()
     for beams in (1, 7, 40):
-        tree = OwnTree.of(data.target, data.prompts, data.trie, beams)
+        tree = OwnTree.search(data.target, data.prompts, data.trie, beams)
         found = speculative_beam_search(data.target, tree, data.prompts, data.trie, beams)
         assert {s.target_passes for s in found.stats} == {1}
         assert_array_equal(
@@ -190,7 +188,7 @@ def test_a_catalog_has_room():
 
 def test_a_random_model_is_where_and_as_asked_and_repeats():
     models = [
-        workload.random_model(SMALL, VOCABULARY, device="cpu", dtype=torch.bfloat16, seed=s)
+        workload.random_model(SMALL, VOCABULARY, replace(SETUP, dtype=torch.bfloat16, seed=s))
         for s in (1, 1, 2)
     ]
     heads = [m.get_output_embeddings().weight for m in models]
@@ -212,7 +210,7 @@ def test_named_shapes_have_the_parameters_of_their_names():
 
 def test_an_unknown_shape_is_refused():
     with pytest.raises(ConfigError, match="--shape 'huge' is not one of tiny, small, base, 68M"):
-        workload.of_shape("huge", items=10, history=2, **COMMON)
+        workload.of_shape("huge", SETUP, items=10, history=2)
 
 
 def test_rounds_ask_all_users_in_turn():
@@ -251,7 +249,7 @@ def home(tmp_path_factory):
 
 
 def test_a_bundle_is_asked_by_the_test_users_of_its_data_set(home):
-    data = workload.of_bundle(home / "bundles/shop", home / "datasets/shop", **COMMON)
+    data = workload.of_bundle(home / "bundles/shop", home / "datasets/shop", SETUP)
     assert data.facts["prompts"] == "test users"
     # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
     assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
@@ -260,46 +258,7 @@ def test_a_bundle_is_asked_by_the_test_users_of_its_data_set(home):
 
 
 def test_without_its_data_set_histories_are_random(home, capsys):
-    data = workload.of_bundle(home / "bundles/shop", home / "datasets/none", **COMMON)
+    data = workload.of_bundle(home / "bundles/shop", home / "datasets/none", SETUP)
     assert data.facts["prompts"] == "random histories"
     assert len(data.prompts) == 6
     assert "not this bundle's data set" in capsys.readouterr().err
-
-
-# Sizes
-
-
-def test_a_sweep_has_all_sizes_precisions_and_modes():
-    ticks = []
-    rows = sizes.sweep(
-        sizes=((64, 1), (64, 2)),
-        precisions=("float32",),
-        beams=3,
-        reuse=("cold",),
-        items=500,
-        history=2,
-        repeats=1,
-        seconds=600,
-        device="cpu",
-        seed=0,
-        advance=lambda: ticks.append(1),
-    )
-    modes = ["beam", "exhaustive", "bound", f"bound-{sizes.NODES}"]
-    assert [(r["layers"], r["mode"]) for r in rows] == [(n, m) for n in (1, 2) for m in modes]
-    assert rows[0]["parameters"] < rows[-1]["parameters"]
-    assert len(ticks) == 2
-
-
-def entry(parameters, ratio, mode="bound"):
-    about = {"dtype": "float32", "reuse": "cold", "mode": mode}
-    return about | {"parameters": parameters, "ws_beam": {"p50": ratio}}
-
-
-def test_speculation_pays_from_a_size_on_only_if_it_does_at_all_larger_ones():
-    rows = [entry(n, r) for n, r in [(1, 1.2), (2, 1.04), (3, 1.1), (4, 1.3)]]
-    rows += [entry(n, 0.5, "exhaustive") for n in (1, 2)] + [entry(1, 1.0, "beam")]
-    about = {"dtype": "float32", "reuse": "cold"}
-    assert sizes.pays_from(rows) == [
-        {**about, "mode": "bound", "parameters": 3},
-        {**about, "mode": "exhaustive", "parameters": None},
-    ]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search, complete, speculative_beam_search
+from recsys.decoding import SearchRequest, beam_search, complete, speculative_beam_search
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -17,7 +17,9 @@ TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 
 def everything(prompts, trie, exclude, normalize):
     """All sequences by falling score: a beam search that prunes nothing."""
-    return beam_search(TARGET, prompts, trie, trie.num_rows, exclude=exclude, normalize=normalize)
+    return beam_search(
+        TARGET, SearchRequest(prompts, exclude=exclude, normalize=normalize), trie, trie.num_rows
+    )
 
 
 @given(
@@ -40,14 +42,14 @@ def test_completed_lists_are_global_and_certificates_are_true(
     exclude = [
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
     ]
-    options = {"exclude": exclude, "normalize": normalize}
-    expected = everything(prompts, trie, **options)
+    request = SearchRequest(prompts, exclude=exclude, normalize=normalize)
+    expected = beam_search(TARGET, request, trie, trie.num_rows)
     width = min(beams, trie.num_rows)
-    found = speculative_beam_search(TARGET, None, prompts, trie, beams, **options)
-    for request, certificate in enumerate(found.certificates):
-        same = torch.equal(found.rows[request, :width], expected.rows[request, :width])
+    found = speculative_beam_search(TARGET, None, request, trie, beams)
+    for i, certificate in enumerate(found.certificates):
+        same = torch.equal(found.rows[i, :width], expected.rows[i, :width])
         assert same or certificate == "beam-exact"
-    best = complete(TARGET, found, prompts, trie, pass_nodes=pass_nodes, max_nodes=3000, **options)
+    best = complete(TARGET, found, request, trie, pass_nodes=pass_nodes, max_nodes=3000)
     assert best.certificates == ["global-exact"] * batch
     assert torch.equal(best.rows[:, :width], expected.rows[:, :width])
     alive = best.scores > -torch.inf

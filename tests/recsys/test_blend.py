@@ -215,17 +215,22 @@ def test_given_items_are_scored_as_the_search_scores_them(rec):
 
 def test_a_fallback_lists_what_the_history_speaks_for_and_then_what_is_popular(rec):
     request = RecommendRequest(["id-3", "id-9"], 12, filter=EVEN, exclude_items=["id-2"])
-    found = rec.fallback(request)
+    result = rec.fallback(request)
+    found = result.recommendations
     assert len(found) == 12
-    scores = [score for _, score, _ in found]
+    assert (result.certificate, result.epoch) == ("approximate", rec.epoch)
+    assert result.eligible_items == ITEMS // 2 - 1  # the even ones but id-2
+    scores = [one.score for one in found]
     assert scores == sorted(scores, reverse=True)
-    names = [name for name, _, _ in found]
+    names = [one.item_id for one in found]
     assert all(IDS.index(name) % 2 == 0 for name in names)
     assert not {"id-3", "id-9", "id-2"} & set(names)
-    assert {source for *_, source in found} == {"retrieval", "popular"}
+    assert {one.source for one in found} == {"retrieval", "popular"}
     best = [IDS[i] for i in rec.retrieval.popular(3)[0]]
-    assert [name for name, _, _ in rec.popular(3)] == best
-    assert {s for *_, s in rec.fallback(RecommendRequest(["nobody"], 4))} == {"popular"}
+    unknown = rec.fallback(RecommendRequest(["nobody"], 3))
+    assert ids_of(unknown) == best
+    assert {one.source for one in unknown.recommendations} == {"popular"}
+    assert unknown.unknown_items == ["nobody"]
 
 
 def test_removed_items_are_nowhere_and_new_items_have_neighbours(rec):
@@ -240,8 +245,8 @@ def test_removed_items_are_nowhere_and_new_items_have_neighbours(rec):
     after = rec.recommend_batch([request, RecommendRequest(["new", "id-3"], 20)])
     lists = [
         *(set(ids_of(result)) for result in after),
-        {name for name, *_ in rec.fallback(replace(request, k=50))},
-        {name for name, *_ in rec.popular(50)},
+        set(ids_of(rec.fallback(replace(request, k=50)))),
+        set(ids_of(rec.fallback(RecommendRequest([], 50)))),
         {name for name, _ in rec.similar("id-3", 50)},
         {name for name, _ in rec.similar("new", 50)},
     ]

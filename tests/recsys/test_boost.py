@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
-from recsys.decoding import Engine, ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import (
+    Engine,
+    ModelDrafter,
+    SearchRequest,
+    beam_search,
+    speculative_beam_search,
+)
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -52,14 +58,16 @@ def test_answers_are_ranked_by_log_probability_and_boost(
         None if shares is None else RowMask.of(trie, rng.random(items) < shares) for _ in strengths
     ]
     options = {"masks": masks, "normalize": normalize}
-    every = beam_search(TARGET, prompts, trie, trie.num_rows, **options)
-    found = beam_search(TARGET, prompts, trie, beams, boosts=boosts, **options)
+    every = beam_search(TARGET, SearchRequest(prompts, **options), trie, trie.num_rows)
+    found = beam_search(TARGET, SearchRequest(prompts, boosts=boosts, **options), trie, beams)
     drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-    fast = speculative_beam_search(TARGET, drafter, prompts, trie, beams, boosts=boosts, **options)
+    fast = speculative_beam_search(
+        TARGET, drafter, SearchRequest(prompts, boosts=boosts, **options), trie, beams
+    )
     assert torch.equal(fast.rows, found.rows)
     assert fast.certificates == found.certificates
     best = Engine(TARGET, trie).decode(
-        prompts, beams, mode="beam", until_global=True, boosts=boosts, **options
+        SearchRequest(prompts, boosts=boosts, **options), beams, mode="beam", until_global=True
     )
     for i in range(len(prompts)):
         rows = every.rows[i][every.rows[i] >= 0]
@@ -84,7 +92,7 @@ def test_a_large_boost_brings_the_least_likely_item_to_the_top():
     last = int(beam_search(TARGET, prompts, trie, trie.num_rows).rows[0, -1])
     gains = np.zeros(100, np.float32)
     gains[trie.row_item_start[last]] = 1000
-    found = beam_search(TARGET, prompts, trie, 1, boosts=[Boost.of(trie, gains)])
+    found = beam_search(TARGET, SearchRequest(prompts, boosts=[Boost.of(trie, gains)]), trie, 1)
     assert found.rows.tolist() == [[last]]
 
 
@@ -92,6 +100,6 @@ def test_a_sample_has_no_boosts():
     trie = ItemTrie.build(np.array([[1], [2]]))
     boost = Boost.of(trie, np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="boosts: a sample is drawn from the model's"):
-        beam_search(TARGET, [[1]], trie, 1, boosts=[boost], seeds=[0])
+        beam_search(TARGET, SearchRequest([[1]], boosts=[boost], seeds=[0]), trie, 1)
     with pytest.raises(ValueError, match="boosts has 2 entries for 1 prompts"):
-        beam_search(TARGET, [[1]], trie, 1, boosts=[boost, None])
+        beam_search(TARGET, SearchRequest([[1]], boosts=[boost, None]), trie, 1)

@@ -71,7 +71,7 @@ def test_an_empty_file_or_section_is_all_defaults(write, text):
     assert Settings.load(write(text), known=KNOWN).section("target", Section) == Section()
 
 
-def test_overrides_reach_into_sections_and_make_those_that_are_missing(write):
+def test_overrides_create_missing_sections(write):
     settings = Settings.load(
         write("target: {epochs: 2, tied: true}\n"),
         ["target.epochs=5", "target.inner.width=8", "data.path=here", "target.ks=[3]"],
@@ -83,7 +83,7 @@ def test_overrides_reach_into_sections_and_make_those_that_are_missing(write):
     }
 
 
-def test_the_last_word_is_the_last_override_and_above_it_the_command_line():
+def test_the_command_line_wins_over_the_last_override():
     settings = Settings.load(None, ["seed=1", "seed=2", "name=a"], name="b", seed=None)
     assert (settings.name, settings.seed) == ("b", 2)
 
@@ -93,7 +93,7 @@ def test_an_override_may_hold_an_equals_sign():
 
 
 @pytest.mark.parametrize("override", ["target.epochs", "=3", " =3", "epochs:3"])
-def test_an_override_without_key_or_value_is_refused_with_an_example(override):
+def test_an_override_without_key_or_value_is_refused(override):
     with pytest.raises(ConfigError, match=r"expected key=value, for example target\.epochs=3"):
         Settings.load(None, [override])
 
@@ -133,7 +133,7 @@ def test_a_file_without_sections_is_refused(write, text):
         Settings.load(write(text))
 
 
-def test_a_file_that_is_not_there_or_a_folder_is_refused_by_its_path(tmp_path):
+def test_a_missing_file_or_a_folder_is_refused_by_path(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.yaml: No such file"):
         Settings.load(tmp_path / "gone.yaml")
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -216,7 +216,7 @@ def test_values_become_the_annotated_type(key, value, expected):
         ("inner", "{width: 0}", r"target\.inner: width must be at least 1, got 0"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_place_and_what_was_found(key, value, message):
+def test_a_wrong_value_is_refused_by_key_and_value(key, value, message):
     settings = Settings.load(None, [f"target.{key}={value}"])
     with pytest.raises(ConfigError, match=message):
         settings.section("target", Section)

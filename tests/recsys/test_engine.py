@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search, complete, speculative_beam_search
+from recsys.decoding import Mode, SearchRequest, beam_search, complete, speculative_beam_search
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
@@ -55,12 +55,12 @@ def test_every_mode_gives_the_answer_of_beam_search(planned, seed, mode, beams, 
     group = [p[: rng.integers(1, len(p) + 1)] for p in group]
     exclude = [TRIE.excluded_rows(np.flatnonzero(rng.random(300) < excluded)) for _ in group]
     if force is not None and mode == "planned":  # whatever the times say here, try each plan
-        planned.planner.choose = lambda _: Plan(force, 20 if force == "draft" else 0)
+        planned.planner.choose = lambda _: Plan(Mode(force), 20 if force == "draft" else 0)
     try:
-        found = planned.decode(group, beams, mode=mode, exclude=exclude)
+        found = planned.decode(SearchRequest(group, exclude=exclude), beams, mode=mode)
     finally:
         vars(planned.planner).pop("choose", None)
-    same(found.beams, beam_search(TARGET, group, TRIE, beams, exclude=exclude))
+    same(found.beams, beam_search(TARGET, SearchRequest(group, exclude=exclude), TRIE, beams))
     assert planned.target.pool.lent == planned.draft.pool.lent == 0
     assert planned.target.prefixes.pinned == planned.draft.prefixes.pinned == 0
 
@@ -130,7 +130,7 @@ def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
         try:
             if kind == 2:
                 group[7] = np.array([64])  # not a token
-            each.decode(group, 3, mode=mode, seeds=seeds)
+            each.decode(SearchRequest(group, seeds=seeds), 3, mode=mode)
         except (ValueError, KeyboardInterrupt):
             failed += 1
         decoded += size
@@ -182,25 +182,30 @@ def test_a_trace_tells_every_node_and_its_fate(mode):
         assert len(beams[1]) == 6
         for depth in (2, 3):
             assert {path[:-1] for path in beams[depth]} <= beams[depth - 1]
-    assert found.plan.kind == ("draft" if mode == "draft" else "exhaustive")
+    assert found.plan.mode == ("draft" if mode == "draft" else "exhaustive")
 
 
 @pytest.mark.parametrize(
-    ("settings_", "message"),
+    ("options", "wishes", "message"),
     [
-        ({"mode": "fast"}, "mode 'fast' is not one of planned, beam, exhaustive, draft"),
-        ({"until_global": True, "seeds": [1]}, "drawn from all sequences already"),
         (
+            {"mode": "fast"},
+            {},
+            "mode 'fast' is not one of auto, planned, beam, strict, exhaustive, draft",
+        ),
+        ({"until_global": True}, {"seeds": [1]}, "drawn from all sequences already"),
+        (
+            {},
             {"seeds": [1], "temperature": 0.0},
             "temperature must be finite and at least 0.0001, got 0.0",
         ),
-        ({"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
-        ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
+        ({}, {"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
+        ({}, {"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
     ],
 )
-def test_what_cannot_be_is_said(settings_, message):
+def test_impossible_requests_are_refused(options, wishes, message):
     with pytest.raises(ValueError, match=message):
-        engine().decode(PROMPTS[:1], 3, **settings_)
+        engine().decode(SearchRequest(PROMPTS[:1], **wishes), 3, **options)
 
 
 def test_models_and_catalogs_that_do_not_fit_are_refused():
@@ -214,7 +219,7 @@ def test_models_and_catalogs_that_do_not_fit_are_refused():
 
 
 def test_a_sample_is_not_called_the_best_of_all():
-    drawn = engine().decode(PROMPTS[:2], 5, seeds=[1, 2]).beams
+    drawn = engine().decode(SearchRequest(PROMPTS[:2], seeds=[1, 2]), 5).beams
     assert drawn.certificates == ["beam-exact"] * 2
     with pytest.raises(ValueError, match="only an exact search can be completed"):
         complete(TARGET, drawn, PROMPTS[:2], TRIE)

@@ -20,7 +20,7 @@ from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.filters import MOST_PARTS, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.errors import FilterError
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
@@ -352,10 +352,12 @@ def test_filtered_decoding_equals_decoding_over_allowed_items(
     ]
     options = {"exclude": rows, "masks": masks, "normalize": normalize}
     if how == "beam":
-        found = beam_search(TARGET, prompts, trie, beams, **options)
+        found = beam_search(TARGET, SearchRequest(prompts, **options), trie, beams)
     else:
         drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        found = speculative_beam_search(TARGET, drafter, prompts, trie, beams, **options)
+        found = speculative_beam_search(
+            TARGET, drafter, SearchRequest(prompts, **options), trie, beams
+        )
     for i, prompt in enumerate(prompts):
         left = kept[i] & ~np.isin(np.arange(items), listed[i])
         wanted = min(beams, len(np.unique(tokens[left], axis=0)))
@@ -363,7 +365,10 @@ def test_filtered_decoding_equals_decoding_over_allowed_items(
         if not wanted:
             continue
         small = beam_search(
-            TARGET, [prompt], ItemTrie.build(tokens[left]), beams, normalize=normalize
+            TARGET,
+            SearchRequest([prompt], normalize=normalize),
+            ItemTrie.build(tokens[left]),
+            beams,
         )
         assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
         torch.testing.assert_close(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding.draft import ModelDrafter
 from recsys.decoding.expand import Step
 from recsys.decoding.speculative import speculative_beam_search
@@ -52,9 +52,9 @@ def test_forced_levels_are_skipped_without_a_difference(seed, items, levels, bea
         None if share is None else RowMask.of(trie, rng.random(items) < share) for share in shares
     ]
     exclude = [rng.permutation(trie.num_rows)[: rng.integers(0, 3)] for _ in shares]
-    options = {"masks": masks, "exclude": exclude, "normalize": "allowed"}
-    args = TARGET, prompts, trie, beams
-    found, slow = beam_search(*args, **options), without_forced(beam_search, *args, **options)
+    request = SearchRequest(prompts, exclude=exclude, masks=masks, normalize="allowed")
+    args = TARGET, request, trie, beams
+    found, slow = beam_search(*args), without_forced(beam_search, *args)
     assert torch.equal(found.rows, slow.rows)
     torch.testing.assert_close(found.scores, slow.scores, atol=1e-10, rtol=0)
     torch.testing.assert_close(found.is_global, slow.is_global)
@@ -63,12 +63,10 @@ def test_forced_levels_are_skipped_without_a_difference(seed, items, levels, bea
         assert stats.target_tokens <= all_.target_tokens
         assert all_.forced_levels == 0
     for drafter in (None, ModelDrafter(DRAFT, 12)):
-        quick = speculative_beam_search(TARGET, drafter, prompts, trie, beams, **options)
+        quick = speculative_beam_search(TARGET, drafter, request, trie, beams)
         assert torch.equal(found.rows, quick.rows)
         torch.testing.assert_close(found.scores, quick.scores, atol=1e-10, rtol=0)
-        twin = without_forced(
-            speculative_beam_search, TARGET, drafter, prompts, trie, beams, **options
-        )
+        twin = without_forced(speculative_beam_search, TARGET, drafter, request, trie, beams)
         for stats, all_ in zip(quick.stats, twin.stats, strict=True):
             assert stats.target_passes <= all_.target_passes
 
@@ -79,7 +77,7 @@ def test_only_levels_that_part_are_run():
     parting = np.array([[1, 5, 6, 7], [1, 5, 8, 7], [1, 9, 6, 7]])
     for catalog, passes, forced in ((spans, 1, 3), (parting, 3, 1)):
         trie = ItemTrie.build(catalog)
-        beams = beam_search(TARGET, [[4, 2]], trie, 3, normalize="allowed")
+        beams = beam_search(TARGET, SearchRequest([[4, 2]], normalize="allowed"), trie, 3)
         expected = reference_beam_search(TARGET, np.array([4, 2]), catalog, 3, normalize="allowed")
         assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
         assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
@@ -90,7 +88,9 @@ def test_only_levels_that_part_are_run():
 
 def test_a_level_between_levels_that_part_is_run_with_the_next_one():
     catalog = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
-    beams = beam_search(TARGET, [[4, 2]], ItemTrie.build(catalog), 4, normalize="allowed")
+    beams = beam_search(
+        TARGET, SearchRequest([[4, 2]], normalize="allowed"), ItemTrie.build(catalog), 4
+    )
     expected = reference_beam_search(TARGET, np.array([4, 2]), catalog, 4, normalize="allowed")
     assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
     assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
@@ -112,9 +112,9 @@ def test_over_the_whole_vocabulary_nothing_is_skipped(search):
 def test_speculation_spares_the_last_level_its_forward():
     trie = ItemTrie.build(np.array([[1, 5], [2, 8], [3, 9], [4, 9]]))
     drafter = ModelDrafter(DRAFT, widths=[1])  # one node of the four that would be needed
-    options = {"normalize": "allowed"}
-    found = speculative_beam_search(TARGET, drafter, [[4, 2]], trie, 4, **options)
+    request = SearchRequest([[4, 2]], normalize="allowed")
+    found = speculative_beam_search(TARGET, drafter, request, trie, 4)
     assert (found.stats[0].target_passes, found.stats[0].forced_levels) == (1, 1)
-    plain = beam_search(TARGET, [[4, 2]], trie, 4, **options)
+    plain = beam_search(TARGET, request, trie, 4)
     assert torch.equal(found.rows, plain.rows)
     assert found.scores[0].tolist() == pytest.approx(plain.scores[0].tolist(), abs=1e-10)

@@ -18,7 +18,7 @@ from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.errors import FilterError, ItemError, RequestError
 from recsys.live import Epochs, NewItem
 from recsys.prompts import PromptConfig
@@ -96,7 +96,7 @@ def agree(answer, expected, k):
         shown = [{(r.item_id, r.title, r.semantic_id) for r in each} for each in (one, other)]
         assert shown[0] == shown[1]
     assert answer.unknown_items == expected.unknown_items
-    assert answer.eligible == expected.eligible
+    assert answer.eligible_items == expected.eligible_items
 
 
 codes_of = st.tuples(*(st.integers(0, size - 1) for size in LEVELS))
@@ -157,7 +157,7 @@ def test_any_changes_give_the_answers_of_the_final_catalog_built_anew(changes, d
         )
     ]
     answers = hot.recommend_batch(requests)
-    assert {a.epoch for a in answers} == {hot.epoch.number}
+    assert {a.epoch_number for a in answers} == {hot.epoch.number}
     assert hot.epoch.num_items == len(wanted)
     assert {name for name in NAMES if hot.catalog.find(name) >= 0} == set(wanted)
     if not wanted:
@@ -180,7 +180,7 @@ def test_decoding_over_an_epoch_is_decoding_over_a_trie_rebuilt(changes):
         return
     epoch = hot.epoch
     prompts = [np.array([1]), np.array([1, 2, 7, 10])]
-    found = beam_search(MODEL, prompts, epoch.trie, 8, masks=[epoch.mask] * 2)
+    found = beam_search(MODEL, SearchRequest(prompts, masks=[epoch.mask] * 2), epoch.trie, 8)
     tokens = VOCABULARY.encode(np.array([i.semantic_id for i in wanted.values()]))
     expected = beam_search(MODEL, prompts, ItemTrie.build(tokens), 8)
     # a narrower tree is run in other blocks, which may round the last bits otherwise
@@ -399,7 +399,7 @@ def test_attributes_of_new_items_are_filtered_by_like_the_others():
     for wanted in ({"key": "color", "match": "blue"}, {"key": "tags", "any": ["t9"]}):
         (answer,) = hot.recommend_batch([RecommendRequest([], 5, filter={"must": [wanted]})])
         assert ids(answer) == ["n"]
-        assert answer.eligible == 1
+        assert answer.eligible_items == 1
     with pytest.raises(FilterError, match="range compares numbers"):
         hot.eligible(RecommendRequest([], filter={"must": [{"key": "color", "range": {"gt": 1}}]}))
     hits = hot.filters.stats.misses
@@ -487,10 +487,10 @@ def test_a_batch_sees_one_epoch_to_its_end():
     hot.engine.decode = decode
     answers = hot.recommend_batch([RecommendRequest([], 12), RecommendRequest([], 30)])
     assert len(seen) == 2
-    assert [a.epoch for a in answers] == [0, 0]
+    assert [a.epoch_number for a in answers] == [0, 0]
     assert [a.recommendations for a in answers] == [e.recommendations for e in expected]
     (after,) = hot.recommend_batch([RecommendRequest([], 30)])
-    assert after.epoch == 2
+    assert after.epoch_number == 2
     assert set(ids(after)) == {*NAMES[6:12], "new"}
 
 

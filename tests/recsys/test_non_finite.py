@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import (
     Engine,
     ModelDrafter,
+    SearchRequest,
     beam_search,
     complete,
     score_rows,
@@ -45,10 +48,10 @@ SEARCHES = {
     "strict": lambda m, p: speculative_beam_search(m, None, p, TRIE, 8),
     "drafted": lambda m, p: speculative_beam_search(m, ModelDrafter(m, 40), p, TRIE, 8),
     "relaxed": lambda m, p: speculative_beam_search(
-        m, m, p, TRIE, 8, "relaxed", seeds=range(len(p))
+        m, m, SearchRequest(p, seeds=range(len(p))), TRIE, 8, "relaxed"
     ),
-    "sample": lambda m, p: beam_search(m, p, TRIE, 8, seeds=range(len(p))),
-    "shared": lambda m, p: shared_beam_search(m, p, range(len(p)), TRIE, 8),
+    "sample": lambda m, p: beam_search(m, SearchRequest(p, seeds=range(len(p))), TRIE, 8),
+    "shared": lambda m, p: shared_beam_search(m, p, TRIE, 8),
     "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
     "text": lambda m, p: generate_text(m, p, BeamSettings(3, 6)),
     "constrained text": lambda m, p: sample_text(m, p, TEXTS, 8),
@@ -112,19 +115,20 @@ def test_tokens_that_no_beam_has_are_never_run(way, bad):
         broken.model.embed_tokens.weight[bad] = float("nan")
     exclude = [[i for i, row in enumerate(rows) if row not in good]] * 2
     expected = sorted(i for i, row in enumerate(rows) if row in good)
-    ask = ([[2, 3], [4, 5, 6, 7]], trie, 8)
+    request = SearchRequest([[2, 3], [4, 5, 6, 7]], exclude=exclude)
     if way == "beam":
-        found = beam_search(broken, *ask, exclude=exclude)
+        found = beam_search(broken, request, trie, 8)
     elif way == "candidates":
-        found = beam_search(broken, *ask, exclude=exclude, candidates=[expected, expected[:1]])
+        request = replace(request, candidates=[expected, expected[:1]])
+        found = beam_search(broken, request, trie, 8)
     elif way == "shared":
-        found = shared_beam_search(broken, ask[0], [0, 1], trie, 8, exclude=exclude)
+        found = shared_beam_search(broken, request, trie, 8)
     elif way == "relaxed":
-        options = {"seeds": [1, 2], "exclude": exclude}
-        found = speculative_beam_search(broken, broken, *ask, "relaxed", **options)
+        request = replace(request, seeds=[1, 2])
+        found = speculative_beam_search(broken, broken, request, trie, 8, "relaxed")
     else:
         drafter = None if way == "exhaustive" else ModelDrafter(broken, 40)
-        found = speculative_beam_search(broken, drafter, *ask, exclude=exclude)
+        found = speculative_beam_search(broken, drafter, request, trie, 8)
     for line in found.rows.tolist():
         assert sorted(line) == [-1] * 5 + expected
 

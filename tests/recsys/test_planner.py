@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recsys.decoding.planner import Load, Passes, PassTimes, Plan, Planner
+from recsys.modes import Mode
 
 # Launch-bound up to 64 tokens, then 1 ms for each 64 more; a batch of 8 costs as 8 requests do.
 GPU = PassTimes({1: ((4, 2.0), (64, 2.0), (256, 5.0)), 8: ((4, 2.0), (64, 9.0), (256, 33.0))})
@@ -56,31 +57,31 @@ def test_a_right_draft_wins_where_launches_dominate_and_none_where_tokens_cost()
     for each in (gpu, cpu):
         for plan in each.plans:
             for _ in range(100):
-                passes = 1 if plan.kind == "draft" else 2
+                passes = 1 if plan.mode == "draft" else 2
                 each.learn(plan, load, each.forwards(plan, load, [passes]), [passes])
-    assert gpu.choose(load) == Plan("draft", 128)
-    assert cpu.choose(load) == Plan("beam")
+    assert gpu.choose(load) == Plan(Mode.DRAFT, 128)
+    assert cpu.choose(load) == Plan(Mode.BEAM)
 
 
 def test_a_draft_that_keeps_being_wrong_is_given_up():
     each, load = planner(GPU), Load(1, 4, 20)
     for _ in range(200):
         plan = each.choose(load)
-        passes = [4 if plan.kind == "draft" else 2]
+        passes = [4 if plan.mode == "draft" else 2]
         each.learn(plan, load, each.forwards(plan, load, passes), passes)
-    assert each.choose(load) == Plan("exhaustive")
+    assert each.choose(load) == Plan(Mode.EXHAUSTIVE)
 
 
 def test_what_the_model_of_cost_leaves_out_is_learned():
     each, load = planner(GPU), Load(1, 4, 20)
     before = each.choose(load)
-    assert before.kind != "beam"
+    assert before.mode != "beam"
     for plan in each.plans:
-        slow = 0.0 if plan.kind == "beam" else 100.0
+        slow = 0.0 if plan.mode == "beam" else 100.0
         each.learn(plan, load, each.expect(plan, load) + slow, [2])
     chosen = [each.choose(load) for _ in range(40)]
     assert chosen[0] == before  # what was best is kept for a while
-    assert set(chosen[20:]) == {Plan("beam")}
+    assert set(chosen[20:]) == {Plan(Mode.BEAM)}
     # another batch size has its own record
     assert each.choose(Load(16, 4, 20)) == each.choose(Load(16, 4, 20))
 
@@ -88,14 +89,14 @@ def test_what_the_model_of_cost_leaves_out_is_learned():
 @pytest.mark.parametrize(("slower", "tries"), [(1.4, 9), (9.0, 0)])
 def test_second_looks_are_rare_and_only_at_plans_that_come_near(slower, tries):
     each, load = planner(CPU, draft=None), Load(1, 100, 20)
-    seconds = {Plan("beam"): 1.0, Plan("exhaustive"): slower}
+    seconds = {Plan(Mode.BEAM): 1.0, Plan(Mode.EXHAUSTIVE): slower}
     for plan in each.plans:
         each.learn(plan, load, seconds[plan], [2])
     chosen = []
     for _ in range(640):
         chosen.append(each.choose(load))
         each.learn(chosen[-1], load, seconds[chosen[-1]], [2])
-    assert chosen.count(Plan("exhaustive")) in (tries, 10 * (tries > 0))
+    assert chosen.count(Plan(Mode.EXHAUSTIVE)) in (tries, 10 * (tries > 0))
 
 
 def test_what_is_left_over_may_be_negative():
@@ -109,20 +110,20 @@ def test_what_is_left_over_may_be_negative():
 
 def test_a_first_level_too_wide_is_not_exhausted():
     each = Planner(GPU, DRAFT, levels=4, first_level=5000)
-    assert Plan("exhaustive") not in each.plans
-    assert each.plans[1].kind == "draft"
+    assert Plan(Mode.EXHAUSTIVE) not in each.plans
+    assert each.plans[1].mode == "draft"
 
 
 def test_a_catalog_of_one_level_leaves_nothing_to_plan():
     each = Planner(GPU, DRAFT, levels=1, first_level=10)
-    assert each.plans == [Plan("beam")]
-    assert each.choose(Load(1, 4, 20)) == Plan("beam")
+    assert each.plans == [Plan(Mode.BEAM)]
+    assert each.choose(Load(1, 4, 20)) == Plan(Mode.BEAM)
 
 
 def test_a_drafts_cost_is_its_prompt_and_a_pass_for_each_level_but_one():
     even = PassTimes({1: ((4, 1.0), (256, 1.0))})  # every pass of the target takes 1
     tenth = PassTimes({1: ((4, 0.1), (256, 0.1))})
-    load, plan = Load(1, 30, 20), Plan("draft", 128)
+    load, plan = Load(1, 30, 20), Plan(Mode.DRAFT, 128)
     each = Planner(even, tenth, levels=4, first_level=91, nodes=(128,))
     # the prompt and two levels by the draft, then one pass, two, or three of the target
     for passes, expected in ((1, 1.3), (2, 2.3), (3, 3.3)):

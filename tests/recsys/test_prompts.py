@@ -42,7 +42,7 @@ def test_the_default_by_hand():
 
 
 @given(configs(), st.integers(0, 200))
-def test_a_prompt_keeps_between_the_window_less_a_block_and_the_window(config, n):
+def test_a_prompt_keeps_the_window_less_at_most_a_block(config, n):
     kept = n - int(config.start(n))
     if n <= config.max_items:
         assert kept == n
@@ -51,7 +51,7 @@ def test_a_prompt_keeps_between_the_window_less_a_block_and_the_window(config, n
 
 
 @given(configs(), st.integers(0, 200))
-def test_the_beginning_is_a_multiple_of_the_block_and_never_moves_back(config, n):
+def test_the_start_is_a_multiple_of_the_block_and_rises(config, n):
     start, after = config.start([n, n + 1]).tolist()
     assert start % config.block == 0
     assert after - start in (0, config.block)
@@ -113,9 +113,7 @@ def test_no_histories_have_no_windows():
 
 
 @given(configs(), st.lists(st.integers(0, 45), max_size=4), st.integers(1, 4))
-def test_every_item_is_asked_once_with_the_prompt_that_serving_would_give_it(
-    config, lengths, min_context
-):
+def test_each_item_is_predicted_once_with_the_serving_prompt(config, lengths, min_context):
     # Each item occurs once over all histories, so it says where it came from.
     ends = np.cumsum([0, *lengths])
     items = [np.arange(a, b) for a, b in pairwise(ends)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.testing import random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -48,10 +48,12 @@ def test_a_sequence_is_worth_its_tokens_and_its_end(items, seed, how, sampled):
     trie = ItemTrie.build(items, end=END)
     options = {"seeds": [seed]} if sampled else {}
     if how == "beam":
-        beams = beam_search(TARGET, [prompt], trie, 30, **options)
+        beams = beam_search(TARGET, SearchRequest([prompt], **options), trie, 30)
     else:
         drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        beams = speculative_beam_search(TARGET, drafter, [prompt], trie, 30, **options)
+        beams = speculative_beam_search(
+            TARGET, drafter, SearchRequest([prompt], **options), trie, 30
+        )
     distinct = sorted({tuple(s) for s in items})
     longest = max(map(len, distinct))
     found = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.relaxed import settle
 from recsys.decoding.sampling import Noise
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -36,8 +36,11 @@ PROMPT = np.array([3, 1, 4])
 SMALL = [(1, 2, 3), (1, 2, 4), (1, 5, 3), (2, 2, 2), (2, 6, 2), (2, 6, 5), (7, 1, 1)]
 
 
-def relaxed(draft, prompts, trie, beams, **options):
-    return speculative_beam_search(TARGET, draft, prompts, trie, beams, "relaxed", **options)
+def relaxed(draft, prompts, trie, beams, *, draft_beams=None, traced=False, **options):
+    if draft_beams is not None:
+        draft = ModelDrafter(draft, draft_beams=draft_beams)
+    request = SearchRequest(prompts, **options)
+    return speculative_beam_search(TARGET, draft, request, trie, beams, "relaxed", traced=traced)
 
 
 def draw(draft, count, beams, temperature, **options):
@@ -234,7 +237,10 @@ def test_samples_are_distinct_allowed_scored_by_the_target_and_the_same_alone(
     options = {"draft_beams": beams + more, "temperature": temperature}
     found = relaxed(DRAFTS[draft], prompts, trie, beams, seeds=seeds, exclude=exclude, **options)
     everything = beam_search(
-        TARGET, prompts, trie, trie.num_rows, seeds=seeds, exclude=exclude, temperature=temperature
+        TARGET,
+        SearchRequest(prompts, seeds=seeds, exclude=exclude, temperature=temperature),
+        trie,
+        trie.num_rows,
     )
     for i, prompt in enumerate(prompts):
         rows = [row for row in found.rows[i].tolist() if row >= 0]
@@ -318,7 +324,7 @@ def test_one_level_is_the_targets_own_sample():
     trie = ItemTrie.build(np.arange(1, 40)[:, None])
     prompts = random_prompts(np.random.default_rng(0), 5, 9)
     found = relaxed(ADVERSARY, prompts, trie, 6, seeds=range(5))
-    expected = beam_search(TARGET, prompts, trie, 6, seeds=range(5))
+    expected = beam_search(TARGET, SearchRequest(prompts, seeds=range(5)), trie, 6)
     assert torch.equal(found.rows.sort(1).values, expected.rows.sort(1).values)
 
 

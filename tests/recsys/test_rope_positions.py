@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search, speculative_beam_search
+from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, reference_beam_search, tiny_model
 
@@ -52,7 +52,7 @@ def prompt_of(length, seed=1):
 
 def search(model, prompts, **options):
     """(items, scores) of each request."""
-    beams = beam_search(model, prompts, TRIE, 5, **options)
+    beams = beam_search(model, SearchRequest(prompts, **options), TRIE, 5)
     return list(zip(beams.tokens.tolist(), beams.scores.tolist(), strict=True))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.sampling import Noise
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
@@ -60,9 +60,14 @@ def test_speculation_draws_the_sample_of_plain_search(
             trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
         ],
     }
-    expected = beam_search(TARGET, prompts, trie, beams, **options)
+    expected = beam_search(TARGET, SearchRequest(prompts, **options), trie, beams)
     found = speculative_beam_search(
-        TARGET, drafter_of(kind, nodes), prompts, trie, beams, patch_nodes=patch, **options
+        TARGET,
+        drafter_of(kind, nodes),
+        SearchRequest(prompts, **options),
+        trie,
+        beams,
+        patch_nodes=patch,
     )
     assert torch.equal(found.rows, expected.rows)
     alive = expected.rows >= 0
@@ -140,7 +145,10 @@ def test_the_sample_is_the_top_of_all_perturbed_leaves(seed):
     [prompt] = random_prompts(rng, 1, 5)
     temperature = (1.0, 0.5, 3.0)[seed % 3]
     found = beam_search(
-        TARGET, [prompt], trie, 7, exclude=[excluded], seeds=[seed - 5], temperature=temperature
+        TARGET,
+        SearchRequest([prompt], exclude=[excluded], seeds=[seed - 5], temperature=temperature),
+        trie,
+        7,
     )
     leaves = perturbed_leaves(TARGET, prompt, rows, every_row, seed - 5, temperature)[:7]
     assert [tuple(row) for row in found.tokens[0].tolist()] == [row for _, row, _ in leaves]
@@ -174,11 +182,11 @@ def draw(count, beams, temperature):
         [
             beam_search(
                 TARGET,
-                [PROMPT] * 2000,
+                SearchRequest(
+                    [PROMPT] * 2000, seeds=range(first, first + 2000), temperature=temperature
+                ),
                 trie,
                 beams,
-                seeds=range(first, first + 2000),
-                temperature=temperature,
             ).rows
             for first in range(0, count, 2000)
         ]
@@ -254,15 +262,15 @@ def test_a_request_gets_the_same_sample_alone_and_beside_others():
     trie = ItemTrie.build(random_catalog(rng, 200, 3))
     prompts = random_prompts(rng, 5, 9)
     seeds = [7, 7, 8, -1, 0]
-    together = beam_search(TARGET, prompts, trie, 10, seeds=seeds)
+    together = beam_search(TARGET, SearchRequest(prompts, seeds=seeds), trie, 10)
     for i, prompt in enumerate(prompts):
-        alone = beam_search(TARGET, [prompt], trie, 10, seeds=seeds[i : i + 1])
+        alone = beam_search(TARGET, SearchRequest([prompt], seeds=seeds[i : i + 1]), trie, 10)
         assert torch.equal(alone.rows[0], together.rows[i])
 
 
 def test_other_seeds_draw_other_samples():
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 3))
-    rows = beam_search(TARGET, [PROMPT] * 4, trie, 10, seeds=[0, 1, 2, 0]).rows
+    rows = beam_search(TARGET, SearchRequest([PROMPT] * 4, seeds=[0, 1, 2, 0]), trie, 10).rows
     assert len({tuple(r) for r in rows.tolist()}) == 3
     assert torch.equal(rows[0], rows[3])
 
@@ -272,16 +280,20 @@ def test_temperature_divides_the_logits():
     with torch.no_grad():
         cool.lm_head.weight /= 3
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 100, 3))
-    hot = beam_search(TARGET, [PROMPT] * 20, trie, 5, seeds=range(20), temperature=3.0)
-    expected = beam_search(cool, [PROMPT] * 20, trie, 5, seeds=range(20))
+    hot = beam_search(
+        TARGET, SearchRequest([PROMPT] * 20, seeds=range(20), temperature=3.0), trie, 5
+    )
+    expected = beam_search(cool, SearchRequest([PROMPT] * 20, seeds=range(20)), trie, 5)
     assert torch.equal(hot.rows, expected.rows)
     torch.testing.assert_close(hot.scores, expected.scores)
 
 
 def test_almost_no_temperature_is_greedy():
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 100, 3))
-    cold = beam_search(TARGET, [PROMPT] * 20, trie, 1, seeds=range(20), temperature=1e-4)
-    greedy = beam_search(TARGET, [PROMPT], trie, 1, normalize="allowed")
+    cold = beam_search(
+        TARGET, SearchRequest([PROMPT] * 20, seeds=range(20), temperature=1e-4), trie, 1
+    )
+    greedy = beam_search(TARGET, SearchRequest([PROMPT], normalize="allowed"), trie, 1)
     assert cold.rows.unique().tolist() == greedy.rows[0].tolist()
 
 
@@ -289,10 +301,10 @@ def test_almost_no_temperature_is_greedy():
 def test_a_temperature_that_is_not_above_zero_is_an_error(temperature):
     trie = ItemTrie.build(np.array(SMALL))
     with pytest.raises(ValueError, match="temperature must be finite and at least"):
-        beam_search(TARGET, [PROMPT], trie, 1, seeds=[0], temperature=temperature)
+        beam_search(TARGET, SearchRequest([PROMPT], seeds=[0], temperature=temperature), trie, 1)
 
 
 def test_every_request_needs_a_seed():
     trie = ItemTrie.build(np.array(SMALL))
     with pytest.raises(ValueError, match="seeds has 1 entries for 2 prompts"):
-        beam_search(TARGET, [PROMPT] * 2, trie, 1, seeds=[0])
+        beam_search(TARGET, SearchRequest([PROMPT] * 2, seeds=[0]), trie, 1)

@@ -13,6 +13,7 @@ from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
     ExhaustiveDrafter,
     ModelDrafter,
+    SearchRequest,
     beam_search,
     score_rows,
     speculative_beam_search,
@@ -81,10 +82,12 @@ def test_candidates_are_scored_beside_any_search_and_change_nothing_of_it(seed):
     alone = score_rows(TARGET, prompts, trie, rows)
     plain = beam_search(TARGET, prompts, trie, k)
     assert plain.candidate_scores is None
-    searches = [beam_search(TARGET, prompts, trie, k, candidates=rows)]
+    searches = [beam_search(TARGET, SearchRequest(prompts, candidates=rows), trie, k)]
     for drafter in (ExhaustiveDrafter(), ModelDrafter(DRAFT, 20)):
         searches.append(
-            speculative_beam_search(TARGET, drafter, prompts, trie, k, candidates=rows, traced=True)
+            speculative_beam_search(
+                TARGET, drafter, SearchRequest(prompts, candidates=rows), trie, k, traced=True
+            )
         )
     for found in searches:
         torch.testing.assert_close(found.candidate_scores, alone, rtol=0, atol=1e-9)
@@ -121,7 +124,9 @@ def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
             assert bool(tree.known[request, place]) == fits
         assert int(tree.real[request].sum()) == len(prefixes)
     full = score_rows(TARGET, prompts, trie, rows)
-    found = beam_search(TARGET, prompts, trie, 3, candidates=rows, candidate_nodes=nodes)
+    found = beam_search(
+        TARGET, SearchRequest(prompts, candidates=rows, candidate_nodes=nodes), trie, 3
+    )
     scores = found.candidate_scores
     torch.testing.assert_close(scores[tree.known], full[tree.known], rtol=0, atol=1e-9)
     assert (scores[~tree.known] == -torch.inf).all()
@@ -158,12 +163,14 @@ def test_scores_with_a_fixed_budget_have_the_same_bits_alone_and_in_a_batch():
     def search(requests):
         return beam_search(
             model,
-            [prompts[i] for i in requests],
+            SearchRequest(
+                [prompts[i] for i in requests],
+                candidates=[rows[i] for i in requests],
+                candidate_nodes=24,
+                prompt_slots=32,
+            ),
             trie,
             5,
-            candidates=[rows[i] for i in requests],
-            candidate_nodes=24,
-            prompt_slots=32,
         )
 
     together = search(range(6))
@@ -178,7 +185,7 @@ def test_no_requests_and_no_rows_are_ordinary():
     trie = ItemTrie.build([[1, 2], [3, 4]])
     assert score_rows(TARGET, [], trie, []).shape == (0, 0)
     assert score_rows(TARGET, [[1]], trie, [[]]).shape == (1, 0)
-    found = beam_search(TARGET, [], trie, 2, candidates=[])
+    found = beam_search(TARGET, SearchRequest([], candidates=[]), trie, 2)
     assert found.candidate_scores is None or found.candidate_scores.shape[0] == 0
 
 
@@ -200,6 +207,6 @@ def test_candidates_in_a_sample_or_over_allowed_tokens_are_refused():
     trie = ItemTrie.build([[1, 2], [3, 4]])
     for options in ({"seeds": [1]}, {"normalize": "allowed"}):
         with pytest.raises(ValueError, match="candidates"):
-            beam_search(TARGET, [[1]], trie, 1, candidates=[[0]], **options)
+            beam_search(TARGET, SearchRequest([[1]], candidates=[[0]], **options), trie, 1)
     with pytest.raises(ValueError, match="nodes"):
-        beam_search(TARGET, [[1]], trie, 1, candidates=[[0]], candidate_nodes=-1)
+        beam_search(TARGET, SearchRequest([[1]], candidates=[[0]], candidate_nodes=-1), trie, 1)

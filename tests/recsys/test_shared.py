@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
-from recsys.decoding import beam_search, shared_beam_search
+from recsys.decoding import SearchRequest, beam_search, shared_beam_search
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 MODELS = {n: tiny_model(n, dtype=torch.float64) for n in ("llama-gqa", "mistral-window")}
@@ -42,8 +41,9 @@ def test_answers_are_those_of_beam_search(seed, architecture, nodes, num_beams):
     masks = [mask if rng.random() < 0.5 else None for _ in owner]
     wishes = {"exclude": exclude, "masks": masks, "candidates": rows, "candidate_nodes": nodes}
     model = MODELS[architecture]
-    alone = beam_search(model, [prompts[i] for i in owner], trie, num_beams, **wishes)
-    found = shared_beam_search(model, prompts, owner, trie, num_beams, **wishes)
+    request = SearchRequest([prompts[i] for i in owner], **wishes)
+    alone = beam_search(model, request, trie, num_beams)
+    found = shared_beam_search(model, request, trie, num_beams)
     assert torch.equal(found.rows, alone.rows)
     pairs = [(found.scores, alone.scores), (found.candidate_scores, alone.candidate_scores)]
     for mine, theirs in pairs:
@@ -57,11 +57,11 @@ def test_prefixes_that_several_want_are_run_once():
     (prompt,) = random_prompts(rng, 1, 12)
     model = MODELS["llama-gqa"]
     (once,) = beam_search(model, [prompt], trie, 8).stats
-    thrice = shared_beam_search(model, [prompt], [0, 0, 0], trie, 8).stats
+    thrice = shared_beam_search(model, [prompt] * 3, trie, 8).stats
     assert {s.target_tokens for s in thrice} == {once.target_tokens}
     assert {s.target_passes for s in thrice} == {once.target_passes}
     found = beam_search(model, [prompt], trie, 8).rows[0]
-    along = shared_beam_search(model, [prompt], [0], trie, 8, candidates=[found])
+    along = shared_beam_search(model, SearchRequest([prompt], candidates=[found]), trie, 8)
     assert along.stats[0].target_tokens == once.target_tokens  # they are beams already
     torch.testing.assert_close(along.candidate_scores, along.scores, rtol=0, atol=1e-9)
 
@@ -70,19 +70,19 @@ def test_prompts_whose_candidates_spread_at_other_depths_have_room_for_all():
     wide = [[first, 40, 41] for first in range(20)]
     deep = [[30, second, 41] for second in range(39)]
     trie = ItemTrie.build([*wide, *deep])
-    wishes = {"candidates": [np.arange(20), np.arange(20, 59)], "candidate_nodes": 40}
-    prompts = [[1, 2], [3, 4]]
-    alone = beam_search(MODELS["llama-gqa"], prompts, trie, 1, **wishes)
-    found = shared_beam_search(MODELS["llama-gqa"], prompts, [0, 1], trie, 1, **wishes)
+    rows = [np.arange(20), np.arange(20, 59)]
+    request = SearchRequest([[1, 2], [3, 4]], candidates=rows, candidate_nodes=40)
+    alone = beam_search(MODELS["llama-gqa"], request, trie, 1)
+    found = shared_beam_search(MODELS["llama-gqa"], request, trie, 1)
     assert torch.equal(found.rows, alone.rows)
     torch.testing.assert_close(found.candidate_scores, alone.candidate_scores, rtol=0, atol=1e-9)
 
 
 def test_sequences_that_end_early_cost_nothing_behind_their_end():
     trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=63)
-    wishes = {"candidates": [[0, 1, 2, 3]]}
-    alone = beam_search(MODELS["llama-gqa"], [[3, 4, 4]], trie, 4, **wishes)
-    found = shared_beam_search(MODELS["llama-gqa"], [[3, 4, 4]], [0], trie, 4, **wishes)
+    request = SearchRequest([[3, 4, 4]], candidates=[[0, 1, 2, 3]])
+    alone = beam_search(MODELS["llama-gqa"], request, trie, 4)
+    found = shared_beam_search(MODELS["llama-gqa"], request, trie, 4)
     assert torch.equal(found.rows, alone.rows)
     for mine, theirs in (
         (found.scores, alone.scores),
@@ -91,8 +91,6 @@ def test_sequences_that_end_early_cost_nothing_behind_their_end():
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
-def test_nobody_gets_nothing_and_unknown_prompts_are_refused():
+def test_no_requests_are_an_answer():
     trie = ItemTrie.build([[5, 6], [7, 8]])
-    assert shared_beam_search(MODELS["llama-gqa"], [[1]], [], trie, 3).rows.shape == (0, 3)
-    with pytest.raises(ValueError, match="owner: must lie in 0"):
-        shared_beam_search(MODELS["llama-gqa"], [[1]], [1], trie, 3)
+    assert shared_beam_search(MODELS["llama-gqa"], [], trie, 3).rows.shape == (0, 3)

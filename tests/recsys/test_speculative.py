@@ -14,6 +14,7 @@ from recsys.decoding import (
     CandidateDrafter,
     ModelDrafter,
     Proposal,
+    SearchRequest,
     beam_search,
     speculative_beam_search,
 )
@@ -39,7 +40,7 @@ class RandomDrafter:
     def __init__(self, seed, widths):
         self.rng, self.widths = np.random.default_rng(seed), widths
 
-    def propose(self, prompts, step, num_beams, *, prompt_slots):
+    def propose(self, prompts, step, num_beams):
         batch, trie = len(prompts), step.trie
         above = torch.zeros((batch, 1), dtype=torch.int64)
         levels = []
@@ -93,10 +94,10 @@ def test_strict_equals_beam_search(
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
     ]
     settings_ = {"exclude": exclude, "normalize": normalize}
-    expected = beam_search(TARGET, prompts, trie, beams, **settings_)
+    expected = beam_search(TARGET, SearchRequest(prompts, **settings_), trie, beams)
     drafter = drafter_of(kind, seed, nodes, trie, batch)
     found = speculative_beam_search(
-        TARGET, drafter, prompts, trie, beams, patch_nodes=patch, **settings_
+        TARGET, drafter, SearchRequest(prompts, **settings_), trie, beams, patch_nodes=patch
     )
     assert found.certificates == expected.certificates
     assert torch.equal(found.rows, expected.rows)
@@ -132,7 +133,7 @@ def test_without_a_draft_model_four_levels_take_two_passes(wide):
 
 def test_a_draft_that_is_never_right_costs_no_more_passes_than_beam_search(wide):
     class Wrong:
-        def propose(self, prompts, step, num_beams, **_):
+        def propose(self, prompts, step, num_beams):
             scores = torch.full((len(prompts), 3), -torch.inf)
             zeros = torch.zeros((len(prompts), 3), dtype=torch.int64)
             return Proposal([Frontier.proposed(zeros, scores, zeros, zeros)])
@@ -147,8 +148,8 @@ def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
     """Half of the prompts are drafted right, half wrong: they finish in different passes."""
 
     class HalfRight:
-        def propose(self, prompts, step, num_beams, **settings_):
-            proposal = ModelDrafter(TARGET, 200).propose(prompts, step, num_beams, **settings_)
+        def propose(self, prompts, step, num_beams):
+            proposal = ModelDrafter(TARGET, 200).propose(prompts, step, num_beams)
             odd = torch.arange(len(prompts)) % 2 == 1
             spoiled = [
                 level._replace(scores=level.scores.masked_fill(odd[:, None], -torch.inf))
@@ -168,7 +169,7 @@ def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
 def test_widths_can_be_given_level_by_level(wide):
     prompts = random_prompts(np.random.default_rng(0), 4, 12)
     proposal = ModelDrafter(TARGET, widths=[40, 40, 40]).propose(
-        Prompts.of(prompts, TreeModel.of(TARGET)), Step(DeviceTrie.of(wide)), 10, prompt_slots=0
+        Prompts.of(prompts, TreeModel.of(TARGET)), Step(DeviceTrie.of(wide)), 10
     )
     assert [level.states.shape[1] for level in proposal.levels] == [19, 40, 40]  # 19 exist
     found = speculative_beam_search(TARGET, ModelDrafter(TARGET, widths=[5]), prompts, wide, 10)
@@ -199,7 +200,7 @@ def proposed(drafter, trie, prompts, exclude=None):
     device = DeviceTrie.of(trie)
     excluded = None if exclude is None else device.pad_excluded(exclude)
     ready = Prompts.of(prompts, TreeModel.of(TARGET))
-    levels = drafter.propose(ready, Step(device, excluded), 10, prompt_slots=0).levels
+    levels = drafter.propose(ready, Step(device, excluded), 10).levels
     above, states = [0], []
     for level in levels:
         alive = level.scores[0] > -torch.inf

@@ -36,7 +36,7 @@ def test_the_size_is_rounded_up(multiple, size):
 
 
 @given(vocabularies(), st.data())
-def test_decode_is_the_inverse_of_encode_and_levels_share_no_token(vocabulary, data):
+def test_decode_inverts_encode_and_levels_are_disjoint(vocabulary, data):
     rows = st.tuples(*(st.integers(0, size - 1) for size in vocabulary.level_sizes))
     codes = np.array(data.draw(st.lists(rows, min_size=1, max_size=5)))
     tokens = vocabulary.encode(codes)

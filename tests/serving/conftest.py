@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from recsys.artifacts import Manifest, write_artifact
 from recsys.bundle import CATALOG, PROMPTS, RETRIEVAL, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
-from recsys.decoding.trace import Trace, TraceNode
+from recsys.decoding.output import Trace, TraceNode
 from recsys.errors import NonFiniteError
 from recsys.interactions import Interactions
 from recsys.live import Epoch, Epochs, NewItem
@@ -119,11 +120,11 @@ class FakeRecommender:
         found = [i for i in order if i not in hidden][: request.k]
         known = catalog.known(request.history)
         return RecommendResult(
-            [self.named(item, -float(n)) for n, item in enumerate(found)],
-            [i for i, row in zip(request.history, known, strict=True) if row < 0],
-            {"target_passes": 3, "accepted_levels": 1, "drafted_nodes": 5},
-            eligible=self.eligible(request),
-            epoch=self.epoch.number,
+            recommendations=[self.named(item, -float(n)) for n, item in enumerate(found)],
+            unknown_items=[i for i, row in zip(request.history, known, strict=True) if row < 0],
+            epoch=self.epoch,
+            eligible_items=len(set(order) - hidden),
+            stats={"target_passes": 3, "accepted_levels": 1, "drafted_nodes": 5},
             trace=self.trace() if request.trace else None,
         )
 
@@ -173,11 +174,20 @@ class FakeRecommender:
         row = self.catalog.find(item_id)
         return [(self.catalog.item_id((row + i) % ITEMS), 1 / i) for i in range(1, k + 1)]
 
-    def fallback(self, request: RecommendRequest) -> list[tuple[str, float, str]]:
+    def fallback(self, request: RecommendRequest) -> RecommendResult:
         rows = np.flatnonzero(self.allowed(request)).tolist()
         names = [self.catalog.item_id(row) for row in rows]
         found = [name for name in names if name not in request.exclude_items]
-        return [(name, 100.0 - i, "popular") for i, name in enumerate(found[: request.k])]
+        return RecommendResult(
+            recommendations=[
+                replace(self.named(name, 100.0 - i), source="popular", because=None)
+                for i, name in enumerate(found[: request.k])
+            ],
+            unknown_items=list(request.history),
+            epoch=self.epoch,
+            eligible_items=len(found),
+            certificate="approximate",
+        )
 
     def expected(self, history: Iterable[str], k: int = 10, **options: Any) -> list[str]:
         result = self.answer(RecommendRequest(list(history), k, **options))
@@ -206,7 +216,7 @@ def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     told = SimpleNamespace(calls=[])
     for name in ("collect", "freeze", "unfreeze"):
         setattr(told, name, partial(told.calls.append, name))
-    monkeypatch.setattr("recsys.serving.engine.gc", told)
+    monkeypatch.setattr("recsys.serving.worker.gc", told)
     return told
 
 

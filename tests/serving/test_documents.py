@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from recsys.serving.auth import ROUTES, Scope
+from recsys.serving.api.routes import ROUTES
+from recsys.serving.auth import Scope, scope_of
 from recsys.serving.errors import KINDS
 from recsys.serving.metrics import Metrics
 
@@ -38,7 +39,12 @@ def listed(scope: Scope) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("scope", Scope)
 def test_every_route_is_documented_with_its_scope(scope: Scope) -> None:
-    assert listed(scope) == {route for route, needed in ROUTES.items() if needed is scope}
+    assert listed(scope) == {
+        (method, route.path_format)
+        for route in ROUTES
+        for method in route.methods
+        if scope_of(route.endpoint) is scope
+    }
 
 
 def test_every_problem_is_documented_with_its_status() -> None:

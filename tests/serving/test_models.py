@@ -7,7 +7,7 @@ import gc
 import json
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -408,17 +408,23 @@ async def test_shadows_run_when_nobody_waits_and_are_counted(
         assert all(passes > 0 for _, passes in seen)
 
 
+def dropped(service: Any) -> Callable[[str], float]:
+    """A function that counts the dropped samples of a reason."""
+    registry = service.metrics.registry
+    name = "recsys_shadow_drops_total"
+    return lambda reason: registry.get_sample_value(name, {"reason": reason}) or 0
+
+
 async def test_a_shadow_model_is_compared_and_one_that_is_missing_is_a_drop(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     sampled = models.model_copy(update={"shadow_fraction": 1.0, "shadow_alias": "shadow"})
     async with running(sampled) as (client, service):
-        drops: list[str] = []
+        drops = dropped(service)
         seen: list[float] = []
-        service.metrics.shadow_dropped = drops.append
         service.metrics.shadow = lambda overlap, *_, **__: seen.append(overlap)
         await client.post(URL, json=ASK)
-        await until(lambda: drops == ["failed"])
+        await until(lambda: drops("failed") == 1)
         await client.put("/v1/aliases/shadow", json={"bundle": "two"})
         await client.post(URL, json=ASK)
         await until(lambda: len(seen) == 1)
@@ -431,10 +437,9 @@ async def test_a_full_backlog_drops_the_oldest_and_never_delays(
     monkeypatch.setattr("recsys.serving.shadow.BACKLOG", 2)
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled, recommender=fake("one")) as (client, service):
-        drops: list[str] = []
-        service.metrics.shadow_dropped = drops.append
+        drops = dropped(service)
         monkeypatch.setattr(type(service.models), "idle", False)  # always somebody waits
         for _ in range(4):
             assert (await client.post(URL, json={"history": ["item-1"]})).status_code == 200
-        assert drops == ["busy", "busy"]
+        assert drops("busy") == 2
         assert len(service._shadow._samples) == 2

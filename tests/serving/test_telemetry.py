@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recsys.errors import ConfigError
-from recsys.serving.metrics import Metrics
+from recsys.serving.metrics import Metrics, Seconds
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
 
@@ -45,7 +45,7 @@ def test_a_request_is_a_span_below_its_callers_and_stages_are_below_it(traced: A
     metrics = Metrics()
     metrics.telemetry = telemetry
     with telemetry.request({}, {"traceparent": parent}) as span:
-        metrics.answered(total_s=0.03, queue_s=0.01, compute_s=0.02, stats={"target_passes": 3})
+        metrics.answered(Seconds(0.03, queue=0.01, compute=0.02), stats={"target_passes": 3})
         span.end("POST", "/v1/recommendations", 200)
     queue, decode, request = exporter.get_finished_spans()
     assert (queue.name, decode.name) == ("queue", "decode")

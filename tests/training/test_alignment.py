@@ -64,7 +64,7 @@ def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
     prompts = Prompts.sample(histories, 0, 1, seed=0)
     trees = search_trees(model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS)
-    return TreeBatches(prompts, trees, ENCODER, TRIE, 0, max_tokens, **options)
+    return TreeBatches(prompts, trees, ENCODER, TRIE, max_tokens, **options)
 
 
 def tensors(batch, dtype=torch.float32):
@@ -87,12 +87,12 @@ def test_a_batch_holds_prompt_next_item_and_tree():
     assert [p.shape[1] for p in batch.log_probs] == [1, BEAMS, BEAMS]
 
 
-def test_behind_a_whole_history_nothing_is_asked():
+def test_a_whole_history_has_no_next_item_loss():
     data = make_batches(make_model(), Histories.of([[4]]))
     assert not next(data.epoch(0)).asked.any()
 
 
-def test_an_epoch_holds_every_history_once_within_the_budget_of_tokens():
+def test_an_epoch_has_each_history_once_within_the_budget():
     data = make_batches(make_model(), max_tokens=120, seed=3)
     batches = list(data.epoch(0))
     assert len(batches) == data.count(0)
@@ -198,21 +198,19 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_step
 
 
 def test_the_shares_of_a_history_add_up_to_one():
-    data = make_batches(make_model())
-    inputs = tensors(data.batch(np.arange(6)))
-    from recsys.training.tree import child_tokens
-
-    states, parents, scores, log_p = inputs[3], inputs[4], inputs[5], inputs[6:]
-    above = [torch.zeros_like(states[:, 0, :1]), *states[:, :-1].unbind(1)]
-    children = [child_tokens(DeviceTrie.of(TRIE), s, d)[0] for d, s in enumerate(above)]
+    batch = make_batches(make_model()).batch(np.arange(6))
+    module = TreeAlignment(make_model(), DeviceTrie.of(TRIE), AlignmentSettings("atspeed-s"))
+    _, _, _, states, parents, scores, *log_p = tensors(batch)
+    nodes = 1 + (states.shape[1] - 1) * BEAMS
+    levels = module._levels(states, parents, scores, log_p, torch.zeros(6, nodes, VOCABULARY.size))
     for steps in ("all", "last"):
-        weights = sequence_weights(states, parents, scores, children, list(log_p), beam_steps=steps)
+        weights = sequence_weights(levels, levels.log_p, beam_steps=steps)
         total = sum(share.sum((1, 2)) for share in weights.share)
         torch.testing.assert_close(total, torch.ones(6))
 
 
 @pytest.mark.parametrize("objective", ["tree-kd", "beam-kd", "atspeed-r"])
-def test_the_target_itself_has_nothing_to_learn(objective):
+def test_the_loss_of_the_target_itself_is_zero(objective):
     model = make_model()
     data = make_batches(model)
     module = TreeAlignment(model, DeviceTrie.of(TRIE), AlignmentSettings(objective, alpha=1.0))
@@ -250,7 +248,7 @@ def test_the_recommendation_loss_is_that_of_supervised_training():
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_over_the_whole_vocabulary_the_target_is_asked_again():
+def test_unconstrained_losses_run_the_target_again():
     big = make_model()
     data = make_batches(big)
     batch = data.batch(np.arange(len(data.prompts))[::5])
@@ -385,7 +383,7 @@ def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, forked)
     assert weights_of(draft.stage(context)) == straight
 
 
-def test_a_draft_on_trees_makes_its_teacher_and_names_it(make_context):
+def test_a_draft_on_trees_makes_its_teacher_as_a_parent(make_context):
     sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "beam-kd"}}
     target.stage(make_context())
     path = draft.stage(make_context(**sections))
@@ -401,7 +399,7 @@ def test_a_draft_on_trees_makes_its_teacher_and_names_it(make_context):
     assert (path / "manifest.json").stat().st_mtime_ns != stamp
 
 
-def test_on_policy_trees_are_those_of_a_draft_of_a_few_batches_ago(tmp_path):
+def test_on_policy_trees_come_from_the_last_copy_of_the_draft(tmp_path):
     big, small = make_model(), make_model(seed=1, layers=1)
     data = make_batches(big, max_tokens=120)
     policy = OnPolicyBatches(data, big, small, tmp_path, every=2, num_beams=BEAMS, mixture=0.2)
@@ -418,7 +416,7 @@ def test_on_policy_trees_are_those_of_a_draft_of_a_few_batches_ago(tmp_path):
     assert len(list(tmp_path.glob("policy-*"))) == 1, "no checkpoint wants an older one"
 
 
-def test_supervised_training_still_needs_no_teacher_and_shows_acceptance(make_context):
+def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
     target.stage(make_context())
     path = draft.stage(make_context(draft=SHORT))
     manifest = read_manifest(path)

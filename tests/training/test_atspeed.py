@@ -18,7 +18,6 @@ from recsys.decoding import Beams
 from recsys.models.checkpoint import Architecture, build
 from recsys.training.atspeed import paper
 from recsys.training.atspeed.commands import atspeed
-from recsys.training.atspeed.findings import _order
 from recsys.training.atspeed.lineup import (
     Budget,
     DraftSpace,
@@ -39,7 +38,7 @@ from recsys.training.atspeed.measure import (
     flops_per_token,
 )
 from recsys.training.atspeed.produce import _first_of_teacher, workers
-from recsys.training.atspeed.run import PARTS
+from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.draft import DraftConfig
 from recsys.training.teacher import TeacherConfig
 from recsys.vocabulary import Vocabulary
@@ -62,7 +61,7 @@ def test_variants_share_what_belongs_to_the_run():
     assert space.run("teacher.partial").parent.name == "teacher-mixture_scratch_0"
 
 
-def test_settings_of_every_variant_are_valid_and_none_has_another_ones():
+def test_settings_of_every_variant_are_its_own():
     deployed = Settings({"draft": {"objective": "beam-kd", "alpha": 1.0, "layers": 2}})
     for variant in lineup(PARTS, ("scratch", "target"), (3,)):
         settings = settings_of(deployed, variant, Budget(0.5, 7), HOME)
@@ -76,7 +75,7 @@ def test_settings_of_every_variant_are_valid_and_none_has_another_ones():
         assert not config.evaluate_every  # no choice is made on any split
 
 
-def test_a_mixture_is_with_the_sft_draft_of_the_same_beginning_and_seed():
+def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed():
     variant = Variant("atspeed-s", "target", 2, "no density", {"density": False})
     settings = settings_of(Settings({}), variant, Budget(), HOME)
     teacher = settings.section("teacher", TeacherConfig)
@@ -86,7 +85,7 @@ def test_a_mixture_is_with_the_sft_draft_of_the_same_beginning_and_seed():
     assert plainly.section("teacher", TeacherConfig).source == "target"
 
 
-def test_waves_put_what_is_needed_first():
+def test_waves_train_what_others_need_first():
     for variant in lineup(PARTS, ("scratch",), (0,)):
         wants = {"none": 0, "target": 1, "mixture": 2}[variant.source]
         assert variant.wave == wants
@@ -98,11 +97,19 @@ def test_waves_put_what_is_needed_first():
     assert Variant("sft", "scratch").wave == 0  # which the mixtures are made with
 
 
-def test_studies_look_at_one_beginning_only():
+def test_studies_use_one_starting_point():
     studies = [*ablations("target", [0]), *strengths("target", [0])]
     assert {v.init for v in studies} == {"target"}
     assert {v.objective for v in studies} == {"atspeed-s", "atspeed-r"}
     assert len(plain(["target"], [0])) == 8
+
+
+def test_cells_cover_the_papers_tables_once():
+    cells = list(list_cells(Options()))
+    count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
+    # eight objectives from two starts; 1 + 4 and 1 + 3 ablations; N, gamma and alpha for three K
+    assert count == {"table": 16 * 10, "ablations": 5 * (5 + 4), "effects": 53, "recall": 0}
+    assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == 160
 
 
 def test_published_figures_are_found_by_k():
@@ -141,7 +148,7 @@ def beams(rows, scores):
     return Beams(torch.zeros((*rows.shape, 2), dtype=torch.int64), scores, rows)
 
 
-def test_lists_are_best_first_and_a_shared_leaf_gives_its_items_in_order():
+def test_lists_are_best_first_and_list_all_items_of_a_leaf():
     trie = ItemTrie.build([[1, 1], [0, 0], [1, 1], [0, 1]])  # rows: 00, 01, 11; 11 twice
     found = beams([[1, 2, -1]], [[-2.0, -1.0, -torch.inf]])
     assert _items(found, trie, 3).tolist() == [[0, 2, 3]]
@@ -172,7 +179,7 @@ def quick(tmp_path_factory):
         patch.setenv("RECSYS_HOME", str(home))
         first = CliRunner().invoke(app, arguments, catch_exceptions=False)
         stamp = {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")}
-        again = ["--quick", "--workers", "1", "--parts", "nodes", "--init", "target", "--json"]
+        again = ["--quick", "--workers", "1", "--parts", "ablations", "--json"]
         second = CliRunner().invoke(app, again, catch_exceptions=False)
     assert {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")} == stamp
     return home / "out", first, second
@@ -186,10 +193,10 @@ def test_a_toy_run_fills_every_part(quick):
     assert document == json.loads((folder / "result.json").read_text())
     assert len(document["drafts"]) == 2 * 8 + 7 + 2 + 3
     assert len(document["table"]) == len(document["speed"]) == 2 * 8 * 2 * 2
-    assert len(document["nodes"]) == 2 * 8 * 2 + 1
+    assert len(document["ablations"]) == 2 * (5 + 4)
     assert {row["effect"] for row in document["effects"]} == {"N", "gamma", "alpha"}
     assert all(0 <= row["accepted"]["mean"] <= 2 for row in document["table"])
-    assert all(1 <= row["passes"]["mean"] <= 3 for row in document["nodes"])
+    assert all(1 <= row["passes"]["mean"] <= 3 for row in document["table"])
     assert sum(row["differing"] or 0 for row in document["recall"]) == 0
     for row in document["recall"]:
         if row["name"] == "atspeed-s":
@@ -197,26 +204,24 @@ def test_a_toy_run_fills_every_part(quick):
 
 
 @pytest.mark.slow
-def test_a_toy_run_shows_published_figures_beside_its_own(quick):
+def test_a_toy_run_shows_published_figures(quick):
     folder, first, _ = quick
     page = (folder / "report.html").read_text()
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "beam-kd (ours)"):
         assert text in page
         assert text in first.stdout
     assert "<script" not in page
-    assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg", "effects.svg", "passes.svg"}
+    assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg", "effects.svg"}
     assert all("var(--" not in f.read_text() for f in folder.glob("*.svg"))
 
 
 @pytest.mark.slow
-def test_what_is_there_is_not_trained_again(quick):
+def test_existing_drafts_are_not_trained_again(quick):
     _, first, second = quick
     before, after = (json.loads(run.stdout.splitlines()[-1]) for run in (first, second))
     assert second.exit_code == 0
     assert "table" not in after
-    assert [r for r in before["nodes"] if r["init"] == "target"] == [
-        r for r in after["nodes"] if r["init"]
-    ]
+    assert before["ablations"] == after["ablations"]
 
 
 def test_unknown_parts_are_refused():
@@ -224,17 +229,3 @@ def test_unknown_parts_are_refused():
     app.command()(atspeed)
     with pytest.raises(Exception, match="--parts 'tabel' is not one of table"):
         CliRunner().invoke(app, ["--quick", "--parts", "tabel"], catch_exceptions=False)
-
-
-def test_an_order_that_does_not_hold_is_said():
-    rows = [
-        {
-            "init": "scratch", "verification": "strict", "k": k, "objective": "atspeed-s",
-            "rival": "seqkd", "lead": {"mean": lead, "error": 0.05},
-        }
-        for k, lead in ((1, 0.1), (3, -0.25))
-    ]  # fmt: skip
-    found = _order(rows, "scratch")
-    assert not found["held"]
-    assert "1 of 2 K (SeqKD leads by 0.25 ± 0.05 at K = 3)" in found["text"]
-    assert _order(rows[:1], "scratch")["held"]

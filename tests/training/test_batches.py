@@ -34,7 +34,7 @@ def equal(a, b):
     )
 
 
-def test_one_short_history_is_one_row_that_asks_all_but_its_first_item():
+def test_a_short_history_is_one_row_predicting_all_but_the_first():
     (batch,) = batches([[5, 7, 9]]).epoch(0)
     assert batch.tokens.tolist() == [[1, 12, 13, 16, 17, 20, 21]]
     assert batch.loss.tolist() == [[False, False, False, True, True, True, True]]
@@ -45,7 +45,7 @@ def test_without_context_the_first_item_is_asked_as_well():
     assert batch.loss.tolist() == [[False, True, True, True, True]]
 
 
-def test_rows_are_padded_on_the_right_and_padding_carries_no_loss():
+def test_rows_are_padded_on_the_right_without_loss():
     (batch,) = batches([[5, 7, 9], [3, 4]]).epoch(0)
     row = batch.tokens[batch.tokens[:, 1] == 8][0]
     assert row.tolist() == [1, 8, 9, 10, 11, 0, 0]
@@ -63,9 +63,7 @@ HISTORIES = st.lists(st.lists(st.integers(0, 19), max_size=14), min_size=1, max_
 
 @settings(max_examples=60, deadline=None)
 @given(HISTORIES, st.integers(1, 6), st.integers(10, 80))
-def test_each_item_is_asked_once_from_the_context_that_serving_would_give_it(
-    histories, window, max_tokens
-):
+def test_each_item_is_predicted_once_from_serving_context(histories, window, max_tokens):
     block = max(1, window // 2)
     data = batches(histories, window=window, block=block, max_tokens=max_tokens)
     asked = Counter()
@@ -102,7 +100,7 @@ def test_epochs_differ_and_each_can_be_repeated():
     assert not equal(list(data.epoch(3)), list(replace(data, seed=1).epoch(3)))
 
 
-def test_an_epoch_entered_in_the_middle_goes_on_with_the_same_batches():
+def test_an_epoch_resumed_in_the_middle_has_the_same_batches():
     data = batches(long_histories(), item_dropout=0.3)
     whole = list(data.epoch(1))
     assert len(whole) == data.count(1)
@@ -110,7 +108,7 @@ def test_an_epoch_entered_in_the_middle_goes_on_with_the_same_batches():
         assert equal(list(data.epoch(1, start)), whole[start:])
 
 
-def test_rows_of_a_batch_are_alike_in_length_and_batches_come_in_mixed_order():
+def test_batches_group_similar_lengths_in_random_order():
     data = batches(long_histories(), window=20, block=8, max_tokens=100)
     widths = [batch.tokens.shape[1] for batch in data.epoch(0)]
     assert widths != sorted(widths)

@@ -57,7 +57,7 @@ def test_from_target_to_bundle_by_commands(make_context):
     assert "bundle:" in invoke("bundle", "--name", "toy")
 
 
-def test_the_commands_own_options_win_over_set(make_context):
+def test_own_options_win_over_set(make_context):
     make_context()
     invoke("train", "target", *small("target"), "--set", "target.epochs=3")
     workspace = make_context().workspace

@@ -70,9 +70,7 @@ def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_a_killed_worker_and_ends_with_the_same_bits(
-    two_processes, tmp_path
-):
+def test_a_killed_worker_is_replaced_with_the_same_final_bits(two_processes, tmp_path):
     assert train(two_processes, tmp_path / "straight") == ["15 False"] * 2
     assert train(two_processes, tmp_path / "killed", kill=True) == ["15 True"] * 2
     straight = weights(tmp_path / "straight")
@@ -85,9 +83,7 @@ def test_training_goes_on_without_a_killed_worker_and_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_shared_parameters_are_trained_validated_saved_whole_and_resumed_by_one(
-    two_processes, tmp_path
-):
+def test_sharded_parameters_are_saved_whole_and_resume_alone(two_processes, tmp_path):
     assert train(two_processes, tmp_path / "shared", shared=True) == ["15 False"] * 2
     first, second = (weights(tmp_path / "shared", rank) for rank in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())

@@ -87,13 +87,13 @@ class DyingData:
             yield batch
 
 
-def test_the_toy_takes_thirty_steps_and_learns(tmp_path):
+def test_training_takes_thirty_steps_and_changes_weights(tmp_path):
     module, progress = run(tmp_path)
     assert (progress.step, progress.epoch, progress.batch) == (STEPS, 3, 0)
     assert not same_bits(module, make_module())
 
 
-def test_steps_are_a_budget_of_their_own(tmp_path):
+def test_max_steps_ends_training(tmp_path):
     _, progress = run(tmp_path, max_steps=7)
     assert (progress.step, progress.epoch, progress.batch) == (7, 0, 7)
 
@@ -139,7 +139,7 @@ def test_a_run_killed_by_sigkill_ends_with_the_same_bits(tmp_path, forked):
 
 
 @pytest.mark.parametrize("broken", ["save_file", "rename"])
-def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path, monkeypatch, broken):
+def test_a_crash_during_a_checkpoint_keeps_the_previous_one(tmp_path, monkeypatch, broken):
     straight, _ = run(tmp_path / "straight")
     every_step = replace(CONFIG, checkpoint_minutes=0)
     written = []
@@ -172,7 +172,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert same_bits(first, again)
 
 
-def test_a_checkpoint_of_other_settings_is_passed_over(tmp_path):
+def test_a_checkpoint_of_other_settings_is_ignored(tmp_path):
     run(tmp_path, max_steps=3)
     checkpoints = Checkpoints(tmp_path, {"settings": 2})
     progress = fit(make_module(), make_data(), CONFIG, checkpoints, name="toy", max_steps=2)
@@ -349,7 +349,7 @@ def test_impossible_settings_are_refused_by_name(wrong):
         LoopConfig(**wrong)
 
 
-def test_precision_follows_the_processor_unless_told(monkeypatch):
+def test_precision_follows_the_processor_by_default(monkeypatch):
     cpu = torch.device("cpu")
     assert autocast_dtype("bf16", cpu) == torch.bfloat16
     assert autocast_dtype("float32", cpu) == torch.float32

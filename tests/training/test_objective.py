@@ -81,7 +81,7 @@ def test_dropout_acts_in_training_only():
     assert module(*batch()) == module(*batch())
 
 
-def test_bf16_autocast_stays_near_float32_and_keeps_float32_weights():
+def test_bf16_autocast_is_close_and_keeps_float32_weights():
     model = tiny_model()
     exact = NextToken(model)(*batch())
     rough = NextToken(model, dtype=torch.bfloat16)(*batch())
@@ -109,7 +109,7 @@ def test_a_hundred_steps_on_one_batch_drive_the_loss_down():
     assert module(*batch()).item() < 0.05 * first
 
 
-def test_agreement_adds_the_divergence_from_what_the_first_layers_say():
+def test_agreement_adds_the_kl_to_the_early_exit():
     model = tiny_model().train()
     tokens, loss = batch()
     found = NextToken(model, agreement=0.5, exit_layer=1)(tokens, loss)
@@ -137,7 +137,7 @@ def dense(targets, shares, width):
     return torch.zeros(len(targets), width).scatter_add_(1, targets, shares)
 
 
-def test_soft_targets_give_torchs_loss_and_gradient_also_where_one_is_there_twice():
+def test_soft_targets_equal_torch_even_with_repeated_targets():
     torch.manual_seed(0)
     ours = torch.randn(3, 9).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()

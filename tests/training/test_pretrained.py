@@ -38,7 +38,7 @@ def test_new_tokens_are_a_contiguous_range_and_old_rows_stay(tmp_path, tied, wri
     assert tokenizer.decode(vocabulary.prefix[1:]) == "the customer"
 
 
-def test_an_embedding_with_spare_rows_keeps_ids_where_the_tokenizer_puts_them(tmp_path, write_base):
+def test_spare_embedding_rows_do_not_move_token_ids(tmp_path, write_base):
     words = write_base(tmp_path, rows=400)
     model, _, vocabulary = load_base(tmp_path, [3], "x")
     assert vocabulary.level_offsets == (words,)
@@ -88,9 +88,7 @@ def test_an_unknown_lora_module_is_refused(tmp_path, write_base):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_one_step_moves_the_new_rows_of_embedding_and_head_and_no_old_ones(
-    tmp_path, tied, write_base
-):
+def test_one_step_changes_only_new_embedding_and_head_rows(tmp_path, tied, write_base):
     words = write_base(tmp_path, tied=tied)
     model, _, vocabulary = load_base(tmp_path, [3, 4], "x")
     old = {
@@ -151,7 +149,7 @@ def test_a_trained_base_is_one_checkpoint_with_its_tokenizer(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_after_training_new_rows_of_both_ends_have_moved_and_old_ones_have_not(
+def test_training_changes_only_new_embedding_and_head_rows(
     make_context, tmp_path, tied, write_base
 ):
     words = write_base(tmp_path / "base", tied=tied)

@@ -54,7 +54,7 @@ def newer(make_context, deployed, shop, tmp_path):
     return make
 
 
-def test_a_refresh_learns_what_is_new_as_an_adapter_of_the_deployed_weights(newer, deployed):
+def test_a_refresh_trains_an_adapter_of_the_deployed_weights(newer, deployed):
     path = target.stage(newer(lora={"merge": False}))
     manifest = verify(path, "target")
     assert manifest.parents["bundle"] == read_manifest(deployed, "bundle").digest
@@ -71,9 +71,7 @@ def test_a_refresh_learns_what_is_new_as_an_adapter_of_the_deployed_weights(newe
     assert str(deployed) not in (path / "manifest.json").read_text()
 
 
-def test_a_refreshed_target_is_drafted_for_bundled_and_refreshed_again(
-    newer, deployed, make_context
-):
+def test_a_refreshed_target_gets_a_draft_and_can_be_refreshed(newer, deployed, make_context):
     context = newer(lora={"merge": False})
     target.stage(context)
     draft.stage(context)
@@ -111,7 +109,7 @@ def test_a_merged_refresh_answers_as_one_kept_apart(newer):
     torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
 
 
-def test_a_refresh_that_is_up_to_date_is_left_alone_wherever_the_bundle_lies(newer, deployed):
+def test_a_current_refresh_survives_a_moved_bundle(newer, deployed):
     path = target.stage(newer())
     stamp = (path / "manifest.json").stat().st_mtime_ns
     moved = deployed.rename(deployed.with_name("moved"))

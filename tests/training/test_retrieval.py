@@ -67,7 +67,7 @@ def test_nothing_but_training_events_is_learned(context, shop):
         np.testing.assert_array_equal(array, np.load(after / file))
 
 
-def test_what_is_up_to_date_is_left_alone_and_no_users_choose_no_blend(context, make_context):
+def test_a_current_artifact_is_kept_and_no_users_mean_no_blend(context, make_context):
     path = retrieval.stage(context)
     before = (path / "manifest.json").stat().st_mtime_ns
     assert retrieval.stage(context) == path

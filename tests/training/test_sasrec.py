@@ -179,7 +179,7 @@ def test_nothing_is_made_where_nothing_is_asked_for(make_context):
     assert not context.workspace.run("sasrec").exists()
 
 
-def test_ids_and_target_learn_from_it_and_a_report_has_it_as_a_baseline(make_context, shop):
+def test_ids_and_target_learn_from_it_and_a_report_shows_it(make_context, shop):
     context = make_context(
         sasrec=SMALL,
         ids={"levels": 3, "codebook_size": 4, "features": {"collaborative": "sasrec"}},

@@ -38,7 +38,7 @@ def test_the_target_artifact_holds_model_vocabulary_and_log(make_context):
     assert not make_context().workspace.run("target.checkpoint").exists()
 
 
-def test_the_target_learns_what_the_shop_is_made_of(make_context):
+def test_the_target_learns_the_chain_of_items(make_context):
     sizes = {"epochs": 40, "evaluate_every": 40, "learning_rate": 1e-2, "eval_users": 40}
     info = read_manifest(target.stage(make_context(target=sizes))).info
     assert info["validation"]["ndcg@10"] > 0.5, "chance is .17"
@@ -50,7 +50,7 @@ def test_equal_settings_give_equal_bits_and_another_seed_others(make_context, tm
     assert digest_of_weights(target.stage(make_context(seed=1))) != first
 
 
-def test_a_target_that_is_up_to_date_is_left_alone(make_context):
+def test_a_current_target_is_not_trained_again(make_context):
     path = target.stage(make_context())
     stamp = (path / "manifest.json").stat().st_mtime_ns
     target.stage(make_context())
@@ -59,7 +59,7 @@ def test_a_target_that_is_up_to_date_is_left_alone(make_context):
     assert (path / "manifest.json").stat().st_mtime_ns != stamp
 
 
-def test_a_run_that_died_just_before_its_artifact_is_not_trained_again(make_context, monkeypatch):
+def test_a_crash_before_the_artifact_needs_no_new_training(make_context, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(target, "save_model", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -176,7 +176,7 @@ def test_the_bundle_holds_no_file_that_would_not_be_loaded(make_context):
     assert suffixes == {".json", ".safetensors", ".parquet"}
 
 
-def test_a_bundle_of_parts_that_do_not_belong_together_is_refused(make_context):
+def test_a_bundle_of_mismatched_parts_is_refused(make_context):
     context = make_context()
     make_bundle(context)
     target.stage(make_context(target={"epochs": 1}))

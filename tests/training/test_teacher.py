@@ -94,7 +94,7 @@ def test_a_node_descends_from_its_parents_and_itself():
     ]
 
 
-def test_a_tree_in_one_row_equals_a_row_for_each_node_and_growing_by_levels():
+def test_a_tree_in_one_row_equals_rows_per_node_and_levels():
     model = make_model()
     prompts = make_prompts()
     lengths = torch.tensor([len(p) for p in prompts])
@@ -199,7 +199,7 @@ def pairs_of(prompts):
     ]
 
 
-def test_prompts_are_beginnings_of_histories_the_whole_one_among_them():
+def test_prompts_are_prefixes_of_histories_and_whole_ones():
     histories = Histories.of([[3, 1, 2], [5], [], [7, 8]])
     every = pairs_of(Prompts.sample(histories, 0, 1, seed=0))
     assert every == [

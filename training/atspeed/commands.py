@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from recsys.benchmark.result import asked
+from recsys.benchmark.options import Out, words
 from recsys.config import Settings
-from recsys.options import ConfigFile, Force, Json, Name, Overrides
-
-if TYPE_CHECKING:  # the command loads these when it runs
-    from recsys.training.atspeed.run import Options
+from recsys.errors import ConfigError
+from recsys.options import ConfigFile, Force, Json, Name, Overrides, Quick
 
 MINUTES = 1.0
-# A toy: everything is made and asked in seconds, and nothing is learned.
+# Settings and options of a toy run, which takes seconds and learns nothing.
 QUICK: dict[str, Any] = {
     "name": "atspeed-quick",
     "data": {"source": "synthetic", "synthetic": {"users": 300, "items": 240}},
@@ -29,12 +27,19 @@ QUICK: dict[str, Any] = {
     "teacher": {"histories": 60, "beams": 5},
     "draft": {"threads": 1, "precision": "float32", "max_minutes": 0.002},
 }  # fmt: skip
+QUICK_OPTIONS: dict[str, Any] = {
+    "users": 6, "timed": 2, "hf_timed": 1, "recall_users": 10, "ks": (1, 3), "drafts": 6,
+    "studied": (3,), "widths": (3, 6), "recall_ks": (3,),
+}  # fmt: skip
+INIT_OPTIONS: dict[str, Any] = {
+    "scratch": ("scratch",), "target": ("target",), "both": ("scratch", "target")
+}  # fmt: skip
 
 
 def atspeed(
     parts: Annotated[
         str | None,
-        typer.Option(help="What to run, a list of: table,ablations,effects,nodes,recall."),
+        typer.Option(help="What to run, a list of: table,ablations,effects,recall."),
     ] = None,
     init: Annotated[
         str, typer.Option(help="Drafts start from: scratch, target (its first layers), or both.")
@@ -46,12 +51,10 @@ def atspeed(
     ] = None,
     users: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Test users whose passes are counted (200; 100 with large trees)."
-        ),
+        typer.Option(min=1, help="Test users whose accepted levels are counted (200)."),
     ] = None,
     timed: Annotated[
-        int | None, typer.Option(min=1, help="Of them, whose requests are timed (20).")
+        int | None, typer.Option(min=1, help="Test users whose requests are timed (20).")
     ] = None,
     recall_users: Annotated[
         int | None, typer.Option(min=1, help="Test users whose lists are measured (1000).")
@@ -59,59 +62,50 @@ def atspeed(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes side by side, one thread each.")
     ] = 2,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A toy run in seconds; its figures mean nothing.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for report.html, plots and result.json.")
-    ] = None,
+    quick: Quick = False,
+    out: Out = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     name: Name = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """AtSpeed's tables with this run's target: every objective, next to the published figures.
+    """Measure AtSpeed's tables with this run's target, next to the published figures.
 
-    Makes the target, the teacher data and a draft for each objective, as far as they are not there,
-    and asks them for test users' items. Prints tables, and one JSON line last. A run that was
-    stopped goes on where it was.
+    Makes the target, the teacher data and a draft for each objective where they are missing, and
+    measures them on test users. Prints tables, and one JSON line last. A run that was stopped
+    continues where it was.
 
     Example: recsys benchmark atspeed --config configs/atspeed-beauty.yaml --out var/reports/atspeed
     """
-    from rich.console import Console
-
-    from recsys.benchmark.environment import environment
+    from recsys.benchmark import report
     from recsys.pipeline import Context
-    from recsys.progress import say
-    from recsys.training.atspeed import report
-    from recsys.training.atspeed.findings import findings
-    from recsys.training.atspeed.run import experiment
+    from recsys.training.atspeed.lineup import Budget
+    from recsys.training.atspeed.report import report as report_atspeed
+    from recsys.training.atspeed.run import PARTS, Options, experiment
 
+    if init not in INIT_OPTIONS:
+        raise ConfigError(f"--init {init!r} is not one of {', '.join(INIT_OPTIONS)}")
     settings = _settings(config, set_, name, quick)
-    options = _options(settings, parts, init, seeds, minutes, workers, quick)
-    options = _users(options, users, timed, recall_users)
-    before = environment()
-    document = experiment(Context.of(settings, force=force), options)
-    document |= {
-        **asked(quick=quick),
-        **environment(),
-        "load_before": before["load"],
-    }
-    document["findings"] = findings(document)
-    if not as_json:
-        report.show(document, Console())
-    if out is not None:
-        report.write(document, out)
-        say(f"report: {out / 'report.html'}")
-    typer.echo(json.dumps(document))
+    budget = minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES
+    options = Options(
+        parts=PARTS if parts is None else words("--parts", parts, PARTS),
+        inits=INIT_OPTIONS[init],
+        seeds=tuple(range(seeds)),
+        budget=Budget(float(budget)),
+        workers=workers,
+        **(QUICK_OPTIONS if quick else {}),
+    )
+    given: dict[str, Any] = {"users": users, "timed": timed, "recall_users": recall_users}
+    options = replace(options, **{k: v for k, v in given.items() if v is not None})
+    document = report.begin("atspeed", quick=quick)
+    document |= experiment(Context.of(settings, force=force), options)
+    report.publish(document, report_atspeed(document), out, as_json=as_json)
 
 
 def _settings(
     config: Path | None, overrides: list[str] | None, name: str | None, quick: bool
 ) -> Settings:
-    from recsys.config import Settings
-    from recsys.errors import ConfigError
     from recsys.pipeline import SECTIONS
 
     if quick and config is not None:
@@ -124,56 +118,3 @@ def _settings(
         known = merged.get(key)
         merged[key] = {**known, **value} if isinstance(known, dict) else value
     return Settings(merged)
-
-
-def _options(
-    settings: Settings,
-    parts: str | None,
-    init: str,
-    seeds: int,
-    minutes: float | None,
-    workers: int,
-    quick: bool,
-) -> Options:
-    from recsys.errors import ConfigError
-    from recsys.training.atspeed.lineup import Budget, Init
-    from recsys.training.atspeed.run import PARTS, Options
-
-    chosen = tuple(parts.replace(",", " ").split()) if parts is not None else PARTS
-    for part in chosen:
-        if part not in PARTS:
-            raise ConfigError(f"--parts {part!r} is not one of {', '.join(PARTS)}")
-    if not chosen:
-        raise ConfigError(f"--parts: want a list of {', '.join(PARTS)}")
-    inits: dict[str, tuple[Init, ...]] = {
-        "scratch": ("scratch",),
-        "target": ("target",),
-        "both": ("scratch", "target"),
-    }
-    if init not in inits:
-        raise ConfigError(f"--init {init!r} is not scratch, target or both")
-    budget = minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES
-    small: dict[str, Any] = {}
-    if quick:
-        small = {
-            "users": 6, "node_users": 5, "timed": 2, "hf_timed": 1, "recall_users": 10,
-            "ks": (1, 3), "drafts": 6, "studied": (3,), "widths": (3, 6), "node_ks": (3,),
-            "nodes": (8, 16), "recall_ks": (3,),
-        }  # fmt: skip
-    return Options(
-        parts=chosen,
-        inits=inits[init],
-        seeds=tuple(range(seeds)),
-        budget=Budget(float(budget)),
-        workers=workers,
-        **small,
-    )
-
-
-def _users(options: Options, users: int | None, timed: int | None, recall: int | None) -> Options:
-    from dataclasses import replace
-
-    asked = {"users": users, "timed": timed, "recall_users": recall}
-    if users is not None:
-        asked["node_users"] = min(users, options.node_users)
-    return replace(options, **{k: v for k, v in asked.items() if v is not None})  # type: ignore[arg-type]

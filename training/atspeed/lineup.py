@@ -1,6 +1,6 @@
-"""Which drafts are compared: every objective, its ablations and strengths, from two beginnings.
+"""The drafts that are compared: every objective, its ablations and weights, from two starts.
 
-A variant is a name and settings; all share the target, the seeds and the budget. Nothing here runs.
+A variant is a name and settings. All variants share the target, the seeds and the budget.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TITLES = {
     "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
     "atspeed-s": "AtSpeed-S", "atspeed-r": "AtSpeed-R",
 }  # fmt: skip
-INITS = {"scratch": "from scratch", "target": "from the target"}  # where drafts start, in words
-STRICT, RELAXED = "atspeed-s", "atspeed-r"  # whom the paper's studies of each verification look at
+INITS = {"scratch": "from scratch", "target": "from the target"}  # starting points in words
+STRICT, RELAXED = "atspeed-s", "atspeed-r"  # objectives that the paper studies
 
-# What is taken away, by objective (figure 3 of the paper, and its table 4).
+# Settings of the ablations by objective (figure 3 and table 4 of the paper).
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     STRICT: {
         "no density": {"density": False},
@@ -39,16 +39,16 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
         "last step's beams": {"beam_steps": "last"},
     },
 }
-# Does not change what is learned, only what a step costs; so it is trained to be timed, no longer.
+# Changes the time of a training step only, so it is trained just long enough to be timed.
 COSTLY = "no tree attention"
 ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
-# Every variant starts from these, whatever the configuration says of the draft that is deployed.
+# Settings of every variant, whatever the configuration says of the deployed draft.
 PLAIN: dict[str, Any] = {
     "alpha": None, "beam_steps": "all", "density": True, "constrained": True, "top_k": True,
     "tree_attention": True, "on_policy": 0, "accept_users": 0, "evaluate_every": 0, "patience": 0,
 }  # fmt: skip
-# A draft from scratch is to its target what a small model is to a large one.
+# Settings of a draft from scratch, which is much smaller than its target.
 SCRATCH: dict[str, Any] = {
     "init_from_target": False,
     "preset": "tiny",
@@ -60,7 +60,7 @@ SCRATCH: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Budget:
-    """What training a draft may take; whichever ends first.
+    """Limits of training a draft; the first one that is reached ends it.
 
     Attributes:
         minutes: wall time of one draft.
@@ -76,11 +76,11 @@ class Variant:
     """One draft.
 
     Attributes:
-        objective: what it learns.
-        init: where it starts.
-        seed: of everything random in its training.
-        change: what is different from the plain objective, in words; "" for nothing.
-        options: the same as settings of section `draft`.
+        objective: that it is trained with.
+        init: its starting point.
+        seed: of its training.
+        change: difference from the plain objective, in words; "" for none.
+        options: the same difference as settings of section `draft`.
     """
 
     objective: str
@@ -104,7 +104,7 @@ class Variant:
 
     @property
     def source(self) -> str:
-        """Whose trees it learns from: `none`, `target` or `mixture`."""
+        """The source of its teacher data: `none`, `target` or `mixture`."""
         if self.objective not in ON_TREES:
             return "none"
         return "mixture" if self.objective == STRICT else "target"
@@ -117,13 +117,13 @@ class Variant:
 
     @property
     def wave(self) -> int:
-        """What must be made before: nothing, the target's trees, or those of a mixture with SFT."""
+        """Wave of its training; later waves need what earlier ones made."""
         return {"none": 0, "target": 1, "mixture": 2}[self.source]
 
 
 @dataclass(frozen=True)
 class DraftSpace(Workspace):
-    """A run's workspace as one variant sees it: its own draft, and the teacher it shares."""
+    """The workspace of one variant: its own draft and a shared teacher in a run's workspace."""
 
     draft: str = ""
     teacher: str = ""
@@ -134,7 +134,7 @@ class DraftSpace(Workspace):
         return cls(workspace.home, workspace.name, variant.key, variant.teacher)
 
     def run(self, stage: str) -> Path:
-        """Output of a stage; what belongs to it (`draft.checkpoint`) lies beside it."""
+        """Folder of a stage, or of a part of it such as `draft.checkpoint`."""
         kind = stage.split(".")[0]
         own = {"draft": self.draft, "teacher": self.teacher}.get(kind)
         return super().run("atspeed") / own / stage if own else super().run(stage)
@@ -143,11 +143,11 @@ class DraftSpace(Workspace):
 def settings_of(
     settings: Settings, variant: Variant, budget: Budget, workspace: Workspace
 ) -> Settings:
-    """Settings of a run as they are for one variant."""
+    """The settings of a run, changed for one variant."""
     values = settings.values
     draft = {**values.get("draft", {}), **PLAIN}
     if variant.init == "scratch":
-        # settings of a draft that is cut from its target say nothing of one that is not
+        # Settings of a draft cut from its target do not fit one from scratch.
         draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
     else:
         draft["init_from_target"] = True
@@ -163,7 +163,7 @@ def settings_of(
 
 
 def plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
-    """Every objective as it is."""
+    """Every objective without changes."""
     seeds = list(seeds)
     return [
         Variant(objective, init, seed)
@@ -174,7 +174,7 @@ def plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
 
 
 def ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
-    """AtSpeed's objectives with something taken away."""
+    """AtSpeed's objectives with one part removed."""
     return [
         Variant(objective, init, seed, change, options)
         for seed in seeds
@@ -184,7 +184,7 @@ def ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
 
 
 def costly(init: Init, seeds: Iterable[int]) -> list[Variant]:
-    """AtSpeed's objectives with every node of a tree as a row of its own."""
+    """AtSpeed's objectives without tree attention: every node of a tree is a row."""
     options = {"tree_attention": False, "max_minutes": 0.1}
     return [Variant(name, init, seed, COSTLY, options) for seed in seeds for name in ABLATIONS]
 
@@ -199,7 +199,7 @@ def strengths(init: Init, seeds: Iterable[int]) -> list[Variant]:
 
 
 def lineup(parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int]) -> list[Variant]:
-    """All drafts that the parts of an experiment need; studies look at the first beginning."""
+    """All drafts that the parts of an experiment need; studies use the first starting point."""
     found = plain(inits, seeds)
     if "ablations" in parts:
         found += [*ablations(inits[0], seeds), *costly(inits[0], seeds[:1])]

@@ -1,7 +1,7 @@
-"""Asking the drafts: accepted levels, target passes and recommendations of test users.
+"""Accepted levels, target passes and recommendations of test users, for each draft.
 
-Every function returns plain rows. A figure of one draft is kept a user (`Sample`) until rows are
-made of it, so that two drafts can be compared over the same users.
+Figures of a draft are kept by user (`Sample`) until rows are made of them, so that two drafts can
+be compared over the same users.
 """
 
 from __future__ import annotations
@@ -15,37 +15,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.artifacts import Workspace, read_manifest
+from recsys.artifacts import Workspace
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
-from recsys.decoding import Beams, ModelDrafter, beam_search, speculative_beam_search
-from recsys.decoding.speculative import PATCH_NODES
+from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
 from recsys.interactions import Histories
-from recsys.models.checkpoint import load_model
 from recsys.models.tree_forward import TreeModel
-from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.training.atspeed.lineup import DraftSpace, Variant
-from recsys.training.target import MODEL
+from recsys.training.atspeed.lineup import DraftSpace
+from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import causal_parts
-from recsys.vocabulary import Vocabulary
 
 BATCH = 25
-ROOMY_PATCH = 256  # nodes, for trees that know the trie; elsewhere the first pass counts
 Z = 1.96  # of a 95 % interval
-ROUNDING, TIE = 1e-4, 1e-5  # how far equal scores may lie apart, and rows change places
+ROUNDING, TIE = 1e-4, 1e-5  # largest difference of a score, and of scores that may swap places
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A target and the test users who ask it.
+    """A target and test users.
 
     Attributes:
-        target: it, in float32.
+        target: the model, in float32.
         catalog: (items, L) tokens.
-        trie: the same as a trie.
-        prompts: one a user, alike in length from one to the next.
-        targets: what each of them went on to choose.
+        trie: of the catalog.
+        prompts: of the users, sorted by length.
+        targets: test items of the users.
     """
 
     target: TreeModel
@@ -56,26 +51,20 @@ class Scene:
 
     @classmethod
     def load(cls, workspace: Workspace, users: int) -> Scene:
-        """At most `users` users of the test split, the same ones each time."""
-        path = workspace.run("target")
-        prompt = PromptConfig(**read_manifest(path, "target").config["prompt"])
-        vocabulary = Vocabulary.load(path)
-        codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
-        encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, prompt)
-        examples = Dataset.load(workspace.dataset).examples("test", "all")
-        chosen = np.random.default_rng(0).permutation(len(examples))[:users]
-        chosen = chosen[np.argsort(examples.histories.lengths[chosen], kind="stable")]
-        asked = examples.take(chosen)
+        """Load the target and at most `users` users of the test split, always the same ones."""
+        target = TrainedTarget.load(workspace)
+        encoder = target.encoder
+        examples = Dataset.load(workspace.dataset).examples("test", "all").sample(users)
         return cls(
-            TreeModel.of(_model(path)),
+            TreeModel.of(target.load_model(device())),
             encoder.item_tokens,
             ItemTrie.build(encoder.item_tokens),
-            encoder.encode_all(asked.histories),
-            asked.targets,
+            encoder.encode_all(examples.histories),
+            examples.targets,
         )
 
     def batches(self) -> Iterator[tuple[list[NDArray[np.int64]], list[int]]]:
-        """Prompts, and a seed for each."""
+        """Batches of prompts, and a seed for each prompt."""
         for start in range(0, len(self.prompts), BATCH):
             group = self.prompts[start : start + BATCH]
             yield group, list(range(start, start + len(group)))
@@ -86,13 +75,9 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _model(path: Any) -> Any:
-    return load_model(path / MODEL, dtype=torch.float32, device=device()).eval()
-
-
 def load_draft(workspace: Workspace) -> TreeModel:
     """The draft of a workspace, in float32."""
-    return TreeModel.of(_model(workspace.run("draft")))
+    return TreeModel.of(load_trained(workspace.run("draft"), device()))
 
 
 @lru_cache(maxsize=2)
@@ -103,61 +88,47 @@ def scene_of(workspace: Workspace, users: int) -> Scene:
 
 @dataclass(frozen=True)
 class Question:
-    """One way of asking a draft.
+    """One way of using a draft.
 
     Attributes:
         beams: K.
-        verification: `strict` or `relaxed`.
-        drafts: N, nodes of each level; None where `nodes` says how large the tree is.
+        verification: `strict` or `relaxed`; `none` for the target alone.
+        drafts: N, nodes of each level.
         depth: gamma, levels that are drafted; None for all but the last.
-        nodes: of a tree that knows the trie.
         temperature: of relaxed verification.
     """
 
     beams: int
     verification: str = "strict"
-    drafts: int | None = 40
+    drafts: int = 40
     depth: int | None = None
-    nodes: int | None = None
     temperature: float = 1.0
 
     @property
     def row(self) -> dict[str, Any]:
-        """Itself as plain values."""
-        return {
-            "k": self.beams,
-            "verification": self.verification,
-            "drafts": self.drafts,
-            "depth": self.depth,
-            "nodes": self.nodes,
-        }
+        """The question as plain values."""
+        names = ("verification", "drafts", "depth")
+        return {"k": self.beams, **{name: getattr(self, name) for name in names}}
 
 
-def ask(scene: Scene, draft: TreeModel | None, question: Question, group: Any, seeds: Any) -> Beams:
-    """One batch; without a draft, exhaustion of level 1."""
+def ask(scene: Scene, draft: TreeModel, question: Question, group: Any, seeds: Any) -> Beams:
+    """The answers of one batch."""
     k, levels = question.beams, scene.trie.num_levels
     if question.verification == "relaxed":
-        return speculative_beam_search(
-            scene.target, draft, group, scene.trie, k, "relaxed",
-            seeds=seeds, temperature=question.temperature,
-            draft_beams=max(k, question.drafts or k),
-        )  # fmt: skip
-    drafter = None
-    if draft is not None and question.nodes is not None:
-        drafter = ModelDrafter(draft, question.nodes)
-    elif draft is not None:
-        depth = question.depth or levels - 1
-        drafter = ModelDrafter(draft, widths=[question.drafts or k] * min(depth, levels - 1))
-    patch = PATCH_NODES if question.nodes is None else ROOMY_PATCH
-    return speculative_beam_search(scene.target, drafter, group, scene.trie, k, patch_nodes=patch)
+        request = SearchRequest(group, seeds=seeds, temperature=question.temperature)
+        drafts = ModelDrafter(draft, draft_beams=max(k, question.drafts))
+        return speculative_beam_search(scene.target, drafts, request, scene.trie, k, "relaxed")
+    depth = min(question.depth or levels - 1, levels - 1)
+    drafter = ModelDrafter(draft, widths=[question.drafts] * depth)
+    return speculative_beam_search(scene.target, drafter, group, scene.trie, k)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A draft's answers to a question, user by user.
+    """Figures of one draft for one question.
 
     Attributes:
-        question: what was asked.
+        question: that was answered.
         accepted: (users,) levels of the draft that the first pass accepted, at most L - 1.
         passes: (users,) passes of the target.
     """
@@ -172,51 +143,41 @@ class Asking:
     """A task: one draft, many questions.
 
     Attributes:
-        variant: the draft; None for no draft at all.
         base: the run's workspace, where the target is.
-        workspace: the variant's, where the draft is.
-        questions: what to ask.
-        users: of how many test users.
+        workspace: where the draft is.
+        questions: to answer.
+        users: number of test users.
     """
 
-    variant: Variant | None
     base: Workspace
-    workspace: DraftSpace | None
+    workspace: DraftSpace
     questions: Sequence[Question]
     users: int
 
     def __call__(self) -> list[Sample]:
-        """Answers in the order of the questions."""
+        """Samples in the order of the questions."""
         scene = scene_of(self.base, self.users)
-        draft = None if self.workspace is None else load_draft(self.workspace)
+        draft = load_draft(self.workspace)
         samples = []
         for question in self.questions:
-            stats = [
-                s
-                for group, seeds in scene.batches()
-                for s in ask(scene, draft, question, group, seeds).stats
-            ]
-            samples.append(
-                Sample(
-                    question,
-                    np.asarray([s.accepted_levels for s in stats], np.float64),
-                    np.asarray([s.target_passes for s in stats], np.float64),
-                )
+            answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
+            stats = [s for answer in answers for s in answer.stats]
+            accepted, passes = (
+                np.asarray([getattr(s, name) for s in stats], np.float64)
+                for name in ("accepted_levels", "target_passes")
             )
+            samples.append(Sample(question, accepted, passes))
         return samples
 
 
 def cell(values: NDArray[np.float64], digits: int = 3) -> dict[str, float]:
-    """Mean over users and half its 95 % interval."""
+    """The mean over users, and half its 95 % interval."""
     error = Z * float(np.std(values)) / max(1.0, len(values) ** 0.5)
     return {"mean": round(float(np.mean(values)), digits), "error": round(error, digits)}
 
 
 def describe(samples: Sequence[Sample]) -> dict[str, Any]:
-    """A row of the same question put to drafts of several seeds.
-
-    Intervals are over users, whose figures are means over the seeds.
-    """
+    """A row of several seeds' samples. Intervals are over users, after the mean over seeds."""
     accepted = np.mean([s.accepted for s in samples], axis=0)
     passes = np.mean([s.passes for s in samples], axis=0)
     return {
@@ -229,16 +190,16 @@ def describe(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def flops_per_token(model: Any) -> dict[str, int]:
-    """Multiply-adds times two of a token's way through layers and head; attention left out."""
+    """Twice the multiply-adds of a token in the layers and in the head, without attention."""
     decoder, head = causal_parts(model)
     layers = sum(p.numel() for p in decoder.layers.parameters() if p.dim() > 1)
     return {"layers": 2 * layers, "head": 2 * head.weight.numel()}
 
 
 def costs(base: Workspace, spaces: dict[str, DraftSpace]) -> dict[str, dict[str, Any]]:
-    """FLOPs a token of the target and of each draft, and the draft's share of the target's."""
-    models = {"target": _model(base.run("target"))}
-    models |= {name: _model(space.run("draft")) for name, space in spaces.items()}
+    """FLOPs of a token for the target and each draft, and their share of the target's."""
+    models = {"target": load_trained(base.run("target"), device())}
+    models |= {name: load_trained(space.run("draft"), device()) for name, space in spaces.items()}
     found = {}
     whole = sum(flops_per_token(models["target"]).values())
     for name, model in models.items():
@@ -255,14 +216,14 @@ def costs(base: Workspace, spaces: dict[str, DraftSpace]) -> dict[str, dict[str,
 
 @dataclass(frozen=True)
 class Lists:
-    """How recommendations are made, for measuring their accuracy.
+    """One way of making recommendations, whose accuracy is measured.
 
     Attributes:
         name: in tables.
-        question: K and how it is verified; `verification` "none" asks the target alone.
-        sampled: draw at the question's temperature; False takes the best.
-        against: place of the row it is compared with.
-        draft: where the draft is.
+        question: K and the verification.
+        sampled: draw at the question's temperature instead of taking the best.
+        against: place of the row that it is compared with.
+        draft: where the draft is; None for the target alone.
     """
 
     name: str
@@ -281,26 +242,27 @@ class Recommending:
     users: int
 
     def __call__(self) -> dict[str, Any]:
-        """Recall and NDCG of each user; under strict, users whose lists are not beam search's."""
+        """Recall and NDCG of each user; for strict, how many lists are not beam search's."""
         scene, lists = scene_of(self.base, self.users), self.lists
         k = lists.question.beams
-        draft = None if lists.draft is None else load_draft(lists.draft)
+        draft = None
+        if lists.draft is not None:
+            draft = load_draft(lists.draft)
         items, differing = [], 0
         for group, seeds in scene.batches():
             plain = None
             if draft is None or lists.question.verification == "strict":
-                plain = beam_search(
-                    scene.target, group, scene.trie, k,
-                    seeds=seeds if lists.sampled else None,
-                    temperature=lists.question.temperature,
-                )  # fmt: skip
+                drawn = seeds if lists.sampled else None
+                heat = lists.question.temperature
+                request = SearchRequest(group, seeds=drawn, temperature=heat)
+                plain = beam_search(scene.target, request, scene.trie, k)
             if draft is None:
                 found = plain
             else:
                 found = ask(scene, draft, lists.question, group, seeds)
                 if plain is not None:
                     differing += _differing(found, plain)
-            assert found is not None  # noqa: S101 - one of the two was asked
+            assert found is not None  # noqa: S101 - one of the two was made
             items.append(_items(found, scene.trie, k))
         hits = Hits.of(np.concatenate(items), scene.targets)
         return {
@@ -311,14 +273,14 @@ class Recommending:
 
 
 def _differing(found: Beams, expected: Beams) -> int:
-    """Requests whose lists differ by more than places among scores within rounding."""
+    """Number of requests whose lists differ by more than the order of equal scores."""
     gap = (found.scores - expected.scores).nan_to_num().abs()
     other = (found.rows != expected.rows) & (gap > TIE)
     return int(((gap > ROUNDING) | other).any(1).sum())
 
 
 def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
-    """(B, k) items of the rows, best first whether searched or drawn; items of a leaf in order."""
+    """(B, k) items of the rows, best first, -1 behind the end; items of a leaf are in order."""
     order = found.scores.argsort(dim=1, descending=True, stable=True)
     lists = np.full((len(order), k), -1, np.int64)
     for line, rows in zip(lists, found.rows.gather(1, order).tolist(), strict=True):
@@ -328,7 +290,7 @@ def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
 
 
 def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of recall and NDCG, each with its paired difference from the row it is held against."""
+    """Rows of recall and NDCG, with the paired difference from the row each is compared with."""
     rows = []
     for kind, answer in zip(lists, answers, strict=True):
         row: dict[str, Any] = {
@@ -348,6 +310,6 @@ def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[
 
 
 def difference(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
-    """Accepted levels of a less those of b, over the same users."""
+    """Paired difference of accepted levels, a less b, over the same users."""
     first, second = (np.mean([s.accepted for s in samples], axis=0) for samples in (a, b))
     return cell(first - second)

@@ -1,4 +1,4 @@
-"""The figures that AtSpeed published (Lin et al., ICLR 2025, tables 1 and 2, Amazon Beauty).
+"""The published figures of AtSpeed (Lin et al., ICLR 2025, tables 1 and 2, Amazon Beauty).
 
 Target LLaMA-7B, draft LLaMA-68M, N = 40, one request at a time on a GPU, against their own beam
 search with tree attention.
@@ -47,7 +47,7 @@ SPEEDUP: dict[str, dict[str, tuple[float, ...]]] = {
         "atspeed-r": (2.05, 1.94, 1.94, 2.16, 2.47),
     },
 }
-# (who, temperature) -> recall by K; who is the target alone, or AtSpeed-R's relaxed verification.
+# (name, temperature) -> recall by K, for the target alone and AtSpeed-R's relaxed verification.
 RECALL: dict[tuple[str, float], dict[int, float]] = {
     ("target", 0.0): {5: 0.0056, 10: 0.0098},
     ("target", 0.5): {5: 0.0057, 10: 0.0095},

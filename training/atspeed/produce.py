@@ -1,7 +1,7 @@
-"""Making the drafts: teacher data and training, several processes side by side.
+"""Training of the drafts and their teacher data, in several processes.
 
-Each piece of work is one stage of one variant, which leaves at once where its artifact is up to
-date; so an experiment that was stopped goes on where it was.
+Each task is one stage of one variant. A stage whose artifact is up to date returns at once, so an
+experiment that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, settings
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 R = TypeVar("R")
-# Set before a process loads a numeric library, so that two of them do not fight over the cores.
+# Set before a process loads a numeric library, so that each process uses one core.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -56,7 +56,7 @@ class Task:
 
     Attributes:
         kind: `teacher` or `draft`.
-        variant: for whom.
+        variant: the draft.
         context: settings and workspace of the run.
         budget: of a draft.
     """
@@ -67,7 +67,7 @@ class Task:
     budget: Budget
 
     def __call__(self) -> dict[str, Any]:
-        """Run it; say what came of it as a plain row."""
+        """Run the stage and describe its artifact as a plain row."""
         start = time.perf_counter()
         workspace = DraftSpace.seen_by(self.context.workspace, self.variant)
         settings = settings_of(
@@ -94,7 +94,7 @@ class Task:
 
 
 def call(task: Callable[[], R]) -> R:
-    """Run a task; what a pool maps."""
+    """Run a task."""
     return task()
 
 
@@ -104,8 +104,8 @@ def produce(
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
     Returns:
-        A row a task: what it is, how large, and how long it took now (`spent`) and, for drafts,
-        when it was trained (`seconds`).
+        A row for each task: its name and size, its time now (`spent`) and, for drafts, its training
+        time (`seconds`).
     """
     rows: list[dict[str, Any]] = []
     for wave in range(3):

@@ -1,279 +1,203 @@
-"""Report of an experiment: tables beside the published ones, sentences, plots, one HTML page.
-
-The document holds all that is shown. A table is plain strings, so that terminal and page show the
-same.
-"""
+"""What `recsys benchmark atspeed` shows of its document: its tables beside the published ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-from recsys.benchmark.result import Document, save
+from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Row, Table
 from recsys.training.atspeed import paper
-from recsys.training.atspeed.findings import cell, cost_of
 from recsys.training.atspeed.lineup import INITS, OURS, PUBLISHED, RELAXED, STRICT, TITLES
 
-Row = dict[str, Any]
-
 PAPER = "paper (7B)"
-WIDTH = 150  # columns, where nobody says
+COLUMNS = {"N": "drafts", "gamma": "depth", "alpha": "alpha"}  # effect -> column of its values
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A table.
+def report(document: Document) -> Report:
+    """The report."""
+    tables, plots = [], []
+    for verification in ("strict", "relaxed"):
+        if "table" in document:
+            tables += [_accepted(document, verification), _speedup(document, verification)]
+    for objective in (STRICT, RELAXED):
+        rows = [r for r in document.get("ablations", ()) if r["objective"] == objective]
+        if rows:
+            tables.append(_ablation(rows))
+    if "effects" in document:
+        tables += [_effect(document["effects"], effect) for effect in COLUMNS]
+    if "recall" in document:
+        tables.append(_recall(document["recall"]))
+    if "table" in document:
+        plots.append(_plot_accepted(document))
+    if "effects" in document:
+        plots.append(_plot_effects(document["effects"]))
+    tables += [_drafts(document), _seconds(document)]
+    title = f"{document['run']}: AtSpeed's tables"
+    return Report(title, _sentences(document), tables, plots)
 
-    Attributes:
-        key: names it in the page.
-        title: what it shows.
-        note: how to read it.
-        columns: their heads.
-        rows: cells; the first is the row's own name, empty where it is the one above's.
-        text: columns that hold words.
-    """
 
-    key: str
-    title: str
-    note: str
-    columns: list[str]
-    rows: list[list[str]]
-    text: int = 2
-
-
-def sizes(document: Document) -> str:
-    """Whose figures stand side by side, said plainly."""
-    parameters = document["costs"]["target"]["parameters"]
-    shares = {}
+def _sentences(document: Document) -> list[str]:
+    target = document["costs"]["target"]["parameters"]
+    drafts = []
     for init in document["options"]["inits"]:
         cost = next(c for key, c in document["costs"].items() if f"_{init}_" in key)
-        shares[init] = (
-            f"{cost['parameters']:,} {INITS[init]} "
-            f"({100 * cost['share']:.0f} % of the target's FLOPs a token)"
+        drafts.append(
+            f"{cost['parameters']:,} {INITS[init]} ({cost['share']:.0%} of the target's FLOPs)"
         )
-    return (
+    sentences = [
         f"The paper's target has {paper.TARGET_PARAMETERS / 1e9:.1f} billion parameters and its "
-        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million (1 %). This target has {parameters:,}, "
-        f"its drafts {' and '.join(shares.values())}. Accepted levels can be compared with care: a "
-        "small target is easier to imitate. Walltimes cannot: here both models are small and run "
-        "on a CPU, where drafting costs a larger share and a wide pass costs more than a narrow "
-        "one."
-    )
+        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has {target:,}, its drafts "
+        f"{' and '.join(drafts)}. A small target is easier to imitate, and on a CPU drafting takes "
+        "a larger share of the time."
+    ]
+    strict = [r for r in document.get("table", ()) if r["verification"] == "strict"]
+    for k in sorted({row["k"] for row in strict} & set(paper.KS)):
+        best = max((r for r in strict if r["k"] == k), key=lambda row: row["accepted"]["mean"])
+        figures = [paper.figure(paper.ACCEPTED, "strict", name, k) or 0.0 for name in PUBLISHED]
+        sentences.append(
+            f"AS@{k}, strict: best {cell(best['accepted'])} ({best['title']}, "
+            f"{INITS[best['init']]}); the paper's best is {max(figures):.2f}."
+        )
+    if "recall" in document:
+        differing = sum(row["differing"] or 0 for row in document["recall"])
+        sentences.append(f"Strict verification: {differing} lists differ from beam search's.")
+    return sentences
+
+
+def cell(value: Row | None, sign: str = "") -> str:
+    """A mean and half its 95 % interval; empty without a value."""
+    return "" if value is None else f"{value['mean']:{sign}.2f} ±{value['error']:.2f}"
 
 
 def _find(rows: Iterable[Row], **wanted: object) -> Row | None:
     return next((r for r in rows if all(r[k] == v for k, v in wanted.items())), None)
 
 
-def tables(document: Document) -> list[Shown]:
-    """All tables of what was run."""
-    shown = []
-    for verification in ("strict", "relaxed"):
-        if "table" in document:
-            shown.append(_accepted(document, verification))
-        if "speed" in document:
-            shown.append(_speedup(document, verification))
-    for objective in (STRICT, RELAXED):
-        rows = [r for r in document.get("ablations", ()) if r["objective"] == objective]
-        if rows:
-            shown.append(_ablation(rows, objective))
-    if "effects" in document:
-        shown += _effects(document["effects"])
-    if "nodes" in document:
-        shown.append(_passes(document))
-    if "recall" in document:
-        shown.append(_recall(document["recall"]))
-    return [*shown, _training(document), _time(document)]
-
-
-def _names(document: Document) -> list[tuple[str, str]]:
-    """(objective, init) in the order of rows."""
-    return [(name, init) for name in (*PUBLISHED, *OURS) for init in document["options"]["inits"]]
-
-
 def _title(objective: str) -> str:
     return TITLES.get(objective, f"{objective} (ours)")
 
 
-def _accepted(document: Document, verification: str) -> Shown:
-    ks = document["options"]["ks"]
-    rows = []
-    for objective, init in _names(document):
-        found = [
-            _find(document["table"], objective=objective, init=init, verification=verification, k=k)
-            for k in ks
-        ]
-        first = init == document["options"]["inits"][0]
-        if first and objective in PUBLISHED:
-            published = [paper.figure(paper.ACCEPTED, verification, objective, k) for k in ks]
-            rows.append(
-                [_title(objective), PAPER, *("" if v is None else f"{v:.2f}" for v in published)]
-            )
-        name = _title(objective) if first and objective not in PUBLISHED else ""
-        rows.append([name, INITS[init], *(cell(row and row["accepted"]) for row in found)])
-    return Shown(
-        f"as-{verification}",
+def _beside_paper(
+    document: Document,
+    part: str,
+    verification: str,
+    published: dict[str, dict[str, tuple[float, ...]]],
+) -> list[list[Row | str | None]]:
+    """Lines of objective, draft and a row for each K; published figures are texts."""
+    options = document["options"]
+    lines: list[list[Row | str | None]] = []
+    for objective in (*PUBLISHED, *OURS):
+        title = _title(objective)
+        if objective in PUBLISHED:
+            figures = [paper.figure(published, verification, objective, k) for k in options["ks"]]
+            lines.append([title, PAPER, *("" if v is None else f"{v:.2f}" for v in figures)])
+            title = ""
+        for init in options["inits"]:
+            about = {"objective": objective, "init": init, "verification": verification}
+            found = [_find(document[part], **about, k=k) for k in options["ks"]]
+            lines.append([title, INITS[init], *found])
+            title = ""
+    return lines
+
+
+def _accepted(document: Document, verification: str) -> Table:
+    lines = _beside_paper(document, "table", verification, paper.ACCEPTED)
+    return Table(
         f"Accepted levels (AS@K), {verification}",
-        f"Levels of the first draft that the target accepts whole, at most L - 1. Draft tree: "
-        f"{document['options']['drafts']} nodes a level. ± is half the 95 % interval over users.",
-        ["objective", "draft", *(f"AS@{k}" for k in ks)],
-        rows,
+        ["objective", "draft", *(f"AS@{k}" for k in document["options"]["ks"])],
+        [[v if isinstance(v, str) else cell(v and v["accepted"]) for v in line] for line in lines],
+        f"Levels of the first draft that the target accepts whole, at most L - 1. The draft tree "
+        f"has {document['options']['drafts']} nodes a level. ± is half the 95 % interval over "
+        "users.",
+        words=2,
     )
 
 
-def _speedup(document: Document, verification: str) -> Shown:
-    ks = document["options"]["ks"]
-    rows = []
-    for objective, init in _names(document):
-        first = init == document["options"]["inits"][0]
-        if first and objective in PUBLISHED:
-            published = [paper.figure(paper.SPEEDUP, verification, objective, k) for k in ks]
-            rows.append(
-                [_title(objective), PAPER, *("" if v is None else f"{v:.2f}" for v in published)]
-            )
-        cells = []
-        for k in ks:
-            row = _find(
-                document["speed"], objective=objective, init=init, verification=verification, k=k
-            )
-            theirs = row["ws_huggingface"] if row else None
-            cells.append(
-                ""
-                if row is None
-                else f"{row['ws_beam']['p50']:.2f}" + (f" / {theirs['p50']:.1f}" if theirs else "")
-            )
-        name = _title(objective) if first and objective not in PUBLISHED else ""
-        rows.append([name, INITS[init], *cells])
-    baseline = "sampling over the same shared cache" if verification == "relaxed" else "beam search"
-    return Shown(
-        f"ws-{verification}",
+def _speedup(document: Document, verification: str) -> Table:
+    def show(value: Row | str | None) -> str:
+        if not isinstance(value, dict):
+            return value or ""
+        theirs = value["ws_huggingface"]
+        return f"{value['ws_beam']['p50']:.2f}" + (f" / {theirs['p50']:.1f}" if theirs else "")
+
+    lines = _beside_paper(document, "speed", verification, paper.SPEEDUP)
+    baseline = "sampling over the shared cache" if verification == "relaxed" else "beam search"
+    return Table(
         f"Walltime speedup (WS@K), {verification}",
+        ["objective", "draft", *(f"WS@{k}" for k in document["options"]["ks"])],
+        [[show(value) for value in line] for line in lines],
         f"Time of own {baseline} over that of drafting and verifying / the same with Hugging "
-        "Face's generate (beam search) for a baseline; one request at a time, one thread, medians "
-        "of the ratios within rounds. The paper's baseline is its own beam search.",
-        ["objective", "draft", *(f"WS@{k}" for k in ks)],
-        rows,
+        "Face's generate as the baseline; one request at a time, one thread, medians of the ratios "
+        "within rounds. The paper's baseline is its own beam search.",
+        words=2,
     )
 
 
-def _ablation(rows: list[Row], objective: str) -> Shown:
+def _ablation(rows: Sequence[Row]) -> Table:
     ks = list(dict.fromkeys(row["k"] for row in rows))
+    name = TITLES[rows[0]["objective"]]
     lines = []
     for change in dict.fromkeys(row["change"] for row in rows):
         own = [_find(rows, change=change, k=k) for k in ks]
-        lines.append([change or TITLES[objective], *(cell(r and r["accepted"]) for r in own)])
+        lines.append([change or name, *(cell(r and r["accepted"]) for r in own)])
         if change:
             lines.append(["  difference", *(cell(r and r["gain"], "+") for r in own)])
-    return Shown(
-        f"ablation-{objective}",
-        f"Ablations of {TITLES[objective]}, {rows[0]['verification']}, {INITS[rows[0]['init']]}",
-        "Accepted levels. Differences are paired over users. What training without tree attention "
-        "costs is in the table of drafts; it learns the same.",
+    return Table(
+        f"Ablations of {name}, {rows[0]['verification']}, {INITS[rows[0]['init']]}",
         ["", *(f"AS@{k}" for k in ks)],
         lines,
-        text=1,
+        "Accepted levels. Differences are paired over users.",
     )
 
 
-def _effects(rows: list[Row]) -> list[Shown]:
-    shown = []
-    names = {"N": "drafts", "gamma": "depth", "alpha": "alpha"}
-    for effect, column in names.items():
-        own = [row for row in rows if row["effect"] == effect]
-        values = sorted({row[column] for row in own})
-        groups = dict.fromkeys((row["verification"], row["k"]) for row in own)
-        lines = [
-            [verification, str(k)]
-            + [
-                cell(r and r["accepted"])
-                for v in values
-                for r in [_find(own, verification=verification, k=k, **{column: v})]
-            ]
-            for verification, k in groups
-        ]
-        notes = {
-            "N": "Strict: AtSpeed-S; relaxed: AtSpeed-R.",
-            "gamma": "AtSpeed-S with a draft of so many levels.",
-            "alpha": "AtSpeed-S by the weight of its alignment loss; 0 is SFT.",
-        }
-        shown.append(
-            Shown(
-                f"effect-{effect}",
-                f"Effect of {effect} on accepted levels, {INITS[rows[0]['init']]}",
-                notes[effect],
-                ["verification", "K", *(f"{effect}={v:g}" for v in values)],
-                lines,
-            )
-        )
-    return shown
-
-
-def _passes(document: Document) -> Shown:
-    rows, options = document["nodes"], document["options"]
-    ks, nodes = options["node_ks"], options["nodes"]
+def _effect(rows: Sequence[Row], effect: str) -> Table:
+    notes = {
+        "N": "Strict: AtSpeed-S; relaxed: AtSpeed-R.",
+        "gamma": "AtSpeed-S with a draft of gamma levels.",
+        "alpha": "AtSpeed-S by the weight of its alignment loss; 0 is SFT.",
+    }
+    column = COLUMNS[effect]
+    own = [row for row in rows if row["effect"] == effect]
+    values = sorted({row[column] for row in own})
     lines = []
-    for objective, init in _names(document):
-        cells = [
-            "" if row is None else f"{row['passes']['mean']:.2f}"
-            for k in ks
-            for n in nodes
-            for row in [_find(rows, objective=objective, init=init, k=k, nodes=n)]
-        ]
-        share = cost_of(document["costs"], objective, init)["share"]
-        first = init == options["inits"][0]
-        lines.append(
-            [_title(objective) if first else "", INITS[init], f"{100 * share:.0f} %", *cells]
-        )
-    none = [_find(rows, objective=None, k=k) for k in ks]
-    cells = [f"{row['passes']['mean']:.2f}" for row in none if row for _ in nodes]
-    lines.append(["no draft", "", "0 %", *cells])
-    return Shown(
-        "nodes",
-        "Passes of the target a request, strict, draft trees that know the trie",
-        "Columns: K / nodes. FLOPs: of a draft's token next to the target's, layers and head. Beam "
-        "search takes one pass a level; without a draft, level 1 is tried whole. Half of a 95 % "
-        f"interval over users is {max(row['passes']['error'] for row in rows):.2f} at most.",
-        ["objective", "draft", "FLOPs", *(f"{k}/{n}" for k in ks for n in nodes)],
+    for verification, k in dict.fromkeys((row["verification"], row["k"]) for row in own):
+        about = {"verification": verification, "k": k}
+        found = [_find(own, **about, **{column: value}) for value in values]
+        lines.append([verification, str(k), *(cell(r and r["accepted"]) for r in found)])
+    return Table(
+        f"Effect of {effect} on accepted levels, {INITS[rows[0]['init']]}",
+        ["verification", "K", *(f"{effect}={value:g}" for value in values)],
         lines,
+        notes[effect],
+        words=2,
     )
 
 
-def _recall(rows: list[Row]) -> Shown:
+def _recall(rows: Sequence[Row]) -> Table:
     lines = []
     for row in rows:
         way = f"sampled, T = {row['temperature']:g}" if row["sampled"] else "searched"
-        gains = [
-            f"{g['mean']:+.4f} ({g['low']:+.4f} to {g['high']:+.4f})" if g else ""
-            for g in (row.get("recall_gain"), row.get("ndcg_gain"))
-        ]
+        cells = []
+        for metric in ("recall", "ndcg"):
+            gain = row.get(f"{metric}_gain")
+            interval = gain and f"{gain['mean']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})"
+            cells += [f"{row[metric]['mean']:.4f}", interval or ""]
         published = paper.RECALL.get((row["name"], row["temperature"]), {}).get(row["k"])
-        cells = [f"{row[m]['mean']:.4f}" for m in ("recall", "ndcg")]
-        name = str(TITLES.get(row["name"], row["name"]))
         theirs = "" if published is None else f"{published:.4f}"
         differing = "" if row["differing"] is None else str(row["differing"])
-        measured = [cells[0], gains[0], cells[1], gains[1]]
-        lines.append([name, way, str(row["k"]), *measured, theirs, differing])
-    return Shown(
-        "recall",
+        name = str(TITLES.get(row["name"], row["name"]))
+        lines.append([name, way, str(row["k"]), *cells, theirs, differing])
+    return Table(
         "Recommendations of the target and of what accelerates it",
-        "All of a user's test items count; seen items are not masked. Differences are from the "
-        "target asked in the same way, paired over users, with 95 % bootstrap intervals. The last "
-        "column counts users whose list is not beam search's.",
-        ["who", "how", "K", "Recall", "difference", "NDCG", "difference", PAPER, "lists"],
+        ["", "how", "K", "Recall", "difference", "NDCG", "difference", PAPER, "lists"],
         lines,
+        "All test items of a user count; seen items are not masked. Differences are from the "
+        "target used in the same way, paired over users, with 95 % bootstrap intervals. The last "
+        "column is the number of users whose list is not beam search's.",
+        words=2,
     )
 
 
-def _training(document: Document) -> Shown:
+def _drafts(document: Document) -> Table:
     rows = [
         [
             row["title"], INITS[row["init"]], str(row["seed"]), f"{row['parameters']:,}",
@@ -283,160 +207,61 @@ def _training(document: Document) -> Shown:
         for row in document["drafts"]
     ]  # fmt: skip
     budget = document["options"]["budget"]
-    return Shown(
-        "drafts",
+    return Table(
         "Drafts",
-        f"Each was trained for at most {budget['minutes']:g} minutes or {budget['epochs']} epochs "
-        "on one thread. Time: when it was trained, which may be an earlier run.",
         ["objective", "draft", "seed", "parameters", "epochs", "steps", "seconds", "ms a step"],
         rows,
+        f"Each was trained for at most {budget['minutes']:g} minutes or {budget['epochs']} epochs "
+        "on one thread, perhaps in an earlier run.",
+        words=2,
     )
 
 
-def _time(document: Document) -> Shown:
-    teachers = sum(row["spent"] for row in document["teachers"])
+def _seconds(document: Document) -> Table:
     rows = [[name, f"{value:.0f}"] for name, value in document["seconds"].items()]
-    rows.append(["all", f"{sum(document['seconds'].values()):.0f}"])
-    return Shown(
-        "time",
-        "Where the time went",
-        f"Wall seconds of this run with {document['options']['workers']} processes; what was there "
-        f"already took none. Teacher data: {teachers:.0f} s of one process.",
-        ["part", "seconds"],
-        rows,
-        text=1,
-    )
+    note = f"Wall time of this run with {document['options']['workers']} processes."
+    return Table("Time", ["part", "seconds"], rows, note)
 
 
-def show(document: Document, console: Console) -> None:
-    """Tables and sentences for people; not squeezed where there is no terminal to fit."""
-    if not console.is_terminal:
-        console = type(console)(width=WIDTH, file=console.file)
-    for shown in tables(document):
-        table = Table(
-            box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=shown.title,
-            caption=shown.note, title_justify="left", caption_justify="left",
-        )  # fmt: skip
-        for i, column in enumerate(shown.columns):
-            table.add_column(column, justify="left" if i < shown.text else "right", no_wrap=True)
-        for row in shown.rows:
-            table.add_row(*row)
-        console.print(table)
-    console.print(sizes(document), highlight=False)
-    for finding in document["findings"]:
-        console.print(("✓ " if finding["held"] else "✗ ") + finding["text"], highlight=False)
-
-
-def plots(document: Document) -> dict[str, str]:
-    """Drawings for the page: name -> inline SVG."""
-    from recsys.evaluation.figures import svg
-
-    drawn = {}
-    if "table" in document:
-        label = "Line charts: accepted levels by K of each objective, strict and relaxed."
-        drawn["accepted"] = svg(partial(_by_k, document=document), "accepted", label)
-    if "nodes" in document:
-        label = "Line charts: target passes a request by nodes of the draft tree, for each K."
-        drawn["passes"] = svg(partial(_by_nodes, document=document), "passes", label)
-    if "effects" in document:
-        label = "Line charts: accepted levels by N, by gamma and by alpha."
-        drawn["effects"] = svg(partial(_by_effect, document=document), "effects", label)
-    return drawn
-
-
-def _by_k(figure: Figure, document: Document) -> None:
-    """The first beginning; the paper's champion dashed."""
-    from recsys.evaluation.figures import INK
-
+def _plot_accepted(document: Document) -> Plot:
     options = document["options"]
-    ks = options["ks"]
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, verification in zip(panels, ("strict", "relaxed"), strict=True):
-        for i, objective in enumerate((*PUBLISHED, *OURS)):
-            rows = [
-                r for r in document["table"]
-                if (r["objective"], r["init"], r["verification"])
-                == (objective, options["inits"][0], verification)
-            ]  # fmt: skip
-            _line(axes, i, _title(objective), range(len(ks)), [r["accepted"] for r in rows])
-        champion = {"strict": STRICT, "relaxed": RELAXED}[verification]
+    ks, panels = options["ks"], []
+    for verification, champion in (("strict", STRICT), ("relaxed", RELAXED)):
+        lines = []
+        for objective in (*PUBLISHED, *OURS):
+            about = {"objective": objective, "init": options["inits"][0]}
+            found = [
+                r["accepted"]
+                for k in ks
+                if (r := _find(document["table"], **about, verification=verification, k=k))
+            ]
+            lines.append(_line(_title(objective), range(len(ks)), found))
         theirs = [paper.figure(paper.ACCEPTED, verification, champion, k) for k in ks]
-        if None not in theirs:
-            axes.plot(range(len(ks)), theirs, color=INK, linestyle="--", label="paper's best")
-        axes.set_xticks(range(len(ks)), [str(k) for k in ks])
-        axes.set(xlabel="K", ylim=(0, None))
-        axes.set_title(f"accepted levels, {verification}", loc="left")
-
-
-def _by_nodes(figure: Figure, document: Document) -> None:
-    """The last beginning: drafts cut from the target where there are any."""
-    options = document["options"]
-    nodes, ks = options["nodes"], options["node_ks"]
-    panels = figure.subplots(1, len(ks), sharey=True, squeeze=False)[0]
-    for axes, k in zip(panels, ks, strict=True):
-        for i, objective in enumerate((*PUBLISHED, *OURS)):
-            rows = [
-                r for r in document["nodes"]
-                if (r["objective"], r["init"], r["k"]) == (objective, options["inits"][-1], k)
-            ]  # fmt: skip
-            _line(axes, i, _title(objective), range(len(nodes)), [r["passes"] for r in rows])
-        axes.set_xticks(range(len(nodes)), [str(n) for n in nodes])
-        axes.set(xlabel="nodes")
-        axes.set_title(f"passes, K = {k}", loc="left")
-
-
-def _by_effect(figure: Figure, document: Document) -> None:
-    columns = {"N": "drafts", "gamma": "depth", "alpha": "alpha"}
-    for axes, (effect, column) in zip(figure.subplots(1, 3), columns.items(), strict=True):
-        own = [row for row in document["effects"] if row["effect"] == effect]
-        groups = dict.fromkeys((row["verification"], row["k"]) for row in own)
-        for i, (verification, k) in enumerate(groups):
-            rows = [r for r in own if (r["verification"], r["k"]) == (verification, k)]
-            places = [r[column] for r in rows]
-            _line(axes, i, f"{verification}, K = {k}", places, [r["accepted"] for r in rows])
-        axes.set(xlabel=effect, ylim=(0, None))
-        axes.set_title("accepted levels", loc="left")
-
-
-def _line(axes: Any, i: int, label: str, places: Iterable[float], cells: list[Row]) -> None:
-    from recsys.evaluation.figures import MARKERS, SERIES
-
-    axes.errorbar(
-        list(places),
-        [c["mean"] for c in cells],
-        yerr=[c["error"] for c in cells],
-        color=SERIES[i % len(SERIES)],
-        linestyle="-" if i < len(SERIES) else ":",
-        marker=MARKERS[i % len(MARKERS)],
-        markersize=4,
-        linewidth=1.4,
-        capsize=2,
-        label=label,
+        known = [value for value in theirs if value is not None]
+        if len(known) == len(ks):
+            lines.append(Line("paper's best", range(len(ks)), known, style="--"))
+        panels.append(Panel(f"accepted levels, {verification}", "K", lines, [str(k) for k in ks]))
+    caption = (
+        f"Accepted levels by K, drafts {INITS[options['inits'][0]]}; dashed: the paper's AtSpeed-S "
+        "(strict) and AtSpeed-R (relaxed)."
     )
+    return Plot("accepted", caption, panels)
 
 
-def render(document: Document) -> str:
-    """The document as one self-contained HTML page: no script, nothing fetched."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = (
-        files("recsys.training.atspeed").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    )
-    style = files("recsys.evaluation").joinpath("page.css").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
-        document=document,
-        sizes=sizes(document),
-        tables=tables(document),
-        # Markup of our own making: a style sheet, and drawings of numbers and names.
-        style=Markup(style),  # noqa: S704
-        plots={key: Markup(value) for key, value in plots(document).items()},  # noqa: S704
-    )
+def _plot_effects(rows: Sequence[Row]) -> Plot:
+    panels = []
+    for effect, column in COLUMNS.items():
+        own = [row for row in rows if row["effect"] == effect]
+        lines = []
+        for verification, k in dict.fromkeys((row["verification"], row["k"]) for row in own):
+            some = [r for r in own if (r["verification"], r["k"]) == (verification, k)]
+            values = [r["accepted"] for r in some]
+            lines.append(_line(f"{verification}, K = {k}", [r[column] for r in some], values))
+        panels.append(Panel("accepted levels", effect, lines))
+    caption = "Accepted levels by N, gamma and alpha. Strict: AtSpeed-S; relaxed: AtSpeed-R."
+    return Plot("effects", caption, panels)
 
 
-def write(document: Document, folder: Path) -> None:
-    """Write `result.json`, `report.html` and a drawing for each part, `PART.svg`."""
-    save(folder, document, plots(document), render(document))
+def _line(label: str, places: Sequence[float], values: Sequence[Row]) -> Line:
+    errors = [value["error"] for value in values]
+    return Line(label, places, [value["mean"] for value in values], (errors, errors))

@@ -1,19 +1,20 @@
 """Walltime speedup, one request at a time: each draft against own beam search and Hugging Face's.
 
-Clocks are read side by side within rounds (`recsys.benchmark.timing`), drafting included. Hugging
-Face takes part in the first rounds only; it is slow.
+Times are measured side by side within rounds (`recsys.benchmark.timing`), drafting included.
+Hugging Face takes part in the first rounds only, since it is slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
-from recsys.decoding import beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import allowed_tokens, huggingface_beam_search
 from recsys.training.atspeed.measure import Question, Scene, ask
@@ -24,62 +25,44 @@ BEAM, HUGGING_FACE = "own beam search", "Hugging Face generate"
 def walltimes(
     scene: Scene,
     causal: Any,
-    drafts: Mapping[str, TreeModel],
+    drafts: Mapping[str, Any],
     questions: Sequence[Question],
     *,
     rounds: int,
     hf_rounds: int,
     advance: Callable[[], object],
 ) -> list[dict[str, Any]]:
-    """Rows of each draft and question: milliseconds a request, and ratios to both baselines.
+    """Rows of each draft and question: milliseconds of a request, and ratios to both baselines.
 
     Args:
-        scene: the target and who asks; a round is one user.
+        scene: the target and the users; a round is one user.
         causal: the target as Hugging Face loads it.
         drafts: by name.
         questions: relaxed ones are compared with plain sampling, and with Hugging Face's search.
         rounds: users whose requests are timed.
-        hf_rounds: how many of them Hugging Face is asked.
+        hf_rounds: users whose requests are timed with Hugging Face, too.
         advance: called after each question.
     """
-    finish = torch.cuda.synchronize if scene.target.device.type == "cuda" else _nothing
     order = np.random.default_rng(1).permutation(len(scene.prompts))
     allowed = allowed_tokens(scene.catalog)
+    models = {name: TreeModel.of(draft) for name, draft in drafts.items()}
+
+    def run(search: Callable[[list[Any], list[int]], object], number: int) -> None:
+        user = int(order[number % len(order)])
+        search([scene.prompts[user]], [user])
+        if scene.target.device.type == "cuda":
+            torch.cuda.synchronize()
+
     rows = []
     for question in questions:
-        relaxed = question.verification == "relaxed"
-
-        def group(number: int) -> tuple[list[Any], list[int]]:
-            user = int(order[number % len(order)])
-            return [scene.prompts[user]], [user]
-
-        def beams(number: int, k: int = question.beams, sampled: bool = relaxed) -> object:
-            prompts, seeds = group(number)
-            found = beam_search(
-                scene.target, prompts, scene.trie, k, seeds=seeds if sampled else None
-            )
-            finish()
-            return found
-
-        def drafted(draft: TreeModel, asked: Question = question) -> Callable[[int], object]:
-            def run(number: int) -> object:
-                found = ask(scene, draft, asked, *group(number))
-                finish()
-                return found
-
-            return run
-
-        def hugging_face(number: int, k: int = question.beams) -> object:
-            found = huggingface_beam_search(causal, group(number)[0], allowed, k)
-            finish()
-            return found
-
-        sides = {BEAM: Side(beams)}
-        sides |= {name: Side(drafted(draft)) for name, draft in drafts.items()}
-        if hf_rounds:
-            sides[HUGGING_FACE] = Side(hugging_face, rounds=hf_rounds)
+        searches = _searches(scene, causal, allowed, models, question)
+        sides = {
+            name: Side(partial(run, search), rounds=hf_rounds if name == HUGGING_FACE else None)
+            for name, search in searches.items()
+            if hf_rounds or name != HUGGING_FACE
+        }
         for side in sides.values():
-            side.run(0)  # whatever is made once
+            side.run(0)  # the first run allocates buffers
         times = interleaved(sides, rounds)
         own, theirs = times.pop(BEAM), times.pop(HUGGING_FACE, Times())
         rows += [
@@ -98,5 +81,22 @@ def walltimes(
     return rows
 
 
-def _nothing() -> None:
-    """A CPU has nothing left to finish when a call returns."""
+def _searches(
+    scene: Scene,
+    causal: Any,
+    allowed: dict[tuple[int, ...], list[int]],
+    drafts: Mapping[str, TreeModel],
+    question: Question,
+) -> dict[str, Callable[[list[Any], list[int]], object]]:
+    """Name -> a function of prompts and seeds, for both baselines and each draft."""
+    k, relaxed = question.beams, question.verification == "relaxed"
+
+    def beams(prompts: list[Any], seeds: list[int]) -> object:
+        request = SearchRequest(prompts, seeds=seeds if relaxed else None)
+        return beam_search(scene.target, request, scene.trie, k)
+
+    def hugging_face(prompts: list[Any], _: list[int]) -> object:
+        return huggingface_beam_search(causal, prompts, allowed, k)
+
+    drafted = {name: partial(ask, scene, draft, question) for name, draft in drafts.items()}
+    return {BEAM: beams, **drafted, HUGGING_FACE: hugging_face}

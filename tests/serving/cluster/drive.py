@@ -182,7 +182,8 @@ async def drive(cluster: Cluster, right: Right) -> dict[str, Any]:
         saw["answers"] = await answers(client, right)
 
         handle, homes = Handle(serve.get_deployment_handle(REPLICAS, APPLICATION)), []
-        call = Call("GET", "/health/live", b"/health/live", b"", [], None, None, "http", b"")
+        scope = {"type": "http", "method": "GET", "path": "/health/live"}
+        call = Call.of({**scope, "query_string": b"", "headers": []}, b"")
         for user in [f"user-{n}" for n in range(12)] * 2:
             homes.append((await handle.ask(call, user)).replica)
         saw["homes"] = [homes[:12], homes[12:]]

@@ -217,7 +217,8 @@ async def test_metrics_are_everybodys_told_apart_by_replica(client: Any, replica
 def call(method: str, path: str, body: Any = None, **headers: str) -> Call:
     sent = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
     content = b"" if body is None else json.dumps(body).encode()
-    return Call(method, path, path.encode(), b"", sent, None, None, "http", content)
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": sent}
+    return Call.of(scope, content)
 
 
 def test_a_session_is_the_header_or_the_user_or_where_the_history_began() -> None:
@@ -259,7 +260,7 @@ async def test_a_replica_answers_swaps_and_survives_a_bad_bundle(
     )
     await replica.reconfigure({"aliases": {}})
     ask = call("POST", "/v1/recommendations", {"history": ["B0001"]}, host="localhost")
-    ask.headers.append(JSON)
+    ask.scope["headers"].append(JSON)
     first = json.loads((await replica.answer(ask)).body)
     assert first["model"]["name"] == "one"
     await replica.reconfigure({"aliases": {"champion": "two"}})
@@ -278,7 +279,12 @@ async def test_the_door_that_rays_proxies_ask_gives_the_same() -> None:
     replicas = FakeReplicas()
     served._door = Door(replicas, deadline_ms=200, max_body_bytes=2000)
     sent = call("GET", "/health/live")
-    scope = {"type": "http", "method": sent.method, "path": sent.path, "headers": sent.headers}
+    scope = {
+        "type": "http",
+        "method": sent.method,
+        "path": sent.path,
+        "headers": sent.scope["headers"],
+    }
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from recsys.serving.stores import Event, open_store
-from recsys.serving.stores.protocol import content_digest
-from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores.records import content_digest
+from recsys.serving.stores.store import Store
 
 PATIENCE_S = 120
 SET_UPS = 5  # another process may take a port between its being found and its being used
@@ -177,11 +177,11 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., SqlStore]]:
+def opened() -> Iterator[Callable[..., Store]]:
     """`open_store`, with the closing seen to."""
-    stores: list[SqlStore] = []
+    stores: list[Store] = []
 
-    def make(location: str | Path, **options: Any) -> SqlStore:
+    def make(location: str | Path, **options: Any) -> Store:
         stores.append(open_store(location, **options))
         return stores[-1]
 
@@ -191,7 +191,7 @@ def opened() -> Iterator[Callable[..., SqlStore]]:
 
 
 @pytest.fixture
-def store(location: str, opened: Callable[..., SqlStore]) -> SqlStore:
+def store(location: str, opened: Callable[..., Store]) -> Store:
     return opened(location)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from recsys.errors import ConfigError
 from recsys.serving.stores import Event
-from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores.store import Store
 
 MakeEvent = Callable[..., Event]
-Open = Callable[..., SqlStore]
+Open = Callable[..., Store]
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,11 @@ import pytest
 
 from recsys.errors import ArtifactError
 from recsys.serving.stores import Appended, Event, EventConflictError, Journal, Served, StoreError
-from recsys.serving.stores import sql as sql_module
-from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores import store as store_module
+from recsys.serving.stores.store import Store
 
 MakeEvent = Callable[..., Event]
-Open = Callable[..., SqlStore]
+Open = Callable[..., Store]
 
 pytestmark = pytest.mark.anyio
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
@@ -24,7 +24,7 @@ EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 # Events and histories
 
 
-async def test_a_history_is_by_time_and_then_by_arrival(store: SqlStore, event: MakeEvent) -> None:
+async def test_a_history_is_by_time_and_then_by_arrival(store: Store, event: MakeEvent) -> None:
     await store.append([event("1", item="x", time_ms=30), event("2", item="y", time_ms=10)])
     await store.append([event("3", item="w", time_ms=30), event("4", user="bob", item="z")])
     assert await store.history("ada", 10) == ["y", "x", "w"]
@@ -33,7 +33,7 @@ async def test_a_history_is_by_time_and_then_by_arrival(store: SqlStore, event: 
     assert await store.history("eve", 10) is None
 
 
-async def test_a_repeated_event_counts_once(store: SqlStore, event: MakeEvent) -> None:
+async def test_a_repeated_event_counts_once(store: Store, event: MakeEvent) -> None:
     first = [event("1"), event("2", item="y")]
     assert await store.append(first) == Appended(accepted=2)
     assert await store.append([*first, event("3")]) == Appended(accepted=1, duplicates=2)
@@ -42,10 +42,10 @@ async def test_a_repeated_event_counts_once(store: SqlStore, event: MakeEvent) -
 
 
 async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
-    store: SqlStore, event: MakeEvent
+    store: Store, event: MakeEvent
 ) -> None:
     await store.append([event("1", item="x")])
-    with pytest.raises(EventConflictError, match="event '1' is there already") as caught:
+    with pytest.raises(EventConflictError, match="event '1' is stored already") as caught:
         await store.append([event("2"), event("1", item="other")])
     assert caught.value.event_ids == ("1",)
     with pytest.raises(EventConflictError, match=r"event 'a' .* \(and 1 more\)"):
@@ -57,7 +57,7 @@ async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
 
 
 async def test_writers_at_once_share_commits_and_one_refusal_spares_the_others(
-    store: SqlStore, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+    store: Store, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[int] = []
     write = store._write
@@ -110,7 +110,7 @@ async def test_what_is_shown_or_dismissed_is_kept_and_is_no_history(
 
 
 async def test_pages_of_events_join_without_gap_or_repetition(
-    store: SqlStore, event: MakeEvent
+    store: Store, event: MakeEvent
 ) -> None:
     await store.append([event(f"{i}", item=f"i{i}", time_ms=i // 3) for i in range(10)])
     found, before = [], None
@@ -121,7 +121,7 @@ async def test_pages_of_events_join_without_gap_or_repetition(
     assert await store.events("eve", 4) == []
 
 
-async def test_an_event_comes_back_as_it_went_in(store: SqlStore, event: MakeEvent) -> None:
+async def test_an_event_comes_back_as_it_went_in(store: Store, event: MakeEvent) -> None:
     sent = event("1", "é\u2028💄", "'; --", 2**41, value=0.1, recommendation_id="nobody's")
     assert (await store.append([sent])).unlinked == 1
     (found,) = await store.events("é\u2028💄", 1)
@@ -130,7 +130,7 @@ async def test_an_event_comes_back_as_it_went_in(store: SqlStore, event: MakeEve
         assert getattr(found, name) == getattr(sent, name)
 
 
-async def test_users_are_listed_by_id(store: SqlStore, event: MakeEvent) -> None:
+async def test_users_are_listed_by_id(store: Store, event: MakeEvent) -> None:
     names = ["b", "a%", "a_", "ab", "B", "é"]
     await store.append([event(f"{n}{i}", user=n) for n in names for i in range(2)])
     assert await store.users(10) == ["B", "a%", "a_", "ab", "b", "é"]
@@ -139,7 +139,7 @@ async def test_users_are_listed_by_id(store: SqlStore, event: MakeEvent) -> None
     assert await store.users(10, "a%") == ["a%"]
 
 
-async def test_ids_are_data_and_never_sql(store: SqlStore, event: MakeEvent) -> None:
+async def test_ids_are_data_and_never_sql(store: Store, event: MakeEvent) -> None:
     nasty = "'; DROP TABLE events; -- ? %s"
     await store.append([event(nasty, nasty, nasty), event("%", "%", "a"), event("n", "\n", "\t")])
     assert await store.history(nasty, 5) == [nasty]
@@ -154,7 +154,7 @@ async def test_ids_are_data_and_never_sql(store: SqlStore, event: MakeEvent) -> 
 
 
 async def test_an_event_that_the_database_cannot_take_spares_its_neighbours(
-    store: SqlStore, event: MakeEvent
+    store: Store, event: MakeEvent
 ) -> None:
     bad = event("bad", time_ms=2**70)
     outcomes = await asyncio.gather(
@@ -171,7 +171,7 @@ async def test_an_event_that_the_database_cannot_take_spares_its_neighbours(
 
 
 async def test_an_erased_user_is_gone_and_stays_gone(
-    store: SqlStore, event: MakeEvent, write_dataset: Callable[..., Path]
+    store: Store, event: MakeEvent, write_dataset: Callable[..., Path]
 ) -> None:
     dataset = write_dataset(EVENTS)
     store.seed(dataset)
@@ -189,7 +189,7 @@ async def test_an_erased_user_is_gone_and_stays_gone(
     store.seed(write_dataset([*EVENTS, ("ada", "newer", 40)], name="newer"))
     assert await store.history("ada", 10) is None
     assert await store.history("bob", 10) == ["kept", "z"]
-    fresh = event("3", item="new", time_ms=sql_module.now_ms() + 1000)
+    fresh = event("3", item="new", time_ms=store_module.now_ms() + 1000)
     assert await store.append([fresh]) == Appended(accepted=1)  # welcome back
     assert await store.history("ada", 10) == ["new"]
 
@@ -198,7 +198,7 @@ async def test_an_erased_user_is_gone_and_stays_gone(
 
 
 async def test_feedback_is_linked_to_a_remembered_answer_at_once(
-    store: SqlStore, event: MakeEvent
+    store: Store, event: MakeEvent
 ) -> None:
     store.remember(Served("r1", "ada", "demo@1", ("x", "y"), 5))
     done = await store.append(
@@ -210,9 +210,9 @@ async def test_feedback_is_linked_to_a_remembered_answer_at_once(
 
 
 async def test_answers_are_written_without_events_and_the_oldest_are_forgotten(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, until: Any
+    store: Store, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    monkeypatch.setattr("recsys.serving.stores.sql.SERVED_KEPT", 10)
+    monkeypatch.setattr("recsys.serving.stores.store.SERVED_KEPT", 10)
     for i in range(25):
         store.remember(Served(f"r{i}", None, "m", (), i))
 
@@ -238,7 +238,7 @@ async def test_the_journal_is_by_model_and_in_order(location: str, opened: Open)
     assert await again.journal("c", 7) == Journal([], 7)
 
 
-async def test_the_journal_keeps_the_last_record_of_an_item(store: SqlStore) -> None:
+async def test_the_journal_keeps_the_last_record_of_an_item(store: Store) -> None:
     for price in range(3):
         await store.journal_append("a", [{"item_id": "x\0", "price": price}, {"n": price}])
     await store.journal_append("b", [{"item_id": "x\0", "price": 9}])
@@ -270,7 +270,7 @@ async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
     seen: dict[str, int] = {}
     done = False
 
-    async def follow(store: SqlStore) -> int:
+    async def follow(store: Store) -> int:
         place, looks = found.place, 0
         while not done or looks == 0:
             looks = looks + 1 if done else 0
@@ -280,7 +280,7 @@ async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
             seen.update((record["item_id"], record["n"]) for record in journal.records)
         return place
 
-    async def write(store: SqlStore, name: str) -> None:
+    async def write(store: Store, name: str) -> None:
         for n in range(10):
             await store.journal_append("a", [{"item_id": name, "n": n}])
 
@@ -316,7 +316,7 @@ async def test_seeding_twice_is_seeding_once(
 
 
 async def test_a_newer_data_set_replaces_the_older_and_nothing_else(
-    store: SqlStore, event: MakeEvent, write_dataset: Callable[..., Path]
+    store: Store, event: MakeEvent, write_dataset: Callable[..., Path]
 ) -> None:
     store.seed(write_dataset(EVENTS))
     await store.append([event("1", item="live", time_ms=50_000)])
@@ -326,7 +326,7 @@ async def test_a_newer_data_set_replaces_the_older_and_nothing_else(
 
 
 async def test_a_failed_seed_leaves_nothing_behind(
-    store: SqlStore, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    store: Store, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.seed(write_dataset(EVENTS))
     newer = write_dataset([("ada", "new", 40)], name="newer")
@@ -345,7 +345,7 @@ async def test_a_failed_seed_leaves_nothing_behind(
 
 
 def test_an_altered_data_set_is_refused_by_its_files_name(
-    store: SqlStore, write_dataset: Callable[..., Path]
+    store: Store, write_dataset: Callable[..., Path]
 ) -> None:
     dataset = write_dataset(EVENTS)
     with (dataset / "users.parquet").open("ab") as file:
@@ -357,7 +357,7 @@ def test_an_altered_data_set_is_refused_by_its_files_name(
 
 
 async def test_many_readers_during_a_seed_see_all_of_it_or_nothing(
-    store: SqlStore, write_dataset: Callable[..., Path]
+    store: Store, write_dataset: Callable[..., Path]
 ) -> None:
     dataset = write_dataset([(f"u{u}", f"u{u}-{t}", t) for u in range(50) for t in range(20)])
     seeding = asyncio.create_task(asyncio.to_thread(store.seed, dataset))
@@ -390,7 +390,7 @@ async def test_a_closed_store_has_written_what_waited_and_takes_nothing_more(
 
 
 async def test_a_caller_that_gives_up_in_the_queue_writes_nothing(
-    store: SqlStore, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+    store: Store, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

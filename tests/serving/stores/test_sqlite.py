@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from recsys.serving.stores import Appended, Event, Served, SqliteStore, StoreError, open_store
-from recsys.serving.stores.protocol import user_hash
-from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores.records import user_hash
+from recsys.serving.stores.store import Store
 
 MakeEvent = Callable[..., Event]
-Open = Callable[..., SqlStore]
+Open = Callable[..., Store]
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]

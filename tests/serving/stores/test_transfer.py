@@ -11,18 +11,18 @@ import pytest
 from recsys.errors import DataError
 from recsys.serving import transfer
 from recsys.serving.stores import Event
-from recsys.serving.stores.sql import SqlStore
+from recsys.serving.stores.store import Store
 from recsys.serving.transfer import Imported, export_events, import_events
 
 MakeEvent = Callable[..., Event]
-Open = Callable[..., SqlStore]
+Open = Callable[..., Store]
 
 pytestmark = pytest.mark.anyio
 FORMATS = ("events.ndjson", "events.parquet")
 
 
 @pytest.fixture
-async def full(store: SqlStore, event: MakeEvent, write_dataset: Callable[..., Path]) -> SqlStore:
+async def full(store: Store, event: MakeEvent, write_dataset: Callable[..., Path]) -> Store:
     """A store with a seed and events of every shape."""
     store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
     await store.append(
@@ -35,7 +35,7 @@ async def full(store: SqlStore, event: MakeEvent, write_dataset: Callable[..., P
     return store
 
 
-def facts(store: SqlStore) -> list[tuple[Any, ...]]:
+def facts(store: Store) -> list[tuple[Any, ...]]:
     return [
         (e.user, e.item, e.type, e.time_ms, e.value, e.recommendation_id, e.seed)
         for e in store.export()
@@ -44,7 +44,7 @@ def facts(store: SqlStore) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", FORMATS)
 async def test_an_export_imported_elsewhere_is_the_same_store(
-    full: SqlStore, name: str, tmp_path: Path, opened: Open, write_dataset: Callable[..., Path]
+    full: Store, name: str, tmp_path: Path, opened: Open, write_dataset: Callable[..., Path]
 ) -> None:
     file = tmp_path / "out" / name
     assert export_events(full, file) == 6
@@ -65,7 +65,7 @@ async def test_an_export_imported_elsewhere_is_the_same_store(
 
 @pytest.mark.parametrize("name", FORMATS)
 async def test_an_interrupted_import_is_finished_by_running_it_again(
-    full: SqlStore, name: str, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+    full: Store, name: str, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export_events(full, tmp_path / name)
     monkeypatch.setattr(transfer, "CHUNK", 2)
@@ -86,7 +86,7 @@ async def test_an_interrupted_import_is_finished_by_running_it_again(
     assert facts(other) == facts(full)
 
 
-async def test_an_export_into_its_own_store_changes_nothing(full: SqlStore, tmp_path: Path) -> None:
+async def test_an_export_into_its_own_store_changes_nothing(full: Store, tmp_path: Path) -> None:
     before = facts(full)
     export_events(full, tmp_path / "events.ndjson")
     done = await import_events(full, tmp_path / "events.ndjson")
@@ -95,7 +95,7 @@ async def test_an_export_into_its_own_store_changes_nothing(full: SqlStore, tmp_
 
 
 async def test_a_late_repetition_is_known_in_the_store_that_it_was_carried_to(
-    store: SqlStore, event: MakeEvent, tmp_path: Path, opened: Open
+    store: Store, event: MakeEvent, tmp_path: Path, opened: Open
 ) -> None:
     sent = event("1")
     await store.append([sent])
@@ -105,7 +105,7 @@ async def test_a_late_repetition_is_known_in_the_store_that_it_was_carried_to(
     assert (await other.append([sent])).duplicates == 1
 
 
-async def test_erased_users_are_not_brought_back(full: SqlStore, tmp_path: Path) -> None:
+async def test_erased_users_are_not_brought_back(full: Store, tmp_path: Path) -> None:
     export_events(full, tmp_path / "events.ndjson")
     await full.erase("bob")
     done = await import_events(full, tmp_path / "events.ndjson")
@@ -113,7 +113,7 @@ async def test_erased_users_are_not_brought_back(full: SqlStore, tmp_path: Path)
     assert await full.users(9) == ["ada"]
 
 
-async def test_lines_of_the_wire_format_are_taken(store: SqlStore, tmp_path: Path) -> None:
+async def test_lines_of_the_wire_format_are_taken(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     lines = [
         {"event_id": "1", "user": "ada", "item": "x", "timestamp": "2026-01-01T00:00:00Z"},
@@ -125,7 +125,7 @@ async def test_lines_of_the_wire_format_are_taken(store: SqlStore, tmp_path: Pat
 
 
 async def test_a_bad_row_is_named_and_what_came_before_it_is_kept(
-    store: SqlStore, tmp_path: Path, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK", 1)
     file = tmp_path / "bad.ndjson"
@@ -135,7 +135,7 @@ async def test_a_bad_row_is_named_and_what_came_before_it_is_kept(
         ("{", "line 2: at character 1: Expecting"),
         ('{"user": "ada", "item": "y", "timestamp": 1700000000000}', "line 2, timestamp"),
         ('{"user": "ada", "item": "y", "colour": 1}', "line 2, colour: Extra inputs"),
-        ('{"event_id": "1", "user": "eve", "item": "y"}', "event '1' is there already"),
+        ('{"event_id": "1", "user": "eve", "item": "y"}', "event '1' is stored already"),
     ):
         file.write_text(good + line)
         with pytest.raises(DataError) as caught:
@@ -151,7 +151,7 @@ async def test_a_bad_row_is_named_and_what_came_before_it_is_kept(
 
 
 def test_a_failed_export_leaves_no_file(
-    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing() -> Any:
         raise KeyboardInterrupt
@@ -162,7 +162,7 @@ def test_a_failed_export_leaves_no_file(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-async def test_parquet_has_plain_columns(full: SqlStore, tmp_path: Path) -> None:
+async def test_parquet_has_plain_columns(full: Store, tmp_path: Path) -> None:
     export_events(full, tmp_path / "events.parquet")
     table = pq.read_table(tmp_path / "events.parquet")
     assert table.schema.names == [

@@ -1,4 +1,4 @@
-"""SqlStore: a store in a SQL database, whichever. How that is reached is `database`'s business.
+"""Store: a store in a SQL database, whichever. How that is reached is `database`'s business.
 
 Readers are a few threads with a connection each; all writes go through one thread (`group`), in
 one transaction a group. Queries are written once, with `?` for parameters.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from recsys.serving.stores.admission import admit
 from recsys.serving.stores.database import Cursor, Database
 from recsys.serving.stores.group import GroupWriter, Write
-from recsys.serving.stores.protocol import (
+from recsys.serving.stores.records import (
     NOT_HISTORY,
     SEED_TYPE,
     Appended,
@@ -45,7 +45,7 @@ CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
 RACES = 5
-SEEDING, JOURNAL = range(2)  # what one process does at a time
+SEEDING, JOURNAL = range(2)  # activities of one process at a time
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 EVENT_COLUMNS = (
     "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
@@ -55,11 +55,14 @@ LAST_CHARACTER = "\U0010ffff"
 
 
 class RaceError(Exception):
-    """Another process wrote one of our events between our look and our write."""
+    """Another process wrote one of the events between the lookup and the insertion."""
 
 
-class SqlStore(Database):
-    """A store in a SQL database."""
+class Store(Database):
+    """A store in a SQL database. Every call may raise `StoreError`.
+
+    Whatever an awaited write has returned for is on disk.
+    """
 
     readers: ClassVar[int]
 
@@ -73,12 +76,12 @@ class SqlStore(Database):
         """Open the database and bring its schema up to date.
 
         Args:
-            place: names the store in messages, without secrets.
-            not_history: types of events that are no part of a history.
-            observer: told of every call.
+            place: name of the store in messages, without secrets.
+            not_history: types of events that are not part of a history.
+            observer: counts every call.
 
         Raises:
-            StoreError: not a store, one of a newer version, or out of reach.
+            StoreError: not a store, a store of a newer version, or unreachable.
         """
         super().__init__(place)
         self._not_history = sorted(not_history)
@@ -88,15 +91,15 @@ class SqlStore(Database):
         self._readers = ThreadPoolExecutor(self.readers, thread_name_prefix="store-reader")
         self._writer = GroupWriter(self._commit)
 
-    # What a dialect says
+    # Differences between databases
 
     @abstractmethod
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
-        """A condition that `column` is one of `values`, and its one parameter."""
+        """An SQL condition that `column` is one of `values`, and its parameter."""
 
     @abstractmethod
     def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
-        """Insert rows of `EVENT_COLUMNS`, but those whose id is there; how many were inserted."""
+        """Insert rows of `EVENT_COLUMNS` whose event id is new; return their number."""
 
     @abstractmethod
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
@@ -104,22 +107,31 @@ class SqlStore(Database):
 
     @abstractmethod
     def _lock(self, cursor: Cursor, what: int) -> None:
-        """Keep other processes from doing the same (`SEEDING`, ...), to the transaction's end."""
+        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends."""
 
     @abstractmethod
     def _after_erasure(self, connection: Any) -> None:
-        """Let what was deleted leave the disk, as far as that is up to us."""
+        """Remove deleted rows from the disk, as far as the database allows."""
 
     # Reading
 
     async def history(self, user_id: str, limit: int) -> list[str] | None:
-        """See `Store.history`."""
+        """The user's latest items, oldest first, or None if the user is unknown.
+
+        Equal times are in order of arrival. Events of the types `not_history` are left out.
+        """
         return await self._reading("history", lambda: self._history(user_id, limit))
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
     ) -> list[StoredEvent]:
-        """See `Store.events`."""
+        """A user's events of every type, newest first.
+
+        Args:
+            user_id: outside id.
+            limit: number of events at most.
+            before: (`time_ms`, `place`) of the last event of the previous page.
+        """
         if "\0" in user_id:
             return []
         clause = ""
@@ -134,7 +146,7 @@ class SqlStore(Database):
         return [_stored(row) for row in rows]
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
-        """See `Store.users`."""
+        """Ids of users with events, sorted."""
         if "\0" in prefix:
             return []
         query = (
@@ -146,7 +158,7 @@ class SqlStore(Database):
         return [user for (user,) in rows]
 
     async def served(self, recommendation_id: str) -> Served | None:
-        """See `Store.served`."""
+        """A remembered answer, or None."""
         query = (
             "SELECT recommendation_id, user_id, model, items, time_ms FROM recommendations"
             " WHERE recommendation_id = ?"
@@ -157,13 +169,17 @@ class SqlStore(Database):
         return None
 
     async def journal(self, model: str, after: int = 0) -> Journal:
-        """See `Store.journal`."""
+        """Changes of a model's catalog after a place.
+
+        Places grow in the order of commits, over all processes that share the store: reading again
+        after the last place misses nothing.
+        """
         query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id"
         rows = await self._reading("journal", lambda: self._query(query, (model, after)))
         return Journal([json.loads(record) for _, record in rows], rows[-1][0] if rows else after)
 
     async def state_get(self, key: str) -> Any:
-        """See `Store.state_get`."""
+        """A value of `state_put`, or None."""
         query = "SELECT value FROM state WHERE key = ?"
         rows = await self._reading("state", lambda: self._query(query, (key,)))
         return json.loads(rows[0][0]) if rows else None
@@ -171,12 +187,20 @@ class SqlStore(Database):
     # Writing
 
     async def append(self, events: Sequence[Event]) -> Appended:
-        """See `Store.append`."""
+        """Write a batch durably: all of it or nothing. The next `history` includes it.
+
+        Raises:
+            EventConflictError: an event with this id has other content.
+        """
         result: Appended = await self._writing("append", Write(events=events))
         return result
 
     async def erase(self, user_id: str) -> None:
-        """See `Store.erase`."""
+        """Erase a user: events, remembered answers, cached history.
+
+        Events from before the erasure do not return with a late delivery, an import or a data set;
+        later events are accepted. The call can be repeated.
+        """
         if "\0" in user_id:
             return
 
@@ -197,16 +221,20 @@ class SqlStore(Database):
         await self._writing("erase", Write(operation=forget, user=user_id))
 
     def remember(self, served: Served) -> None:
-        """See `Store.remember`."""
+        """Remember an answer: it is written in the background, and the oldest are dropped."""
         self._remembered.append(served)
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
-        """See `Store.journal_append`."""
+        """Write changes of a model's catalog (JSON objects) durably: all or nothing.
+
+        A record with an `item_id` replaces earlier records of the item, so the journal grows with
+        the number of changed items and not with the number of changes.
+        """
         rows: dict[Any, tuple[str, str | None, str]] = {}
         for number, record in enumerate(records):
-            # As JSON, which PostgreSQL takes whatever is in it.
+            # As JSON, which PostgreSQL accepts for any id.
             key = json.dumps(record["item_id"]) if "item_id" in record else None
-            rows.pop(key, None)  # the later one has its own place in the order
+            rows.pop(key, None)  # the later record replaces it
             rows[number if key is None else key] = (model, key, json.dumps(dict(record)))
         condition, keys = self._among("key", [key for _, key, _ in rows.values() if key])
 
@@ -217,7 +245,7 @@ class SqlStore(Database):
                 self._sql("INSERT INTO journal (model, key, record) VALUES (?, ?, ?)"),
                 list(rows.values()),
             )
-            # Afterwards, since SQLite would give the place of a last record that is gone again.
+            # Deleted last: SQLite gives the id of a deleted last row to the next one.
             cursor.execute(
                 self._sql(
                     f"DELETE FROM journal WHERE model = ? AND id <= ? AND {condition}"  # noqa: S608
@@ -230,7 +258,7 @@ class SqlStore(Database):
         return written
 
     async def state_put(self, key: str, value: Any) -> None:
-        """See `Store.state_put`."""
+        """Store a JSON value durably under a key, for example the aliases."""
         query = self._sql(
             "INSERT INTO state (key, value) VALUES (?, ?)"
             " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -241,11 +269,11 @@ class SqlStore(Database):
         )
 
     def use_cache(self, cache: HistoryCache) -> None:
-        """Ask `cache` for histories first, and tell it of every change."""
+        """Look histories up in `cache` first, and invalidate them there after every change."""
         self._cache = cache
 
     def close(self) -> None:
-        """See `HistoryStore.close`."""
+        """Write what is queued and release everything; no call may follow."""
         self._writer.close()
         self._readers.shutdown()
         super().close()
@@ -255,8 +283,17 @@ class SqlStore(Database):
     # Bulk
 
     def seed(self, dataset: Path) -> int:
-        """See `Store.seed`."""
-        # Here, because the commands import this module and Arrow takes its time.
+        """Import the histories of a canonical data set, once for each of its versions.
+
+        An earlier version of the data set is replaced in the same transaction; other events stay.
+
+        Returns:
+            Number of imported events; 0 if this version was imported before.
+
+        Raises:
+            ArtifactError: there is no data set, or it was altered.
+        """
+        # Imported here: commands import this module, and importing Arrow is slow.
         from recsys.artifacts import verify
         from recsys.dataset import Dataset
 
@@ -278,14 +315,14 @@ class SqlStore(Database):
         return len(data.interactions)
 
     def seeds(self) -> set[str]:
-        """Digests of the data sets that the store was seeded from."""
+        """Digests of the imported data sets."""
         with self._explained(), self._connected() as connection:
             cursor = connection.cursor()
             cursor.execute("SELECT digest FROM seeds")
             return {digest for (digest,) in cursor.fetchall()}
 
     async def mark_seeded(self, counts: Mapping[str, int]) -> None:
-        """Note that all events of these data sets (digest -> events) are there."""
+        """Record that all events of these data sets (digest -> number of events) are stored."""
         query = self._sql("INSERT INTO seeds VALUES (?, ?) ON CONFLICT (digest) DO NOTHING")
         rows = list(counts.items())
         await self._writing(
@@ -293,7 +330,7 @@ class SqlStore(Database):
         )
 
     def export(self) -> Iterator[StoredEvent]:
-        """Every event as of now, in order of arrival, whatever is written meanwhile."""
+        """Iterate over a snapshot of all events, in order of arrival."""
         query = self._sql(
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE id > ?"  # noqa: S608
             f" ORDER BY id LIMIT {CHUNK}"
@@ -310,16 +347,16 @@ class SqlStore(Database):
                 last = rows[-1][-1]
 
     def count(self) -> int:
-        """Events in the store."""
+        """Number of events."""
         with self._explained(), self._connected() as connection:
             cursor = connection.cursor()
             cursor.execute("SELECT count(*) FROM events")
             return int(cursor.fetchone()[0])
 
-    # Inside
+    # Internals
 
     def _history(self, user_id: str, limit: int) -> list[str] | None:
-        if "\0" in user_id:  # no event has it, and PostgreSQL could not be asked
+        if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
             return None
         if self._cache is None:
             return self._read_history(user_id, limit)
@@ -359,7 +396,7 @@ class SqlStore(Database):
             self._observer.store_call(operation, time.perf_counter() - start)
 
     def _commit(self, group: list[Write]) -> list[Any]:
-        """Make a group durable; on the writing thread."""
+        """Make a group durable (on the writing thread)."""
         remembered = [
             self._remembered.popleft() for _ in range(min(len(self._remembered), SERVED_WAITING))
         ]
@@ -373,7 +410,7 @@ class SqlStore(Database):
         except Exception as error:
             if len(group) <= 1 and not remembered:
                 return [self._explain(error)] if isinstance(error, self.failures) else [error]
-            # One of them is to blame: let the others not suffer for it.
+            # Only the failing write shall fail: commit each on its own.
             self._write_served(remembered)
             return [outcome for write in group for outcome in self._commit([write])]
         self._works()
@@ -384,17 +421,17 @@ class SqlStore(Database):
         if any(write.user is not None for write in group):
             try:
                 self._after_erasure(self._own_connection())
-            except self.failures as error:  # what was committed is no failure
+            except self.failures as error:  # the erasure itself is committed
                 logger.warning("store %s: after an erasure: %s", self.place, error)
         return outcomes
 
     def _put_back(self, remembered: Sequence[Served]) -> None:
-        """Let answers wait for the next group; where there is no room, the oldest are forgotten."""
+        """Return answers to the queue for the next group; without room, the oldest are dropped."""
         room = SERVED_WAITING - len(self._remembered)
         self._remembered.extendleft(reversed(remembered[max(0, len(remembered) - room) :]))
 
     def _write_served(self, remembered: Sequence[Served]) -> None:
-        """Write answers without those that the database refuses, found by halving."""
+        """Write the answers that the database accepts; the others are found by bisection."""
         if not remembered:
             return
         try:
@@ -460,7 +497,7 @@ class SqlStore(Database):
         events: Iterable[Event],
         field: str,
     ) -> list[Any]:
-        """(key, value) of the rows that an event's field names."""
+        """(key, value) of the rows whose key is the field of an event."""
         names = {name for event in events if (name := getattr(event, field)) is not None}
         if not names:
             return []
@@ -472,7 +509,7 @@ class SqlStore(Database):
         return cursor.fetchall()
 
     def _erased_among(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
-        """When those of `users` who were erased were, in unix milliseconds."""
+        """Time of erasure of those of `users` who were erased, in unix milliseconds."""
         hashes = {user_hash(user): user for user in users}
         condition, parameter = self._among("user_hash", hashes)
         cursor.execute(
@@ -539,7 +576,7 @@ class SqlStore(Database):
         cursor.execute(self._sql("INSERT INTO seeds VALUES (?, ?)"), (digest, len(data)))
 
     def _all_erased(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
-        """As `_erased_among`, for more users than fit a query."""
+        """As `_erased_among`, for more users than a query can have."""
         cursor.execute("SELECT user_hash, erased_ms FROM erasures")
         erased = dict(cursor.fetchall())
         if not erased:

@@ -1,4 +1,4 @@
-"""Engine: the one thread that may touch the device, for all models of the process.
+"""Worker: the one thread that may touch the device, for all models of the process.
 
 Models are loaded and warmed beside it, on a thread of their own, so that those that answer go on.
 """
@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
-from recsys.catalog import Catalog
 from recsys.live import Epoch, NewItem
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
+from recsys.live_catalog import EpochCatalog
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Recommends(Protocol):
     """
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> EpochCatalog:
         """Items that can be recommended."""
 
     @property
@@ -77,8 +77,8 @@ class Recommends(Protocol):
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         """Items that go with one item, and how well."""
 
-    def fallback(self, request: RecommendRequest) -> list[tuple[str, float, Source]]:
-        """Items for a request that no model can answer: id, score, `retrieval` or `popular`."""
+    def fallback(self, request: RecommendRequest) -> RecommendResult:
+        """The answer without a model, to a request for a user of whom nothing is known."""
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
         """Add or replace items; all or none."""
@@ -88,7 +88,7 @@ class Recommends(Protocol):
 
 
 @dataclass(frozen=True)
-class RankRequest:
+class ScoreRequest:
     """Items to score for one history.
 
     Attributes:
@@ -100,11 +100,11 @@ class RankRequest:
     items: Sequence[str]
 
 
-Work = RecommendRequest | RankRequest
+Work = RecommendRequest | ScoreRequest
 Done = RecommendResult | list[float]
 
 
-class Engine:
+class DecodeWorker:
     """Threads of one process: a worker that runs models, and helpers that only read.
 
     Everything that answers happens on the worker, so that two batches never run at once and
@@ -112,7 +112,7 @@ class Engine:
     """
 
     def __init__(self, settings: ServingSettings) -> None:
-        """Make an engine; nothing runs yet."""
+        """Make a worker; nothing runs yet."""
         self._settings = settings
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
@@ -201,7 +201,7 @@ def _keep_memory() -> None:
 def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
     done: dict[int, Done] = {}
     asked = {i: work for i, work in enumerate(batch) if isinstance(work, RecommendRequest)}
-    ranks = {i: work for i, work in enumerate(batch) if isinstance(work, RankRequest)}
+    ranks = {i: work for i, work in enumerate(batch) if isinstance(work, ScoreRequest)}
     if asked:
         done |= zip(asked, recommender.recommend_batch(list(asked.values())), strict=True)
     if ranks:

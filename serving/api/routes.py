@@ -1,0 +1,50 @@
+"""All routes of the service, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from recsys.serving.api import (
+    events,
+    filters,
+    health,
+    items,
+    models,
+    operations,
+    pages,
+    recommendations,
+    users,
+)
+
+_MODULES = (recommendations, items, filters, events, users, models, operations, health, pages)
+ROUTES = [
+    route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)
+]
+
+
+def find_route(scope: Scope) -> tuple[APIRoute | None, set[str]]:
+    """Find the route of a request without running it.
+
+    Args:
+        scope: ASGI scope with type, method, path and, if there is one, the raw path.
+
+    Returns:
+        The route and the methods that its path answers to. If the request's method is not among
+        them, it is the first route of the path. If there is no such path, None and no methods.
+    """
+    fitting: list[APIRoute] = []
+    for route in ROUTES:
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return route, methods_of(route)
+        if match is Match.PARTIAL:
+            fitting.append(route)
+    methods = {method for route in fitting for method in methods_of(route)}
+    return (fitting[0] if fitting else None), methods
+
+
+def methods_of(route: APIRoute) -> set[str]:
+    """HTTP methods that a route answers to."""
+    return route.methods or set()

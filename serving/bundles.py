@@ -1,0 +1,60 @@
+"""The bundles that an alias may be given: the folder of `serve.bundle` and those beside it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+from recsys.artifacts import MANIFEST, read_manifest
+from recsys.errors import RecsysError
+from recsys.serving.settings import ServingSettings
+
+
+class UnknownBundleError(LookupError):
+    """No bundle has this name."""
+
+
+class Version(NamedTuple):
+    """A version of a bundle: made again under the same name, it has another digest."""
+
+    bundle: str
+    digest: str
+
+
+class Bundles:
+    """The bundles on disk, by the names of their folders."""
+
+    def __init__(self, settings: ServingSettings) -> None:
+        """Look in `settings.models_dir`, or else in the folder of `settings.bundle`."""
+        self._own = settings.bundle.absolute()
+        self._folder = settings.models_dir or self._own.parent
+
+    def names(self) -> list[str]:
+        """Names of the bundles, sorted."""
+        folders = [self._own]
+        if self._folder.is_dir():
+            folders += self._folder.iterdir()
+        found = {folder.name for folder in folders if (folder / MANIFEST).is_file()}
+        return sorted(name for name in found if not name.startswith("."))
+
+    def path(self, name: str) -> Path:
+        """The folder of a bundle, which is never outside of the folder of bundles.
+
+        Raises:
+            UnknownBundleError: there is no such bundle.
+        """
+        if name == self._own.name:
+            return self._own
+        path = self._folder / name
+        if path.name != name or not path.is_dir():
+            raise UnknownBundleError(f"There is no bundle {name!r}; /v1/models lists them.")
+        return path
+
+    def find(self, version: Version) -> str | None:
+        """The name of a bundle of this version: its own name, or one it was given since."""
+        for name in dict.fromkeys([version.bundle, *self.names()]):
+            with contextlib.suppress(UnknownBundleError, RecsysError):
+                if read_manifest(self.path(name), "bundle").digest == version.digest:
+                    return name
+        return None

@@ -1,0 +1,157 @@
+"""The values that stores take and return: events, remembered answers, the journal of the catalog.
+
+Users and items are outside ids; a store does not know which items the model has. Times are unix
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from recsys.errors import RecsysError
+
+SEED_TYPE = "interaction"
+NOT_HISTORY = ("impression", "dismiss", "dislike", "skip", "feedback")
+
+
+class StoreError(RecsysError):
+    """The store cannot be read or written; nothing of the call was stored."""
+
+
+class EventConflictError(RecsysError):
+    """Events with these ids are stored with other content; nothing was written.
+
+    Attributes:
+        event_ids: the ids.
+    """
+
+    def __init__(self, event_ids: Sequence[str]) -> None:
+        """Name the ids."""
+        super().__init__(
+            f"event {event_ids[0]!r} is stored already with other content"
+            + (f" (and {len(event_ids) - 1} more)" if len(event_ids) > 1 else "")
+            + "; give a new event a new event_id"
+        )
+        self.event_ids = tuple(event_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An action of a user on an item.
+
+    Attributes:
+        event_id: identifies the event; None for one of a data set.
+        user: outside id.
+        item: outside id.
+        type: `view`, `click`, `purchase`, ...
+        time_ms: its time; for a data set without times, the position in the user's sequence.
+        value: rating, price, seconds, ..., depending on the type.
+        recommendation_id: the answer that it is feedback on.
+        digest: of the content as it was sent; repeated deliveries are compared by it.
+        seed: digest of the data set that it was imported from, or None.
+    """
+
+    event_id: str | None
+    user: str
+    item: str
+    type: str
+    time_ms: int
+    value: float | None = None
+    recommendation_id: str | None = None
+    digest: str | None = None
+    seed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent(Event):
+    """An event in a store.
+
+    Attributes:
+        place: number in the order of arrival, which breaks ties of time.
+        linked: whether the answer `recommendation_id` was remembered; None without an id.
+    """
+
+    place: int = 0
+    linked: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Outcome of a batch of events.
+
+    Attributes:
+        accepted: number of events that were written.
+        duplicates: number of events that were there before, with the same content.
+        ignored: number of events from before the erasure of their user.
+        unlinked: number of accepted events whose answer is not remembered.
+    """
+
+    accepted: int = 0
+    duplicates: int = 0
+    ignored: int = 0
+    unlinked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An answered recommendation, remembered to link feedback to it.
+
+    Attributes:
+        recommendation_id: id of the answer.
+        user: outside id, or None for an inline history.
+        model: name and version.
+        items: outside ids, best first.
+        time_ms: time of the answer.
+    """
+
+    recommendation_id: str
+    user: str | None
+    model: str
+    items: tuple[str, ...]
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Changes of a catalog.
+
+    Attributes:
+        records: JSON objects, oldest first.
+        place: place of the last record; without records, the place that was asked for.
+    """
+
+    records: list[dict[str, Any]]
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """Range of places of written records: after `before`, up to `last`, without other records."""
+
+    before: int
+    last: int
+
+
+class Observer(Protocol):
+    """Counts the calls of a store, for example `recsys.serving.metrics.Metrics`."""
+
+    def history_cache(self, *, hit: bool) -> None:
+        """Count a lookup in the history cache."""
+
+    def store_call(self, operation: str, seconds: float) -> None:
+        """Count a call of the store and its duration."""
+
+
+def content_digest(*content: str | float | None) -> str:
+    """Digest of an event's content (128 bits, hex), equal for repeated deliveries."""
+    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def user_hash(user_id: str) -> str:
+    """Hash of an erased user's id, which is kept instead of the id."""
+    return hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
