@@ -114,7 +114,7 @@ def by_width(document: dict[str, Any]) -> str:
             _line(left, i, ranker, [row for row in recall if row["ranker"] == ranker])
         times = {row["beams"]: row["milliseconds"] for row in rows}
         right.bar(range(len(beams)), [times[width] for width in beams], 0.5, color=SERIES[0])
-        for axes, title in ((left, f"Recall@{k}"), (right, "milliseconds a user, by the clock")):
+        for axes, title in ((left, f"Recall@{k}"), (right, "milliseconds per user (wall time)")):
             axes.set_xticks(range(len(beams)), [str(width) for width in beams])
             axes.set(xlabel="beams", ylim=(0, None))
             axes.set_title(title, loc="left")

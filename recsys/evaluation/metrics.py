@@ -56,9 +56,9 @@ class Hits:
         # A (user, item) pair is one integer, so that one sorted search finds all pairs.
         stride = 1 + max(ranked.max(initial=0), int(targets.items.max(initial=0)))
         wanted = np.unique(targets.rows * stride + targets.items)
-        asked = np.arange(len(ranked))[:, None] * stride + ranked
-        place = np.searchsorted(wanted, asked).clip(max=max(len(wanted) - 1, 0))
-        found = (wanted[place] == asked) & (ranked >= 0)
+        shown = np.arange(len(ranked))[:, None] * stride + ranked
+        place = np.searchsorted(wanted, shown).clip(max=max(len(wanted) - 1, 0))
+        found = (wanted[place] == shown) & (ranked >= 0)
         return cls(found, np.bincount(wanted // stride, minlength=len(ranked)))
 
     def first(self, k: int) -> NDArray[np.bool_]:

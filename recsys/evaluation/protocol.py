@@ -200,13 +200,13 @@ def evaluate(
         ValueError: a ranker returned a malformed list.
     """
     check_no_leak(dataset, config.split)
-    asked_next = sample(dataset.examples(config.split, "next"), config)
-    asked_all = sample(dataset.examples(config.split, "all"), config)
+    next_examples = sample(dataset.examples(config.split, "next"), config)
+    all_examples = sample(dataset.examples(config.split, "all"), config)
     targets: dict[Targets, Histories] = {
-        "next": asked_next.targets,
-        "all": _distinct(asked_all.targets),
+        "next": next_examples.targets,
+        "all": _distinct(all_examples.targets),
     }
-    histories = asked_next.histories
+    histories = next_examples.histories
     popularity = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
     rankings = {
         name: {
@@ -218,12 +218,12 @@ def evaluate(
     metrics, comparisons = _measure(rankings, config)
     return Result(
         config,
-        asked_next.users,
+        next_examples.users,
         histories,
         targets,
         popularity,
         rankings,
-        _facts(dataset, asked_next, asked_all, popularity, config),
+        _facts(dataset, next_examples, all_examples, popularity, config),
         metrics,
         comparisons,
         _coverage(rankings, popularity, vectors, config),
@@ -277,7 +277,7 @@ def _rank(
             _check(name, items[rows], given if mode == "masked" else None, num_items)
             bar.advance(len(rows))
     seconds = time.perf_counter() - start
-    hits = {kind: Hits.of(items, asked) for kind, asked in targets.items()}
+    hits = {kind: Hits.of(items, wanted) for kind, wanted in targets.items()}
     return Ranking(items, scores, hits, seconds)
 
 
@@ -381,14 +381,14 @@ def _segments(
 
 def _facts(
     dataset: Dataset,
-    asked_next: Examples,
-    asked_all: Examples,
+    next_examples: Examples,
+    all_examples: Examples,
     popularity: NDArray[np.int64],
     config: EvaluationConfig,
 ) -> dict[str, Any]:
     events = dataset.interactions
     everything = dataset.examples(config.split, "next")
-    next_items, histories = asked_next.targets.items, asked_next.histories
+    next_items, histories = next_examples.targets.items, next_examples.histories
     pairs = 1 + max(len(dataset.item_ids), 1)
     repeated = np.isin(
         np.arange(len(next_items)) * pairs + next_items, histories.rows * pairs + histories.items
@@ -404,11 +404,11 @@ def _facts(
         "users": len(events.user_ids),
         "events": by_label,
         "users_in_split": len(everything),
-        "users_evaluated": len(asked_next),
-        "targets": {"next": len(next_items), "all": len(asked_all.targets.items)},
+        "users_evaluated": len(next_examples),
+        "targets": {"next": len(next_items), "all": len(all_examples.targets.items)},
         "cold_share": {
             "next": round(float((popularity[next_items] == 0).mean()), 6),
-            "all": round(float((popularity[asked_all.targets.items] == 0).mean()), 6),
+            "all": round(float((popularity[all_examples.targets.items] == 0).mean()), 6),
         },
         "seen_share": round(float(repeated.mean()), 6),
         "empty_history_share": round(float((histories.lengths == 0).mean()), 6),

@@ -107,13 +107,13 @@ def tables(document: dict[str, Any]) -> list[Table]:
     shown = []
     for kind in _kinds(document):
         for mode in _modes(document):
-            asked = "next event" if kind == "next" else "all events of the split"
+            event = "next event" if kind == "next" else "all events of the split"
             table = Table(
                 box=SIMPLE_HEAD,  # narrow enough for 80 columns
                 pad_edge=False,
                 collapse_padding=True,
                 title=f"{document['name']}: [bold]{document['split'].upper()}[/bold] split, "
-                f"{document['data']['users_evaluated']:,} users,\n{asked}, seen items {mode}",
+                f"{document['data']['users_evaluated']:,} users,\n{event}, seen items {mode}",
                 caption="mean, and below it the 95 % interval over users",
             )
             table.add_column("", no_wrap=True)
@@ -168,9 +168,9 @@ def headline(document: dict[str, Any]) -> list[str]:
     about = {"metric": "recall", **document["headline"]}
     k, model = about["k"], document["rankers"][0]
     row = find(document["metrics"], ranker=model, **about)
-    asked = "the next event" if about["targets"] == "next" else "an event of the split"
+    event = "the next event" if about["targets"] == "next" else "an event of the split"
     sentences = [
-        f"Recall@{k} {row['mean']:.4f}: the first {k} hold {asked} {row['mean']:.1%} of the time "
+        f"Recall@{k} {row['mean']:.4f}: the first {k} hold {event} {row['mean']:.1%} of the time "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
     for ranker in document["rankers"][1:]:

@@ -244,12 +244,12 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             stages = "the stages 'retrieval' and 'bundle'"
             warnings += check_fitted_on("retrieval", known.fitted_on, dataset, stages)
             check_counts(known.counts, dataset)
-        asked = sample(dataset.examples(config.split, "next"), config).histories
-        with _Search(bundle_path, recommender, len(asked), config) as search:
-            ahead = _rankers(search, recommender, asked)
+        histories = sample(dataset.examples(config.split, "next"), config).histories
+        with _Search(bundle_path, recommender, len(histories), config) as search:
+            ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-            swept = [_swept(search, recommender, asked, beams) for beams in config.widths]
-        rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
+            swept = [_swept(search, recommender, histories, beams) for beams in config.widths]
+        rankers = ours | fit_baselines(dataset.train_histories, len(dataset.item_ids))
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
             rankers["SASRec"] = taught_by
         near = known.vectors if known is not None else None
@@ -274,7 +274,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         info["ranking_seconds"] = {
             name: {mode: round(ranking.seconds, 2) for mode, ranking in modes.items()}
             for name, modes in result.rankings.items()
-            if name not in ahead  # their lists were computed before
+            if name not in ours  # their lists were computed before
         }
 
 
@@ -302,7 +302,7 @@ def _warnings(made_from: dict[str, str], dataset: str) -> list[str]:
         return []
     return [
         f"The bundle was made from data set {learned}, this is {dataset}. If they were split "
-        "differently, the model may have learned from events that it is asked about here."
+        "differently, the model may have learned from events that it is evaluated on."
     ]
 
 

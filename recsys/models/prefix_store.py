@@ -61,8 +61,8 @@ class PrefixStatistics:
 class Block:
     """A node of the radix tree: a block of the pool, or the root of a version.
 
-    Whoever holds a block holds its ancestors, too. So a block without holders has no held
-    descendant, and may be evicted once its children are gone.
+    A holder of a block also holds its ancestors. So a block without holders has no held
+    descendant, and may be evicted once it has no children.
 
     Attributes:
         number: place in the pool; -1 for a root.

@@ -267,11 +267,11 @@ class Retrieval:
             return np.full(items.shape, -1, np.int64)
         place = np.arange(len(seen)) - histories.offsets[owner]
         recency = self.item_item.decay ** (histories.lengths[owner] - 1 - place)
-        asked = items[owner]
-        known = (seen < size)[:, None] & (asked >= 0) & (asked < size)
+        wanted = items[owner]
+        known = (seen < size)[:, None] & (wanted >= 0) & (wanted < size)
         rows = self.item_item.weights[np.where(seen < size, seen, 0)]
-        line = np.repeat(np.arange(len(seen)), asked.shape[1])
-        evidence = rows[line, np.where(known, asked, 0).ravel()].reshape(asked.shape)
+        line = np.repeat(np.arange(len(seen)), wanted.shape[1])
+        evidence = rows[line, np.where(known, wanted, 0).ravel()].reshape(wanted.shape)
         shape = (len(items), int(histories.lengths.max()), items.shape[1])
         table = np.zeros(shape, np.float32)
         table[owner, place] = np.where(known, evidence * recency[:, None], 0)
@@ -336,7 +336,7 @@ class Retrieval:
         popularity: NDArray[np.float64],
         supported: NDArray[np.bool_] | bool,
     ) -> NDArray[np.float64]:
-        """P in the description of this module; `supported` says which histories have evidence."""
+        """Compute p of the module's description; `supported` says which histories have evidence."""
         weight = np.where(supported, self.smoothing, 1.0)
         return np.asarray((1 - weight) * share + weight * popularity)
 
@@ -399,11 +399,11 @@ def _look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[
     n, size = matrix.shape
     row = np.repeat(np.arange(n), np.diff(matrix.indptr))
     keys = row * (size + 1) + matrix.indices
-    asked = np.arange(n)[:, None] * (size + 1) + columns
-    place = np.searchsorted(keys, asked).clip(max=max(len(keys) - 1, 0))
+    wanted = np.arange(n)[:, None] * (size + 1) + columns
+    place = np.searchsorted(keys, wanted).clip(max=max(len(keys) - 1, 0))
     if not len(keys):
         return np.zeros(columns.shape)
-    found = (keys[place] == asked) & (columns >= 0)
+    found = (keys[place] == wanted) & (columns >= 0)
     return np.where(found, matrix.data[place], 0.0)
 
 

@@ -93,12 +93,12 @@ class SasRec:
         step = max(1, min(HISTORIES_AT_A_TIME, LOGITS_AT_A_TIME // len(self)))
         for start in range(0, len(histories), step):
             rows = np.arange(start, min(start + step, len(histories)))
-            asked = histories.take(rows)
-            states = self.states(asked)
+            batch = histories.take(rows)
+            states = self.states(batch)
             logits = states @ self.vectors.T
             if exclude_seen:
-                known = asked.items < len(self)
-                logits[asked.rows[known], asked.items[known]] = -np.inf
+                known = batch.items < len(self)
+                logits[batch.rows[known], batch.items[known]] = -np.inf
             best = _best(logits, k)
             found = np.take_along_axis(logits, best, axis=1)
             there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
