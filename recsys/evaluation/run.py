@@ -261,7 +261,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             dataset,
             name=bundle_path.name,
             made_from=parents,
-            semantic_ids=health(recommender.catalog.codes),
+            semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
             widths=widths.measure(swept, result.targets[config.targets], config),
         )

@@ -512,7 +512,7 @@ class FakeRecommender:
         codes = np.stack(np.unravel_index(np.arange(self.catalog_items), (8, 8)), axis=1)
         ids = [f"i{i}" for i in range(self.catalog_items)]
         table = pa.table({"item_id": ids, "title": ids, "text": ids})
-        self.catalog = Catalog(table, codes.astype(np.int32))
+        self.bundle = SimpleNamespace(catalog=Catalog(table, codes.astype(np.int32)))
         self.asked: list[tuple[int | None, int]] = []
 
     @classmethod
