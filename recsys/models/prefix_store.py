@@ -333,7 +333,10 @@ class PrefixStore:
                     self._hold(path)
                     paths.append(path)
                     for part in prompt[len(path) :]:
-                        if not self._free and not self._evict():
+                        if not self._free and self._order:  # evict the least recently used block
+                            self._remove(next(iter(self._order)))
+                            self._evictions += 1
+                        if not self._free:
                             break
                         block = (path[-1] if path else root).add(self._free.pop(), part)
                         added.append((block, request, len(path)))
@@ -385,15 +388,6 @@ class PrefixStore:
                 self._order[block] = None
                 if block.dropped:
                     self._remove(block)
-
-    def _evict(self) -> bool:
-        """Free the least recently used block without holders; False if there is none."""
-        oldest = next(iter(self._order), None)
-        if oldest is None:
-            return False
-        self._remove(oldest)
-        self._evictions += 1
-        return True
 
     def _remove(self, block: Block) -> None:
         """Free a block that has neither holders nor children."""
