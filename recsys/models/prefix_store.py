@@ -377,8 +377,9 @@ class PrefixStore:
     def _hold(self, path: list[Block]) -> None:
         """Protect a path from eviction."""
         for block in path:
+            if not block.holders:
+                del self._order[block]
             block.holders += 1
-            self._order.pop(block, None)
 
     def _release(self, path: list[Block]) -> None:
         """Undo one `_hold`. Blocks without another holder become the most recently used ones."""
