@@ -100,7 +100,7 @@ async def test_an_inline_history_is_answered_by_the_model(
     }
 
 
-async def test_a_known_user_is_answered_from_the_store_by_either_door(
+async def test_both_routes_answer_a_known_user_from_the_store(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     expected = recommender.expected(["item-1", "item-2"], 5)
@@ -123,7 +123,7 @@ async def test_every_option_of_a_users_query_arrives(
     assert "metadata" in response.json()["items"][0]
 
 
-async def test_an_unknown_user_is_answered_from_popularity_and_says_so(
+async def test_unknown_users_get_popular_items_and_a_note(
     client: httpx.AsyncClient,
 ) -> None:
     for response in (
@@ -137,7 +137,7 @@ async def test_an_unknown_user_is_answered_from_popularity_and_says_so(
         assert "popularity" in body["note"]["detail"]
 
 
-async def test_an_unknown_user_is_a_problem_for_who_wants_no_fallback(
+async def test_without_fallback_an_unknown_user_is_a_problem(
     client: httpx.AsyncClient,
 ) -> None:
     strict = {"user": "eve", "fallback": False}
@@ -154,7 +154,7 @@ async def test_an_unknown_user_is_a_problem_for_who_wants_no_fallback(
         ({"user": "bob"}, "unknown_history"),
     ],
 )
-async def test_a_history_without_known_items_gets_a_fallback_or_the_bare_prompt(
+async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
     client: httpx.AsyncClient, recommender: Any, request_: dict[str, Any], code: str
 ) -> None:
     unknown = [] if code == "empty_history" else ["gone"]
@@ -173,7 +173,7 @@ async def test_a_history_without_known_items_gets_a_fallback_or_the_bare_prompt(
         assert "bare prompt" in answer.json()["note"]["detail"]
 
 
-async def test_a_bundle_without_retrieval_answers_new_users_from_the_bare_prompt(
+async def test_without_retrieval_new_users_get_the_bare_prompt(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     recommender.retrieval = None
@@ -182,7 +182,7 @@ async def test_a_bundle_without_retrieval_answers_new_users_from_the_bare_prompt
     assert answer.json()["note"]["code"] == "unknown_user"
 
 
-async def test_a_fallback_that_is_too_short_is_filled_up_by_the_model(
+async def test_the_model_fills_up_a_short_fallback(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     recommender.fallback = partial(shortened, recommender.fallback)
@@ -199,7 +199,7 @@ async def test_a_fallback_that_is_too_short_is_filled_up_by_the_model(
     assert "the model" in body["note"]["detail"]
 
 
-async def test_a_fallback_that_has_all_there_is_asks_no_model(
+async def test_a_complete_fallback_uses_no_model(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     hidden = [f"item-{i}" for i in range(297)]
@@ -208,7 +208,7 @@ async def test_a_fallback_that_has_all_there_is_asks_no_model(
     assert recommender.batches == []
 
 
-async def test_a_fallback_stays_short_where_the_model_has_no_room(
+async def test_a_fallback_stays_short_if_the_queue_is_full(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     recommender.fallback = partial(shortened, recommender.fallback)
@@ -225,7 +225,7 @@ async def test_a_fallback_stays_short_where_the_model_has_no_room(
         assert [r.status_code for r in await asyncio.gather(first, second)] == [200, 200]
 
 
-async def test_a_partly_unknown_history_lists_what_was_passed_over(
+async def test_unknown_items_of_a_history_are_listed(
     client: httpx.AsyncClient,
 ) -> None:
     body = (await client.post(URL, json={"history": ["gone", "item-3", "lost"]})).json()
@@ -249,14 +249,14 @@ async def test_exclusions_reach_the_model_and_are_counted_once(
     assert response.json()["eligible_items"] == 300
 
 
-async def test_fewer_items_than_asked_for_is_an_ordinary_answer(client: httpx.AsyncClient) -> None:
+async def test_a_list_may_be_shorter_than_k(client: httpx.AsyncClient) -> None:
     hidden = [f"item-{i}" for i in range(297)]
     response = await client.post(URL, json={"history": [], "k": 10, "exclude_items": hidden})
     assert set(ids(response)) == {"item-297", "item-298", "item-299"}
     assert response.json()["eligible_items"] == 3
 
 
-async def test_metadata_and_timing_come_when_asked_for(client: httpx.AsyncClient) -> None:
+async def test_metadata_and_timing_are_added_on_request(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1"], "k": 200, "include": ["metadata", "timing"]}
     body = (await client.post(URL, json={**request, "exclude_seen": False})).json()
     found = {item["item_id"]: item["metadata"] for item in body["items"]}
@@ -305,7 +305,7 @@ async def test_metadata_and_timing_come_when_asked_for(client: httpx.AsyncClient
         (None, "", "a JSON object"),
     ],
 )
-async def test_a_request_that_is_not_valid_is_told_where(
+async def test_invalid_requests_name_the_field(
     client: httpx.AsyncClient, body: Any, pointer: str, text: str
 ) -> None:
     response = await client.post(URL, content=json.dumps(body), headers=JSON)
@@ -314,7 +314,7 @@ async def test_a_request_that_is_not_valid_is_told_where(
     assert text in error["detail"]
 
 
-async def test_many_refused_fields_are_listed_up_to_a_limit_and_counted(
+async def test_invalid_fields_are_listed_up_to_a_limit(
     client: httpx.AsyncClient,
 ) -> None:
     body = is_problem(await client.post(URL, json={"history": [1] * 100}), "invalid_request")
@@ -333,7 +333,7 @@ async def test_many_refused_fields_are_listed_up_to_a_limit_and_counted(
         (f"/v1/items/{'i' * 257}", "/item_id"),
     ],
 )
-async def test_a_path_or_query_that_is_not_valid_is_told_where(
+async def test_invalid_paths_and_queries_name_the_field(
     client: httpx.AsyncClient, path: str, pointer: str
 ) -> None:
     (error,) = is_problem(await client.get(path), "invalid_request")["errors"]
@@ -383,7 +383,7 @@ async def test_a_body_must_say_that_it_is_json(
     assert response.status_code == 200
 
 
-async def test_a_body_too_large_is_refused_by_its_header_before_it_is_read(
+async def test_a_large_body_is_refused_by_its_header(
     client: httpx.AsyncClient,
 ) -> None:
     body = is_problem(
@@ -443,14 +443,14 @@ async def test_every_option_arrives_at_the_model(
         ({"mode": "relaxed"}, "give it a seed"),
     ],
 )
-async def test_options_that_exclude_each_other_are_told(
+async def test_contradictory_options_are_refused(
     client: httpx.AsyncClient, options: dict[str, Any], text: str
 ) -> None:
     response = await client.post(URL, json={"history": ["item-1"], **options})
     assert text in is_problem(response, "invalid_request")["detail"]
 
 
-async def test_a_filter_holds_and_what_it_leaves_is_counted(client: httpx.AsyncClient) -> None:
+async def test_a_filter_applies_and_eligible_items_are_counted(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1", "item-2"], "filter": EVEN, "exclude_items": ["item-4"]}
     response = await client.post(URL, json={**request, "k": 200})
     assert {int(item[5:]) % 2 for item in ids(response)} == {0}
@@ -459,7 +459,7 @@ async def test_a_filter_holds_and_what_it_leaves_is_counted(client: httpx.AsyncC
     assert response.json()["eligible_items"] == 297
 
 
-async def test_diversity_chooses_from_more_and_says_that_it_is_no_search(
+async def test_diversity_chooses_from_more_and_is_approximate(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     request = {"history": ["item-1"], "k": 4}
@@ -472,7 +472,7 @@ async def test_diversity_chooses_from_more_and_says_that_it_is_no_search(
     assert response.json()["certificate"] == "approximate"
 
 
-async def test_a_trace_is_in_codes_and_a_reason_is_told_when_asked_for(
+async def test_traces_and_reasons_are_added_on_request(
     client: httpx.AsyncClient,
 ) -> None:
     request = {"history": ["item-1"], "k": 1, "include": ["trace", "explanation"]}
@@ -495,7 +495,7 @@ async def test_a_trace_is_in_codes_and_a_reason_is_told_when_asked_for(
     assert body["items"][0]["because"] == "item-1"
 
 
-async def test_a_batch_is_answered_in_order_and_one_failure_is_its_own(
+async def test_a_batch_is_answered_in_order_despite_failures(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     requests = [
@@ -531,7 +531,7 @@ async def test_the_longest_requests_that_are_allowed_are_answered(
     assert len(ids(await client.post(URL, json=long))) == 200
 
 
-async def test_what_waits_beyond_its_deadline_is_never_computed(
+async def test_requests_past_their_deadline_are_not_computed(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     hasty = settings.model_copy(update={"deadline_ms": 100.0, "queue_limit": 1000})
@@ -649,7 +649,7 @@ async def test_not_ready_until_loaded_and_warm_but_alive(
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
 
 
-async def test_a_bundle_that_cannot_be_loaded_leaves_it_not_ready_with_the_reason_kept(
+async def test_a_broken_bundle_leaves_the_service_not_ready(
     settings: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -724,7 +724,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(
         assert (await client.request(method, url, json=body)).status_code == 200
 
 
-async def test_who_leaves_while_a_filter_is_checked_gives_the_place_back(
+async def test_leaving_during_a_filter_check_frees_the_place(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):
@@ -786,7 +786,7 @@ async def post_and_leave(
     await client._transport.app(scope, receive, send)  # type: ignore[attr-defined]
 
 
-async def test_a_client_that_leaves_before_its_body_is_complete_is_not_answered(
+async def test_an_incomplete_body_is_not_answered(
     client: httpx.AsyncClient, recommender: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "recsys.serving.access")
@@ -798,7 +798,7 @@ async def test_a_client_that_leaves_before_its_body_is_complete_is_not_answered(
     assert record.fields["status"] == 499  # type: ignore[attr-defined]
 
 
-async def test_a_client_that_goes_away_gives_its_place_back(
+async def test_a_client_that_leaves_frees_its_place(
     settings: ServingSettings,
     recommender: Any,
     running: Any,
@@ -825,7 +825,7 @@ async def test_a_client_that_goes_away_gives_its_place_back(
     ]
 
 
-async def test_a_storm_of_clients_that_leave_costs_those_who_stay_nothing(
+async def test_many_leaving_clients_do_not_delay_others(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):
@@ -875,7 +875,7 @@ async def test_a_jump_of_the_wall_clock_ends_no_request(
                     assert ids(response) == recommender.expected([f"item-{i}"])
 
 
-async def test_one_bad_request_does_not_harm_its_batch_mates_and_leaks_nothing(
+async def test_a_failing_request_affects_no_other_in_its_batch(
     settings: ServingSettings,
     recommender: Any,
     running: Any,
@@ -937,7 +937,7 @@ class BrokenStore:
         pass
 
 
-async def test_a_store_that_fails_is_503_and_inline_histories_go_on(
+async def test_a_failing_store_leaves_inline_histories_working(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     hasty = settings.model_copy(update={"deadline_ms": 50.0})
@@ -952,7 +952,7 @@ async def test_a_store_that_fails_is_503_and_inline_histories_go_on(
 # Around every request
 
 
-async def test_a_request_id_is_taken_over_or_made(client: httpx.AsyncClient) -> None:
+async def test_a_request_id_is_kept_or_created(client: httpx.AsyncClient) -> None:
     response = await client.get("/health/live", headers={"X-Request-ID": "trace-1.a_B"})
     assert response.headers["x-request-id"] == "trace-1.a_B"
     for bad in ("", "a b", "x" * 129, 'a"}\\n{'):
@@ -990,7 +990,7 @@ async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
     return document
 
 
-async def test_openapi_lists_the_routes_and_every_reference_in_it_resolves(
+async def test_openapi_lists_all_routes_and_references_resolve(
     client: httpx.AsyncClient,
 ) -> None:
     document = await openapi(client)
@@ -1048,7 +1048,7 @@ def wire_models() -> list[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("kind", wire_models())
-def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
+def test_examples_validate_against_their_schemas(kind: type[BaseModel]) -> None:
     for example in kind.model_json_schema().get("examples", []):
         if kind is recommendations.Subject:
             continue  # no body by itself
@@ -1059,7 +1059,7 @@ def test_examples_are_what_they_are_examples_of(kind: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_what_is_loaded_is_kept_from_the_collector_until_the_end(
+async def test_loaded_objects_are_frozen_until_stop(
     settings: ServingSettings, recommender: Any, running: Any, left_frozen: Any, asked: bool
 ) -> None:
     chosen = settings.model_copy(update={"gc_freeze": asked})

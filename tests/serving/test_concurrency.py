@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 
 
-async def test_500_mixed_requests_at_once_each_get_the_answer_they_would_get_alone(
+async def test_500_concurrent_requests_get_their_own_answers(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     rng = random.Random(7)
@@ -57,7 +57,7 @@ async def test_500_mixed_requests_at_once_each_get_the_answer_they_would_get_alo
     assert max(recommender.batches) <= roomy.max_batch
 
 
-async def test_requests_that_wait_together_are_computed_together(
+async def test_waiting_requests_are_computed_together(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):

@@ -40,7 +40,7 @@ def served(bundle: Path, tmp_path: Path) -> ServingSettings:
 
 
 @pytest.mark.anyio
-async def test_an_answer_under_load_is_the_answer_alone(
+async def test_answers_under_load_equal_answers_alone(
     served: ServingSettings, bundle: Path, running: Any
 ) -> None:
     rng = np.random.default_rng(1)
@@ -70,7 +70,7 @@ async def test_an_answer_under_load_is_the_answer_alone(
 
 
 @pytest.mark.anyio
-async def test_a_bare_prompt_is_answered_with_titles_and_a_note(
+async def test_an_unknown_history_gets_titles_and_a_note(
     served: ServingSettings, running: Any
 ) -> None:
     async with running(served) as (client, _):
@@ -109,7 +109,7 @@ def test_the_command_serves_a_bundle(bundle: Path, tmp_path: Path) -> None:
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 
 
-def test_a_damaged_bundle_is_refused_by_its_files_name(
+def test_a_damaged_bundle_is_refused_by_file_name(
     served: ServingSettings, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = tmp_path / "damaged"
