@@ -4,9 +4,8 @@ Over the union of the beams and of the candidates that the model has scored alon
 
     score = log((1 - w) * p_model^t / sum of p_model^t + w * p_retrieval) + a * nearness + boosts
 
-with the weight w, the sharpness t and the factor a of a `Blend`, and as nearness the cosine between
-the vectors of the item and of the history. Arrays in, arrays out: nothing here searches, or knows a
-model.
+with the weight w, the sharpness t and the factor a of a `Blend`. Nearness is the cosine between the
+vectors of the item and of the history. This module works on arrays; it runs no search and no model.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Lists:
     Attributes:
         items: (n, k) int32, -1 where there are no more.
         scores: (n, k) float32, -inf there.
-        source: (n, k) int8, which of `MODEL`, `RETRIEVAL`, `POPULAR` proposed each.
+        source: (n, k) int8, what proposed each: `MODEL`, `RETRIEVAL` or `POPULAR`.
     """
 
     items: NDArray[np.int32]
@@ -43,7 +42,7 @@ class Lists:
 
     @classmethod
     def of_model(cls, items: NDArray[np.int32], scores: NDArray[np.float32]) -> Lists:
-        """What the model has found."""
+        """Lists of the model's own items."""
         return cls(items, scores, np.full(items.shape, MODEL, np.int8))
 
     def first(self, k: int) -> Lists:
@@ -54,13 +53,13 @@ class Lists:
 def allowed_items(
     trie: ItemTrie, alive: NDArray[np.bool_], mask: RowMask | None, size: int
 ) -> NDArray[np.bool_] | None:
-    """(size,) which of a catalog's first items a request may get; None for all of them.
+    """(size,) bool, which of the catalog's first items a request may get; None for all.
 
     Args:
         trie: the catalog as it is now.
-        alive: (items,) which can be recommended.
-        mask: what the request may get, in the trie's order; None for everything.
-        size: items that retrieval knows.
+        alive: (items,) bool, which can be recommended.
+        mask: the items that the request may get, in the trie's order; None for all.
+        size: number of items that retrieval knows.
     """
     if mask is None:
         return None if alive[:size].all() else alive[:size]
@@ -76,11 +75,10 @@ def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.in
 
 @dataclass(frozen=True)
 class Union:
-    """What the model found and what retrieval proposed, and what both say of all of it.
+    """The items of the model's beams and of retrieval, with the scores of both for all of them.
 
     Attributes:
-        items: (n, w) int32, -1 for padding, for repeated items and for candidates that the model
-            was not asked about.
+        items: (n, w) int32, -1 for padding, repeated items, and candidates without a model score.
         log_probs: (n, w) float64 of the model, -inf there.
         retrieved: (n, w) float64 log-probabilities of retrieval.
         nearness: (n, w) float64 cosines of histories and items.
@@ -110,14 +108,14 @@ class Union:
         """Put both together.
 
         Args:
-            model: what the search has found; log-probabilities, without boosts.
-            candidates: what retrieval proposes.
+            model: items that the search found, with log-probabilities without boosts.
+            candidates: items that retrieval proposes.
             candidate_scores: (n, c) the model's log-probabilities of the candidates; -inf for those
-                that it was not asked about.
-            retrieval: that proposed them.
-            histories: that all of it is about.
+                that were not scored.
+            retrieval: scores all items.
+            histories: the n histories.
             trie: the catalog, for the boosts.
-            boosts: what each request's items gain; none for nothing.
+            boosts: what each request's items gain; empty for nothing.
         """
         proposed = candidates.items[:, : candidate_scores.shape[1]]
         again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
@@ -153,7 +151,7 @@ class Union:
         return np.where(self.items >= 0, scores, -np.inf)
 
     def best(self, blend: Blend, k: int) -> Lists:
-        """The k best; equal scores keep the model's order, its own items first."""
+        """The k best items; ties keep the model's order, with the model's items first."""
         scores = self.scores(blend)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         items = np.take_along_axis(self.items, order, axis=1)

@@ -1,11 +1,11 @@
-"""Bundle: the one directory that evaluation and serving load; its parts and how to read them.
+"""Bundle: the directory that evaluation and serving load, its parts and how they are read.
 
 manifest.json       format, parents, sha256 of each file
 target/ draft/      Hugging Face checkpoints (draft is optional)
 catalog/            items.parquet: item id, semantic ID, title, attributes; quantizer/ and
-                    item_encoder/, where codes were learned: they find codes of new items
-vocabulary.json     where the semantic tokens sit
-prompts.json        how much of a history the model sees
+                    item_encoder/ if codes were learned: they compute codes of new items
+vocabulary.json     the tokens of the codes
+prompts.json        how many items of a history the model reads
 retrieval/          neighbours, popularity, item vectors, and the blend (optional)
 eval/               validation metrics of the training run, and its SASRec, a baseline (optional)
 """
@@ -37,7 +37,7 @@ class Bundle:
 
     Attributes:
         path: the directory.
-        manifest: what it says of itself; `manifest.digest` is the model's version.
+        manifest: format, parents, checksums; `manifest.digest` is the model's version.
         catalog: items and their semantic IDs.
         vocabulary: codes <-> tokens.
         prompt: the history window.
@@ -88,7 +88,7 @@ class Bundle:
 
     @property
     def coder(self) -> ItemEncoder | None:
-        """Finds codes of new items; None if the bundle keeps nothing to do so with."""
+        """The encoder of new items; None if the bundle has none."""
         from recsys.semantic_ids.encoder import ItemEncoder
 
         encoder, quantizer = (self.path / CATALOG / name for name in (ITEM_ENCODER, QUANTIZER))
@@ -97,10 +97,10 @@ class Bundle:
 
     @property
     def retrieval(self) -> Retrieval | None:
-        """What similar items, fallbacks and blends come from; None if the bundle has none.
+        """The source of similar items, fallbacks and blends; None if the bundle has none.
 
         Raises:
-            ArtifactError: it is damaged, or of another catalog.
+            ArtifactError: it is damaged, or was made for another catalog.
         """
         folder = self.path / RETRIEVAL
         if not folder.is_dir():
@@ -120,14 +120,14 @@ class Bundle:
 
 
 def load_sasrec(bundle: Path, items: int) -> SasRec | None:
-    """What the run of a bundle was taught by; None if by nothing of the kind.
+    """The SASRec that taught a bundle's target; None without one.
 
     Args:
         bundle: its directory.
         items: of its catalog.
 
     Raises:
-        ArtifactError: it is damaged, or of another catalog.
+        ArtifactError: it is damaged, or was made for another catalog.
     """
     folder = Path(bundle) / EVAL
     if not (folder / SASREC).is_file():

@@ -32,7 +32,7 @@ class Batch:
         excluded: items that each request must not get.
         masks: what each request may get; None for everything.
         boosts: what each request's items gain; None for nothing.
-        unknown: ids of each history that the model does not know; empty where nobody asks.
+        unknown: ids of each history that the model does not know.
     """
 
     epoch: Epoch
@@ -229,7 +229,7 @@ def describe(
         found: lists of all requests.
         request: place of the request.
         k: most items.
-        because: (n, k) item of the history that speaks most for each, -1 for none; None if unknown.
+        because: (n, k) item of the history with the most evidence for each, -1 for none.
     """
     lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
     reasons = [-1] * k if because is None else because[request, :k].tolist()

@@ -1,13 +1,13 @@
-"""The hot catalog: items come and go while requests are answered. NumPy only, no models.
+"""The live catalog: items are added and removed while requests are answered. NumPy, no models.
 
-What a batch sees of the catalog is one `Epoch`, which never changes; `Epochs` makes the next one.
-Additions build a new trie, those of several callers together, and swap it in as a whole. A removal
-keeps the trie and hides the item behind the mask that filters use, so it takes effect at once; a
-trie is always built without what is hidden, and in the background once that is much.
+A batch is decoded over one `Epoch`, which never changes; `Epochs` makes the next one. Additions
+build a new trie, shared by concurrent callers, and replace the old one. A removal keeps the trie
+and hides the item with the mask that filters use, so it takes effect at once. Every new trie is
+built without the hidden items; if many items are hidden, one is built in the background.
 
-Dense numbers of the bundle's items stay for good, those of added items until one is removed. An
-added item that was removed is forgotten; one of the bundle is still understood where histories name
-it.
+Dense numbers of the bundle's items never change. Those of added items stay until the item is
+removed. An added item that was removed is forgotten; a removed item of the bundle is still known in
+histories.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from recsys.prompts import PromptEncoder
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
 T = TypeVar("T", bound=np.generic)
-_FORGET = 4096  # removed items that are not worth the room they would give back
-_HIDDEN = 1 / 8  # of a trie's items, that make it worth building without them
+_FORGET = 4096  # removed items below which compaction is not worth its time
+_HIDDEN = 1 / 8  # share of hidden items above which the trie is built anew
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """The catalog as one batch sees it.
+    """The catalog of one batch.
 
     Attributes:
-        number: 0 is the bundle's own; every change makes the next one.
-        catalog: items; `index` finds those that can be recommended, `known` also the bundle's that
-            were removed. Rows of removed items stay: look at `alive`.
-        trie: of those that can be recommended, at least.
+        number: 0 for the bundle's own catalog; every change adds 1.
+        catalog: items; `index` finds those that can be recommended, `known` also removed items of
+            the bundle. Rows of removed items stay: see `alive`.
+        trie: of the items that can be recommended, and perhaps of removed ones.
         encoder: history -> tokens.
         filters: row masks of filters, without the removed items.
         left: (items of the trie,) bool, whether each can be recommended, by place in
@@ -75,11 +75,11 @@ class Epoch:
 
     @cached_property
     def mask(self) -> RowMask | None:
-        """What the trie holds beside removed items; None where it has none."""
+        """The mask that hides removed items of the trie; None if it has none."""
         return None if self.left is None else RowMask.of(self.trie, self.left)
 
     def allowed(self, wanted: ItemFilter | None) -> RowMask | None:
-        """What a filter leaves of the catalog; None for everything.
+        """The mask of the items that a filter allows; None for all items.
 
         Raises:
             FilterError: the filter does not fit the items' attributes.
@@ -118,17 +118,18 @@ class Epoch:
 
 
 class _Call:
-    """What one caller wants to add, and how that went."""
+    """The items of one call of `upsert`, and its outcome."""
 
     def __init__(self, items: Sequence[NewItem], table: pa.Table) -> None:
+        """No outcome yet."""
         self.items, self.table = items, table
         self.epoch: Epoch | None = None
         self.error: BaseException | None = None
-        self.woken = threading.Event()  # it has been answered, or is to answer all that wait
+        self.woken = threading.Event()  # it has an outcome, or has to lead the calls that wait
 
 
 class Epochs:
-    """The current epoch, and how the next one comes about; for any number of threads."""
+    """The current epoch and the making of the next one; safe for any number of threads."""
 
     def __init__(
         self,
@@ -143,8 +144,8 @@ class Epochs:
         Args:
             bundle: parts of a bundle.
             filter_bytes: memory for masks of filters.
-            coder: finds codes of new items; None if the bundle has nothing to do so with.
-            prepare: called with each new trie before anything is decoded over it.
+            coder: finds codes of new items; None if the bundle has no item encoder.
+            prepare: called with each new trie before it is used.
         """
         self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
         self._filter_bytes = filter_bytes
@@ -159,8 +160,8 @@ class Epochs:
         filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters)
         self._waiting: list[_Call] = []
-        self._led = False  # somebody is about to answer those that wait
-        self._rested = 0.0  # on the monotonic clock
+        self._led = False  # whether a call is leading those that wait
+        self._rested = 0.0  # when the next build may begin, on the monotonic clock
         self._queue, self._build, self._publish = (threading.Lock() for _ in range(3))
         self._compacting = False
         self._rooms = _Growing(), _Growing(), _Growing()  # records, codes and tokens
@@ -171,13 +172,13 @@ class Epochs:
         return self._epoch
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
-        """Add items, or replace those that are there; all of them or, on an error, none.
+        """Add items, or replace existing ones; all of them or, on an error, none.
 
-        Callers that come while a trie is built share the next one. Of two that name one item the
-        later one wins.
+        Calls that arrive while a trie is built share the next one. If two of them have the same
+        item, the later call wins.
 
         Args:
-            items: of distinct ids; `like` may name one before it.
+            items: with distinct ids; `like` may refer to an earlier item of the call.
 
         Returns:
             The first epoch that has them.
@@ -203,13 +204,13 @@ class Epochs:
         return call.epoch
 
     def remove(self, item_ids: Iterable[str]) -> list[str]:
-        """Take items away; no batch that begins afterwards recommends them.
+        """Remove items; no batch that begins afterwards recommends them.
 
         Args:
-            item_ids: outside ids; unknown ones and repetitions are passed over.
+            item_ids: outside ids; unknown ones and repetitions are ignored.
 
         Returns:
-            Those that were there.
+            The ids of the items that were removed.
         """
         wanted = list(dict.fromkeys(arguments.strings("item_ids", item_ids)))
         with self._publish:
@@ -244,7 +245,7 @@ class Epochs:
         return there
 
     def compact(self) -> Epoch:
-        """Build the trie anew without what is hidden; answers stay as they are."""
+        """Build the trie anew without the hidden items; answers do not change."""
         with self._build:
             if self._epoch.left is not None:
                 self._make([])
@@ -257,18 +258,18 @@ class Epochs:
             self._compacting = False
 
     def _lead(self, own: _Call) -> None:
-        """Answer all calls that wait, and have the next one lead those that came meanwhile."""
+        """Handle all waiting calls, then let one of those that arrived meanwhile lead the rest."""
         calls: list[_Call] = []
         try:
-            # Building takes half of one core's time at most: while it rests, calls gather.
+            # Building uses at most half of one core; calls gather during the pause.
             time.sleep(max(0.0, self._rested - time.monotonic()))
             with self._queue:
                 calls, self._waiting = self._waiting, []
-            start = time.thread_time()  # what waits for others is no reason to wait longer
+            start = time.thread_time()  # time spent waiting for other threads does not count
             with self._build:
                 self._commit(calls)
             self._rested = time.monotonic() + time.thread_time() - start
-        finally:  # even if this thread is interrupted while it rests
+        finally:  # even if this thread is interrupted during the pause
             with self._queue:
                 self._waiting = [call for call in self._waiting if call is not own]
                 following = self._waiting[:1]
@@ -278,7 +279,7 @@ class Epochs:
                     call.woken.set()
 
     def _commit(self, calls: Sequence[_Call]) -> None:
-        """Publish what the calls want as one epoch; each gets that or an error."""
+        """Publish the items of the calls as one epoch; each call gets the epoch or an error."""
         try:
             epoch = self._epoch
             placement = Placement(epoch.catalog, epoch.trie, self._vocabulary, self._coder)
@@ -293,12 +294,12 @@ class Epochs:
                 made = self._make([(call.items, call.table, codes) for call, codes in taken])
                 for call, _ in taken:
                     call.epoch = made
-        except BaseException as error:  # nobody may wait for an answer that does not come
+        except BaseException as error:  # no caller may wait for ever
             for call in calls:
                 call.error = call.error or error
 
     def _make(self, news: Sequence[tuple[Sequence[NewItem], pa.Table, NDArray[np.int32]]]) -> Epoch:
-        """Build and publish the next epoch; `_build` is held.
+        """Build and publish the next epoch; the caller holds `_build`.
 
         Args:
             news: items, their rows and their codes, in the order in which they came.
@@ -311,8 +312,8 @@ class Epochs:
         gone = int(np.count_nonzero(~catalog.alive[base:]))
         live = len(catalog) - base - gone
         many = gone > max(_FORGET, (len(catalog) - base) // 2)
-        many |= len(added.records) > 2 * live + _FORGET  # records that others have replaced
-        # the old trie is kept where nothing is left to build one of, and so are its numbers
+        many |= len(added.records) > 2 * live + _FORGET  # most records are replaced ones
+        # if no items are left, the old trie and its numbers are kept
         if many and (news or catalog.alive.any()):
             kept = np.flatnonzero(catalog.alive | (kept < base))
             added, record = added.kept(kept, record[kept])
@@ -328,7 +329,7 @@ class Epochs:
         record = records_room.longer(record, size, fresh=fresh)
         codes = codes_room.longer(codes, size, fresh=fresh)
         tokens = tokens_room.longer(tokens, size, fresh=fresh)
-        # a record that came twice: the last one stays
+        # of an item that came twice, the last record counts
         record[dense], codes[dense] = records, new_codes
         tokens[dense] = self._vocabulary.encode(new_codes)
         alive = np.zeros(size, np.bool_)
@@ -340,7 +341,7 @@ class Epochs:
         encoder = replace(seen.encoder, item_tokens=tokens)
         with self._publish:
             now = self._epoch
-            # what was removed while the trie was built stays so
+            # items that were removed while the trie was built stay removed
             alive[: len(kept)] = now.alive[kept]
             alive[dense] = True
             left: NDArray[np.bool_] | None = alive[trie.row_items]
@@ -354,18 +355,19 @@ class Epochs:
 
 
 class _Growing:
-    """An array that epochs see beginnings of: what has been added lies behind what they look at."""
+    """An array that grows at its end; every epoch has a view of its beginning."""
 
     def __init__(self) -> None:
+        """Nothing is allocated yet."""
         self._room: NDArray[Any] | None = None
 
     def longer(self, array: NDArray[T], size: int, *, fresh: bool) -> NDArray[T]:
-        """The array with `size` rows; those behind its own are zero.
+        """The array extended to `size` rows; the new ones are zero.
 
         Args:
-            array: what was here last, or any other; it stays as it is.
+            array: the last result, or any other array; it does not change.
             size: rows.
-            fresh: rows of the array itself are going to be written.
+            fresh: copy the array, because its rows will be written.
         """
         room = self._room
         if fresh or room is None or array.base is not room or len(room) < size:

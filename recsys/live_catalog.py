@@ -1,8 +1,8 @@
-"""Items that come and go, kept so that a new epoch copies as little as can be. NumPy only.
+"""Storage of a catalog that changes, in which a new epoch copies as little as possible. NumPy only.
 
-What is known of an item is a *record*: that of the bundle, or one that an update brought. Records,
-ids and columns only ever grow, and all epochs share them; an epoch has its own arrays of numbers
-(which record each item has, its codes, whether it is there) and never looks beyond their ends.
+A *record* is what is known of an item: from the bundle, or from a later update. Records, ids and
+columns only grow, and all epochs share them. An epoch has arrays of its own (the record of each
+item, its codes, whether it can be recommended) and never reads beyond their ends.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ FIXED = ("item_id", "title", "text")
 
 @dataclass(frozen=True)
 class NewItem:
-    """An item to add, or one of the catalog as it shall be from now on.
+    """An item to add, or the new state of an existing item.
+
+    >>> NewItem("B0999", "Rose soap", attributes={"price": 3.5}, like="B0012").semantic_id is None
+    True
 
     Attributes:
         item_id: outside id.
-        title: shown with it.
-        text: what it is placed by, with title and attributes.
-        attributes: what filters look at; those that are not named are missing.
-        semantic_id: its codes, 0-based. Without them an item that is there keeps its codes, one
-            that the bundle had gets those back, and any other is placed.
-        like: id of an item to be placed beside.
+        title: for display.
+        text: with title and attributes, the input of the item encoder.
+        attributes: for filters; attributes that are not given are missing.
+        semantic_id: its codes, 0-based. If None, an existing item keeps its codes, a removed item
+            of the bundle gets its codes back, and any other item is placed.
+        like: id of an item that it is placed beside.
     """
 
     item_id: str
@@ -46,17 +49,18 @@ class NewItem:
 
 
 class AddedItems:
-    """What came after the bundle; it grows, and never changes what it has.
+    """Items and records that were added after the bundle was made. Existing entries never change.
 
     Attributes:
-        base: the bundle's catalog; its items are the first ones and have the first records.
-        ids: outside ids of the items behind them.
+        base: the bundle's catalog; its items and records come first.
+        ids: outside ids of the added items.
         index: place of each in `ids`.
-        records: items as they were given, behind the bundle's records.
+        records: added records, as they were given.
         columns: attributes of all records.
     """
 
     def __init__(self, base: Catalog, columns: Columns | None = None) -> None:
+        """Begin with the bundle's items."""
         self.base = base
         self.ids: list[str] = []
         self.index: dict[str, int] = {}
@@ -71,19 +75,19 @@ class AddedItems:
         return item
 
     def append(self, item: NewItem) -> tuple[int, int]:
-        """Keep one more record; its item's dense number, a new one for a new id, and its own."""
+        """Add a record; returns the dense number of its item, and the number of the record."""
         dense = self.find(item.item_id)
         if dense < 0:
             dense = len(self.base) + len(self.ids)
             self.ids.append(item.item_id)
-            self.index[item.item_id] = len(self.ids) - 1  # last: who finds it finds the rest
+            self.index[item.item_id] = len(self.ids) - 1  # after `ids`, for concurrent readers
         self.records.append(item)
         return dense, len(self.base) + len(self.records) - 1
 
     def kept(
         self, items: NDArray[np.int64], record: NDArray[np.int32]
     ) -> tuple[AddedItems, NDArray[np.int32]]:
-        """A copy with these items alone, renumbered in their order.
+        """A copy with these items only, renumbered in their order.
 
         Args:
             items: dense numbers, ascending, all of the bundle's among them.
@@ -134,7 +138,7 @@ class EpochCatalog:
 
     @cached_property
     def item_ids(self) -> list[str]:
-        """Outside ids in dense order, those of removed items too."""
+        """Outside ids in dense order, including removed items."""
         base = self.added.base
         return [*base.item_ids, *self.added.ids[: len(self) - len(base)]]
 
@@ -167,13 +171,13 @@ class EpochCatalog:
         return np.fromiter((self.find(i) for i in item_ids), np.int32)
 
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
-        """As `index`, and also the bundle's items that were removed."""
+        """As `index`, and also removed items of the bundle."""
         base = self.added.base
         found = ((base.find(i), i) for i in item_ids)
         return np.fromiter((j if j >= 0 else self.find(i) for j, i in found), np.int32)
 
     def row(self, item: int) -> dict[str, Any]:
-        """All columns of one item but its codes."""
+        """All columns of one item except its codes."""
         base, record = self.added.base, int(self.record[item])
         if record < len(base):
             return dict(base.items.slice(record, 1).to_pylist()[0])
@@ -187,33 +191,33 @@ class EpochCatalog:
 
 
 class Columns:
-    """Attributes of all records, by record; may be shared between threads.
+    """Attributes of all records, in the order of records; safe for several threads.
 
     Attributes:
         base: the bundle's items.
     """
 
     def __init__(self, base: pa.Table, like: Columns | None = None) -> None:
-        """Begin with the bundle's items; what `like` has read of them is not read again."""
+        """Begin with the bundle's items; columns of them that `like` has read are shared."""
         self.base = base
         self._tables: list[pa.Table] = []
         self._read: dict[str, Column] = {} if like is None else like._read
-        self._grown: dict[str, tuple[Column, int]] = {}  # and how many tables are in it
+        self._grown: dict[str, tuple[Column, int]] = {}  # with the number of tables it includes
         self._lock = threading.Lock()
 
     def extend(self, table: pa.Table) -> None:
-        """Add the next records, in the schema of the bundle's."""
+        """Add records, in the schema of the bundle's items."""
         self._tables.append(table)
 
     def added(self) -> pa.Table:
-        """All records but the bundle's."""
+        """All added records."""
         return pa.concat_tables([self.base.slice(0, 0), *self._tables])
 
     def column(self, name: str) -> Column:
-        """One column of the records that there are now, at least.
+        """One column, of all records that exist now or more.
 
         Raises:
-            FilterError: there is none, or not of a type that can be filtered by.
+            FilterError: there is no such column, or its type does not support filters.
         """
         with self._lock:
             if name not in self._read:
@@ -252,7 +256,7 @@ class EpochAttributes(Attributes):
         """One column, laid out in `order`.
 
         Raises:
-            FilterError: there is none, or not of a type that can be filtered by.
+            FilterError: there is no such column, or its type does not support filters.
         """
         found = self._columns.get(name)
         if found is None:
@@ -263,7 +267,7 @@ class EpochAttributes(Attributes):
 
 
 def _joined(first: Column, second: Column) -> Column:
-    """The second column's items behind the first's. Words of the first gain places, if need be."""
+    """Both columns, one behind the other. New words are added to those of the first."""
     values = second.values
     if first.kind != "number":
         words = first.words
@@ -283,7 +287,7 @@ def _joined(first: Column, second: Column) -> Column:
 
 
 def _laid_out(column: Column, records: NDArray[np.int32]) -> Column:
-    """A column with the items of these records, in their order."""
+    """A column rearranged to these records."""
     places, starts = records.astype(np.intp), None
     if column.starts is not None:
         begin = column.starts[places].astype(np.intp)

@@ -1,7 +1,7 @@
-"""Where an item goes: checks of items to add, and codes for them. NumPy only, no models.
+"""Placement: checks of items to add, and codes for them. NumPy only, no models.
 
-A placed item gets the codes that say what it is, but for the last one: that is the nearest one that
-no item has. Where the last level has no free code below a prefix, it shares a leaf.
+A placed item gets the codes that its encoder computes, except that its last code is the nearest one
+that no item below the same prefix has. If none is free, the item shares a leaf.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ MOST_CHARACTERS = 512  # of an id
 
 
 class ItemCoder(Protocol):
-    """Knows what items of a bundle have in which codes (`recsys.semantic_ids.encoder`)."""
+    """Computes the codes of items (`recsys.semantic_ids.encoder`)."""
 
     def encode(self, items: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """(n, L) codes of items, and (n, V) how far each is from each code of the last level."""
+        """(n, L) codes of items, and (n, V) distances to the codes of the last level."""
 
     def beside(self, code: int) -> NDArray[np.float32]:
-        """(V,) how far codes of the last level are from one of them."""
+        """(V,) distances of the last level's codes from one of them."""
 
 
 def table_of(items: Sequence[NewItem], schema: pa.Schema, level_sizes: Sequence[int]) -> pa.Table:
-    """Items as rows of a catalog, checked.
+    """Check items, and turn them into rows of a catalog.
 
     Args:
-        items: to be added.
+        items: the items to add.
         schema: of the catalog's table.
         level_sizes: codes at each level.
 
     Raises:
-        ItemError: a field is malformed, a code out of its range, an attribute unknown or of another
-            type, an id twice.
+        ItemError: a field is malformed, a code out of range, an attribute unknown or of another
+            type, or an id given twice.
     """
     seen = set()
     for place, item in enumerate(items):
@@ -107,7 +107,7 @@ def _column(values: list[Any], of: pa.DataType, name: str, items: Sequence[NewIt
             array = pa.array(values, plain)
             return array.dictionary_encode().cast(of) if plain is not of else array
     except (pa.ArrowException, OverflowError):
-        pass  # which one it is, is found out below
+        pass  # the item is identified below
     for value, item in zip(values, items, strict=True):
         try:
             wrong = not _fits(value, plain)
@@ -121,7 +121,7 @@ def _column(values: list[Any], of: pa.DataType, name: str, items: Sequence[NewIt
 
 
 def _fits(value: Any, of: pa.DataType) -> bool:
-    """Whether a value is of a type, without the liberties that Arrow takes (1.5 -> 1, "ab")."""
+    """Whether a value is of a type, without the conversions of Arrow (such as 1.5 -> 1)."""
     if value is None:
         return True
     if pa.types.is_list(of) or pa.types.is_large_list(of):
@@ -159,7 +159,7 @@ def _show(value: Any) -> str:
 
 
 class Placement:
-    """Codes for items that are added to one epoch, each beside those before it."""
+    """Codes for the items that are added to one epoch; earlier items take codes first."""
 
     _encoded: dict[int, tuple[tuple[int, ...], NDArray[np.float32]]]
 
@@ -170,7 +170,7 @@ class Placement:
         vocabulary: Vocabulary,
         coder: ItemCoder | None,
     ) -> None:
-        """Begin with an epoch's catalog, and a trie that has all its items."""
+        """Begin with an epoch's catalog, and a trie that contains all its items."""
         self._catalog, self._trie, self._coder = catalog, trie, coder
         self._vocabulary = vocabulary
         self._new: dict[str, tuple[int, ...]] = {}
@@ -178,10 +178,10 @@ class Placement:
         self._taken: dict[tuple[int, ...], set[int]] = {}
 
     def encode(self, calls: Sequence[tuple[Sequence[NewItem], pa.Table]]) -> None:
-        """Find codes of all items that need them, at once; `codes_of` then makes room for them.
+        """Compute the codes of all items that need them, in one call of the encoder.
 
         Args:
-            calls: items and their rows.
+            calls: items and their rows (`table_of`).
         """
         if self._coder is None:
             return
@@ -198,10 +198,10 @@ class Placement:
             self._encoded[id(item)] = _tuple(its_codes), its_far
 
     def codes_of(self, items: Sequence[NewItem]) -> NDArray[np.int32]:
-        """(n, L) codes of some items; they count as taken from here on.
+        """(n, L) codes of some items, which are taken from now on.
 
         Raises:
-            ItemError: an unknown item to be like, or nothing to place one by.
+            ItemError: `like` refers to an unknown item, or there is no way to place an item.
         """
         before = {i.item_id: self._new[i.item_id] for i in items if i.item_id in self._new}
         try:
@@ -212,7 +212,7 @@ class Placement:
                 self._new[item.item_id] = codes
                 self._below(codes[:-1]).add(codes[-1])
         except ItemError:
-            for item in items:  # codes taken in vain stay taken; the next ones are as near
+            for item in items:  # their codes stay taken; the next ones are about as near
                 self._new.pop(item.item_id, None)
             self._new |= before
             raise
@@ -220,7 +220,7 @@ class Placement:
         return np.array([self._new[i.item_id] for i in items], np.int32).reshape(-1, size)
 
     def _given(self, item: NewItem) -> tuple[int, ...] | None:
-        """Codes that need no looking for."""
+        """Codes that an item has without placement; None if it has to be placed."""
         if item.semantic_id is not None:
             return _tuple(item.semantic_id)
         if item.like is not None:
@@ -235,7 +235,7 @@ class Placement:
         return _tuple(base.codes[there]) if there >= 0 else None
 
     def _meant(self, item: NewItem) -> tuple[tuple[int, ...], NDArray[np.float32]]:
-        """Codes that an item would have if they were free, and how far others are."""
+        """The codes that an item gets if they are free, and distances to the last level's codes."""
         if item.like is None:
             if (found := self._encoded.get(id(item))) is None:
                 raise ItemError(
@@ -253,11 +253,11 @@ class Placement:
             codes = _tuple(self._catalog.codes[there])
         if self._coder is not None:
             return codes, self._coder.beside(codes[-1])
-        size = self._vocabulary.level_sizes[-1]  # codes without centroids: none is nearer
+        size = self._vocabulary.level_sizes[-1]  # without centroids there are no distances
         return codes, ((np.arange(size) - codes[-1]) % size).astype(np.float32)
 
     def _free(self, codes: tuple[int, ...], far: NDArray[np.float32]) -> tuple[int, ...]:
-        """The codes themselves if no item has them, else with the nearest last one that is free."""
+        """The codes, with the nearest last code that is free if no other item may have them."""
         taken = self._below(codes[:-1])
         if codes[-1] not in taken:
             return codes
@@ -268,7 +268,7 @@ class Placement:
         return (*codes[:-1], int(far.argmin()))
 
     def _below(self, prefix: tuple[int, ...]) -> set[int]:
-        """Last codes below a prefix that items have."""
+        """The last codes below a prefix that are taken."""
         found = self._taken.get(prefix)
         if found is None:
             found = self._taken[prefix] = self._in_trie(prefix)

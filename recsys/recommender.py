@@ -1,9 +1,8 @@
-"""Recommender: a loaded bundle that turns histories into items. The first module that says "user".
+"""Recommender: a loaded bundle that turns histories into items.
 
-What it keeps between calls changes no answer: equal requests get equal bits alone, in any batch and
-after a restart, where it searches plainly (mode `beam`; float32, a fixed number of threads). Items
-may come and go meanwhile (`recsys.live`): a batch decodes over the epoch that is current when it
-begins, to its end.
+Equal requests get equal bits, alone, in any batch and after a restart, in mode `beam` with float32
+and a fixed number of threads. Items may be added and removed at any time (`recsys.live`): a batch
+is decoded over the epoch that is current when it begins.
 """
 
 from __future__ import annotations
@@ -69,13 +68,14 @@ _TYPICAL_PROMPTS = 8
 class Recommender:
     """Top-K over one bundle's catalog, as it is now.
 
-    One thread at a time may ask for recommendations; any may change the catalog meanwhile.
+    One thread at a time may call the methods that decode; any thread may change the catalog.
 
     Attributes:
-        bundle: what was loaded.
+        bundle: the parts of the bundle.
         model: the target (Hugging Face).
-        engine: what decodes.
-        retrieval: what similar items, fallbacks and blends come from; None if the bundle has none.
+        mode: how requests in mode `auto` are decoded.
+        engine: decodes batches.
+        retrieval: source of similar items, fallbacks and blends; None if the bundle has none.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Recommender:
         self.bundle, self.model = bundle, model
         self.mode = check_mode("mode", mode, LOAD_MODES)
         self.max_batch, self.retrieval = max_batch, bundle.retrieval
-        # Nothing of it names the recommender: one that is dropped leaves the memory at once.
+        # The epochs hold no reference to the recommender, so that it is freed when it is dropped.
         prepare = partial(_prepared, str(model.device))
         self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=prepare)
         self.engine = Engine(
@@ -128,9 +128,9 @@ class Recommender:
             dtype: `float32`, `bfloat16` or `float64`.
             mode: a `Mode` other than `relaxed`. `auto` means `planned` on an accelerator, and
                 `beam` on a CPU, where equal requests then get equal bits.
-            prefix_bytes: memory for the keys and values of histories seen before, from which a
-                returning user's prompt goes on; 0 keeps none. It changes no bit of any answer.
-            filter_bytes: memory for the masks of the filters asked for last.
+            prefix_bytes: memory for the keys and values of earlier histories, so that a returning
+                user's prompt is computed in part; 0 keeps none. It changes no bit of any answer.
+            filter_bytes: memory for the masks of recent filters.
             max_batch: largest batch that the planner measures in `warm_up`.
             check: compare every file with its checksum first.
 
@@ -152,7 +152,7 @@ class Recommender:
             raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
         of = getattr(torch, dtype)
         model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
-        if bundle.draft is not None:  # whatever the mode, a request may ask for it
+        if bundle.draft is not None:  # a request may need it in any mode
             draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
         return cls(
             bundle,
@@ -166,7 +166,7 @@ class Recommender:
 
     @property
     def epoch(self) -> Epoch:
-        """The catalog as it is now; it never changes, the next one takes its place."""
+        """The catalog as it is now. An epoch never changes; a new one replaces it."""
         return self._epochs.current
 
     @property
@@ -186,32 +186,33 @@ class Recommender:
 
     @property
     def filters(self) -> FilterCache:
-        """Row masks of the filters asked for last, in the current epoch."""
+        """Row masks of recent filters, in the current epoch."""
         return self.epoch.filters
 
     @property
     def manifest(self) -> Manifest:
-        """Of the bundle; its digest is the model's version."""
+        """The bundle's manifest; its digest is the model's version."""
         return self.bundle.manifest
 
     def recommend(
         self, histories: Sequence[Sequence[str]], k: int = 10, *, exclude_seen: bool = True
     ) -> list[list[Recommendation]]:
-        """Top-k of each history of outside item ids."""
+        """The k best items of each history of outside item ids."""
         requests = [RecommendRequest(h, k, exclude_seen) for h in histories]
         return [result.recommendations for result in self.recommend_batch(requests)]
 
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
         """Answer requests of any mix of lengths and k together.
 
-        Requests are decoded in groups of one kind and beam width, so a neighbour's k changes
-        nothing. Filters may differ. All of them see the epoch that is current when the call begins.
+        Requests are decoded in groups of one kind and beam width, so that the k of one request does
+        not change the answer to another. Filters may differ. All requests use the epoch that is
+        current when the call begins.
 
         Raises:
-            FilterError: a filter or boost does not fit the items' attributes. `eligible` finds that
-                out for one request alone.
+            FilterError: a filter or boost does not fit the items' attributes. `eligible` checks one
+                request alone.
             RequestError: a request's mode needs a draft, or its blend retrieval, and the bundle has
-                none; `eligible` finds that out, too.
+                none; `eligible` checks this, too.
         """
         epoch = self._begin()
         results: dict[int, RecommendResult] = {}
@@ -242,10 +243,12 @@ class Recommender:
         return None if request.filter is None or mask is None else mask.eligible
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
-        """Add items, or replace those that are there (`recsys.live.Epochs.upsert`).
+        """Add items, or replace existing ones (`recsys.live.Epochs.upsert`): all or none.
 
-        All or none of them; what is returned has them. Any thread may call it; small calls that
-        come together share one epoch.
+        Any thread may call it; small calls that come together share one epoch.
+
+        Returns:
+            The first epoch that has the items.
 
         Raises:
             ItemError: an item is malformed or cannot be placed; the text names item and field.
@@ -253,7 +256,7 @@ class Recommender:
         return self._epochs.upsert(items)
 
     def remove(self, item_ids: Iterable[str]) -> list[str]:
-        """Take items away: no batch that begins after the call has them. Those that were there."""
+        """Remove items: no batch that begins after the call lists them. Returns those removed."""
         return self._epochs.remove(item_ids)
 
     def rank(
@@ -307,13 +310,13 @@ class Recommender:
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
     ) -> list[tuple[Ranked, Ranked]]:
-        """As `rank`, with and without the items of the history, and what the model alone ranks.
+        """As `rank`, with and without the items of the history, and the model's own lists.
 
-        All of it comes from one search (`recsys.decoding.shared`), which costs little more than one
-        of the lists would.
+        All lists come from one search (`recsys.decoding.shared`), which costs little more than the
+        search for one of them.
 
         Returns:
-            For each of `exclude_seen` two rankings: what `rank` gives, and the model's own list.
+            For each of `exclude_seen` two rankings: that of `rank`, and the model's own list.
             Without a blend both are the model's.
 
         Raises:
@@ -327,7 +330,7 @@ class Recommender:
         epoch, modes = self._begin(), len(exclude_seen)
         items = np.full((modes, 2, len(histories), k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
-        order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
+        order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             group = histories.take(places)
@@ -345,10 +348,9 @@ class Recommender:
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
 
     def warm_up(self) -> None:
-        """Pay one-time costs now: allocations, and the planner's measurements if one plans.
+        """Do one-time work now: allocations, and the planner's measurements in mode `planned`.
 
-        Prompts to measure with are random histories; what the planner learns from real ones soon
-        outweighs them.
+        The planner is measured with random histories; measurements of real requests replace them.
         """
         rng = np.random.default_rng(0)
         items = rng.integers(
@@ -362,11 +364,11 @@ class Recommender:
         self.engine.forget()
 
     def close(self) -> None:
-        """Let go of tensors that would wait for the garbage collector; ask nothing afterwards."""
+        """Free tensors that would wait for the garbage collector; do not use it afterwards."""
         self.engine.trie.release()
         self.trie.release()
 
-    # Retrieval, blends and exact scores of given items.
+    # Exact scores, similar items and fallbacks.
 
     def score(
         self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
@@ -388,10 +390,10 @@ class Recommender:
         return [line[: len(found)] for line, found in zip(scores, wanted, strict=True)]
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
-        """Items that go with one item, best first, and how well (`Retrieval.similar`).
+        """The k items most similar to one item, with scores, best first (`Retrieval.similar`).
 
-        Items that came after the bundle was made go with those of the nearest semantic IDs; the
-        score is then the share of the codes that both begin with.
+        For items that were added after the bundle was made, these are the items with the nearest
+        semantic IDs; the score is then the share of leading codes in common.
 
         Raises:
             RequestError: no such item, or a bundle without retrieval.
@@ -457,10 +459,10 @@ class Recommender:
             )
         return request.blend
 
-    # What the above is made of.
+    # Internals.
 
     def _begin(self) -> Epoch:
-        """The epoch that a batch is to see; what decodes is set to it."""
+        """The epoch for a new batch; the engine is set to its trie."""
         epoch, before = self.epoch, self.engine.trie
         if epoch.trie is not before:
             self.engine.use(epoch.trie)
@@ -550,13 +552,13 @@ class Recommender:
 
 def _prepared(device: str, trie: ItemTrie) -> None:
     """Make a new trie's tensors in the thread that made the trie."""
-    if device == "cpu":  # elsewhere the device is left to the thread that decodes
+    if device == "cpu":  # another device is used by the decoding thread only
         DeviceTrie.of(trie, device)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What requests must share to be decoded together."""
+    """The properties that requests must share to be decoded together."""
 
     beams: int
     guarantee: Guarantee = "beam"

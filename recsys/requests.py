@@ -24,13 +24,12 @@ class Recommendation:
 
     Attributes:
         item_id: outside id.
-        score: log-probability of its semantic ID given the history, over the whole vocabulary,
-            and what it gains by the request's boosts; in a blended list also what retrieval thinks
-            of it (`recsys.blending`).
+        score: log-probability of its semantic ID given the history, over the whole vocabulary, plus
+            the request's boosts; in a blended list the blended score (`recsys.blending`).
         title: from the catalog.
         semantic_id: its codes, 0-based.
         source: what proposed it.
-        because: item of the history that speaks most for it, where that is known.
+        because: the item of the history with the most evidence for it, if known.
     """
 
     item_id: str
@@ -43,23 +42,26 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class RecommendRequest:
-    """What is asked for one user.
+    """A request for recommendations to one user.
+
+    >>> RecommendRequest(["B0012", "B0034"], k=5, exclude_items=["B0056"]).mode
+    <Mode.AUTO: 'auto'>
 
     Attributes:
-        history: outside item ids, oldest first; unknown ones are passed over.
+        history: outside item ids, oldest first; unknown ones are ignored.
         k: items wanted.
         exclude_seen: leave out the items of the history.
         exclude_items: leave out these as well.
-        guarantee: `beam` for the list that beam search finds; `global` goes on until no item that
-            is not in the list can have a better score than its last, where that takes no more than
-            a bounded search (the result's certificate says).
+        guarantee: `beam` for the list that beam search finds; `global` continues until no item
+            outside the list can score more than its last item, within a bounded search (the
+            certificate of the result tells whether that was reached).
         seed: draw items without replacement from the model's distribution instead of searching for
             the best; the same seed draws the same items.
         temperature: flattens (above 1) or sharpens that distribution.
-        filter: recommend only items whose attributes it fits (`recsys.constraint.filters`); the
-            search never leaves them.
-        boosts: filters with weights that are added to the scores of items that fit; what is found
-            is as exact as without; where items share leaves, the certificate says if not.
+        filter: recommend only items that match (`recsys.constraint.filters`); the search is
+            constrained to them.
+        boosts: filters with weights that are added to the scores of matching items. The search
+            stays exact; where items share a leaf, the certificate tells if it is not.
         mode: one of `recsys.modes.REQUEST_MODES`: `auto` decodes as the recommender does; `beam` by
             beam search; `strict` verifies a drafted tree, with the same answer; `relaxed` samples
             approximately, with the bundle's draft.
@@ -108,7 +110,7 @@ class RecommendRequest:
             raise ValueError(
                 "blend: lists are blended in mode 'auto' with guarantee 'beam' and without a seed"
             )
-        # malformed ones are refused here
+        # parse filter and boosts, so that malformed ones fail here
         if self.filter is not None:
             _ = self.item_filter
         if self.boosts:
@@ -121,7 +123,7 @@ class RecommendRequest:
 
     @cached_property
     def item_filter(self) -> ItemFilter:
-        """The filter, parsed; one that allows everything if there is none."""
+        """The parsed filter; without one, a filter that allows everything."""
         return ItemFilter.parse(self.filter or {})
 
     @cached_property

@@ -31,7 +31,7 @@ _NOTES: dict[NoteCode, str] = {
     "empty_history": "The history is empty",
     "unknown_history": "The model knows none of the history's items",
 }
-# What only the model can do: whoever asks for one of these is answered by the model.
+# Fields that only the model can serve, with the values that need no model.
 _OF_THE_MODEL: dict[str, Any] = {
     "mode": "auto", "guarantee": "beam", "seed": None, "boosts": [], "diversity": 0.0,
 }  # fmt: skip
@@ -66,13 +66,13 @@ def to_request(body: RecommendationsRequest, history: Sequence[str]) -> Recommen
 
 
 def for_the_model(body: RecommendationsRequest) -> bool:
-    """Whether the request asks for what no fallback can give."""
+    """Whether the request needs the model: a fallback cannot serve it, or is not wanted."""
     special = any(getattr(body, name) != usual for name, usual in _OF_THE_MODEL.items())
     return special or body.blend is False or "trace" in body.include or not body.fallback
 
 
 def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:
-    """What a caller should know of an answer."""
+    """A remark on an answer, for its caller."""
     if code is None:
         return None
     how = FILLED_UP if filled_up else FALLBACK if fallback else BARE_PROMPT
@@ -82,7 +82,7 @@ def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = Fal
 def items_of(
     found: Iterable[Recommendation], catalog: EpochCatalog, include: Sequence[str]
 ) -> list[RecommendedItem]:
-    """Recommendations on the wire, ranked in their order."""
+    """Recommendations in the wire form, ranked in their order."""
     answer = []
     for rank, one in enumerate(found, start=1):
         values: dict[str, Any] = {
@@ -137,7 +137,7 @@ def response(
 def timing(
     answer: Answer[Done] | None, stats: dict[str, int], history_s: float, total_s: float
 ) -> Timing:
-    """Where the time went."""
+    """The times of one request."""
     return Timing.model_construct(
         total_ms=round(total_s * 1000, 3),
         history_ms=round(history_s * 1000, 3),

@@ -1,6 +1,6 @@
-"""Service: what one serving process holds, from start to stop, and how it answers.
+"""Service: the state of one serving process, from start to stop, and its answers.
 
-Models, catalog, shadow and store meet here. It knows the wire format and no HTTP.
+It combines models, catalog, shadow and store. It uses the wire schemas, but no HTTP.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class UnknownUserError(LookupError):
 
 
 class UnsupportedError(Exception):
-    """The model behind the alias cannot do this; the text tells what it lacks."""
+    """The model behind the alias does not support this; the text says what it lacks."""
 
 
 class InvalidError(ValueError):
-    """A request's fields exclude each other, or ask for what the model lacks."""
+    """The fields of a request exclude each other, or the model does not support them."""
 
 
 class Phase(StrEnum):
-    """Where in its life the service is."""
+    """State of the service, from start to stop."""
 
     STARTING = "starting"
     READY = "ready"
@@ -66,16 +66,16 @@ class Phase(StrEnum):
 
 
 class Service:
-    """Models, histories, and what is asked of both.
+    """Models and histories of one process, and the answers that need both.
 
     Attributes:
         settings: of the process.
-        phase: where in its life it is.
-        failure: why it could not start, in phase FAILED.
+        phase: its state.
+        failure: the error of a failed start, in phase FAILED.
         on_phase: called after each change of phase.
-        metrics: of what it does.
-        models: the loaded ones, by alias.
-        catalog: their items, and changes to them.
+        metrics: counters of the process.
+        models: the loaded models, by alias.
+        catalog_changes: changes of the models' items.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Service:
 
         Args:
             settings: of the process.
-            recommender: one that is loaded already, instead of `settings.bundle`.
-            store: one that is open already, instead of `settings.store`; `stop` closes it.
+            recommender: a loaded one, instead of `settings.bundle`.
+            store: an open one, instead of `settings.store`; `stop` closes it.
         """
         self.settings = settings
         self.phase = Phase.STARTING
@@ -107,10 +107,10 @@ class Service:
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Open the store, load the models, warm them up. A failure is kept in `failure`."""
+        """Open the store, load and warm up the models. An error is stored in `failure`."""
         try:
             if self._store is None:
                 self._store = await asyncio.to_thread(self._open_store)
@@ -119,7 +119,9 @@ class Service:
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
             self.failure = cause if isinstance(cause, Exception) else error
-            expected = isinstance(self.failure, RecsysError)  # its text says all there is to say
+            expected = isinstance(
+                self.failure, RecsysError
+            )  # its text is enough, without a traceback
             logger.error(
                 "start failed: %s", self.failure, exc_info=None if expected else self.failure
             )
@@ -131,7 +133,7 @@ class Service:
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
-        """Answer what waits, then let go of everything."""
+        """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
         await self._shadow.close()
         await self.catalog_changes.close()
@@ -141,17 +143,17 @@ class Service:
             self._store.close()
 
     def require_ready(self) -> None:
-        """Pass only in phase READY.
+        """Raise unless the phase is READY.
 
         Raises:
-            NotReadyError: in any other.
+            NotReadyError: in any other phase.
         """
         if self.phase is not Phase.READY:
             raise NotReadyError(self.phase)
 
     @property
     def store(self) -> Store:
-        """Histories, events, and what else is kept.
+        """The store of histories, events and state.
 
         Raises:
             NotReadyError: it is not open yet.
@@ -183,8 +185,8 @@ class Service:
 
         Raises:
             UnknownModelError: of the alias.
-            UnknownUserError: the store has no history of the user, and no fallback is wanted.
-            InvalidError, FilterError: what is asked cannot be.
+            UnknownUserError: the store has no history of the user, and `fallback` is false.
+            InvalidError, FilterError: the request cannot be served as it is.
             QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
             StoreError: the store cannot be read.
         """
@@ -276,10 +278,9 @@ class Service:
     async def _rated(
         self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
     ) -> tuple[list[str], list[float]]:
-        """Those of the items that the catalog has, and their scores.
+        """The items that the catalog has, and their scores.
 
-        An item may be taken away between the look at the catalog and the scoring; then one looks
-        again, until they agree.
+        If an item is removed between the look-up and the scoring, both are repeated.
         """
         while True:
             rows = model.recommender.catalog.index(given)
@@ -296,12 +297,12 @@ class Service:
             return known, scores
 
     async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
-        """Items that go with one item.
+        """The items most similar to one item.
 
         Raises:
             UnknownModelError: of the alias.
-            UnknownItemError: there is none of this id.
-            UnsupportedError: the bundle has nothing to tell by.
+            UnknownItemError: there is no item of this id.
+            UnsupportedError: the bundle has no part `retrieval`.
             QueueFullError, DeadlineExceededError: of `Reads`.
         """
         with self.models.lease(alias) as model:
@@ -315,7 +316,7 @@ class Service:
             try:
                 found = await self._reads(recommender.similar, item_id, k)
             except RequestError:
-                find(recommender.catalog, item_id)  # it was taken away meanwhile
+                find(recommender.catalog, item_id)  # raises if it was removed meanwhile
                 raise
             return SimilarResponse.model_construct(
                 model=model.ref(alias),
@@ -327,11 +328,11 @@ class Service:
             )
 
     async def check_filter(self, body: FilterCheck) -> FilterReport:
-        """What a filter comes to.
+        """Check a filter and boosts, and count the items that match.
 
         Raises:
             UnknownModelError: of the alias.
-            FilterError: it is not valid, or a boost is not.
+            FilterError: the filter or a boost is not valid.
             QueueFullError, DeadlineExceededError: of `Reads`.
         """
         with self.models.lease(body.model) as model:
@@ -352,13 +353,13 @@ class Service:
 
         Raises:
             UnknownModelError: of the alias.
-            UnknownItemError: there is none of this id.
+            UnknownItemError: there is no item of this id.
         """
         catalog = self.models.get(alias).recommender.catalog
         return item_of(catalog, find(catalog, item_id))
 
     async def evaluation(self, alias: str) -> Evaluation:
-        """The files that tell of a bundle's quality: its own, and the report on it.
+        """The files about a bundle's quality: its metrics and its evaluation report.
 
         Raises:
             UnknownModelError: of the alias.
@@ -367,19 +368,19 @@ class Service:
         files = await asyncio.to_thread(evaluations, model.recommender.bundle)
         return Evaluation(model=model.ref(alias), files=files)
 
-    # What the above is made of
+    # Internals
 
     async def _request(
         self, body: RecommendationsRequest, history: list[str], model: Model, deadline: float
     ) -> RecommendRequest:
-        """The library's request, with its masks made where they hold up nobody."""
+        """The library's request; its masks are made on a helper thread."""
         try:
             request = answers.to_request(body, history)
             if request.filter is not None or request.boosts or body.blend or body.mode == "relaxed":
                 await self._reads(model.recommender.eligible, request, deadline=deadline)
         except RequestError as error:
             raise InvalidError(str(error)) from error
-        except RecsysError:  # of a filter
+        except RecsysError:  # a FilterError has its own problem
             raise
         except ValueError as error:
             raise InvalidError(str(error)) from error
@@ -441,7 +442,7 @@ class Service:
         )
 
     async def _load(self) -> None:
-        """The models that the aliases stood for when the service stopped, or the bundle named."""
+        """Load the models of the stored aliases, or the bundle of the settings."""
         own = self.settings.bundle.absolute()
         state = await self.store.state_get(ALIASES) or {}
         kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
@@ -457,7 +458,7 @@ class Service:
             await self._restore(alias, value)
 
     async def _restore(self, alias: str, kept: KeptAlias) -> None:
-        """An alias as it was; it does without one that cannot be loaded any more."""
+        """Restore an alias, or log that its bundle cannot be loaded any more."""
         try:
             await self.models.restore(alias, kept)
         except Exception as error:
@@ -465,12 +466,12 @@ class Service:
 
     async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
         if self.phase is not Phase.READY:
-            return  # what is kept is being restored
+            return  # the stored aliases are being restored
         kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
         try:
             await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})
-        except StoreError as error:  # the change is made, and holds until a restart
+        except StoreError as error:  # the change is in effect until a restart
             logger.error("aliases are not kept: %s", error)
 
     async def _prepare(self, model: Model) -> None:
@@ -509,7 +510,7 @@ def _scored(
     return ScoredItem.model_construct(
         item_id=item_id,
         score=score,
-        title="" if row < 0 else catalog.title(row),  # it may have been removed just now
+        title="" if row < 0 else catalog.title(row),  # removed meanwhile
         rank=rank,
         source=source,
     )

@@ -1,6 +1,6 @@
 """Worker: the one thread that may touch the device, for all models of the process.
 
-Models are loaded and warmed beside it, on a thread of their own, so that those that answer go on.
+Models are loaded and warmed up on another thread, so that the current models keep answering.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 class Recommends(Protocol):
     """What the service needs of a recommender (`recsys.Recommender` is one).
 
-    `recommend_batch`, `score` and `warm_up` run models; the others read, or change the catalog,
-    and may be called from any thread.
+    `recommend_batch`, `score` and `warm_up` run models. The other methods read or change the
+    catalog and may be called from any thread.
     """
 
     @property
@@ -43,7 +43,7 @@ class Recommends(Protocol):
 
     @property
     def bundle(self) -> Bundle:
-        """What was loaded."""
+        """The bundle that was loaded."""
 
     @property
     def epoch(self) -> Epoch:
@@ -55,7 +55,7 @@ class Recommends(Protocol):
 
     @property
     def retrieval(self) -> Any | None:
-        """What similar items and fallbacks come from; None if the bundle has none."""
+        """The source of similar items and fallbacks; None if the bundle has none."""
 
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
         """Answers, one a request, in order."""
@@ -69,22 +69,22 @@ class Recommends(Protocol):
         """Pay the one-time costs of the first answer now."""
 
     def close(self) -> None:
-        """Let go of what would wait for the garbage collector; nothing is asked afterwards."""
+        """Free what would wait for the garbage collector; it is not used afterwards."""
 
     def eligible(self, request: RecommendRequest) -> int | None:
-        """Make the masks of the request's filter and boosts; how many items it allows."""
+        """Make the masks of filter and boosts; the number of items that the filter allows."""
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
-        """Items that go with one item, and how well."""
+        """The items most similar to one item, with scores."""
 
     def fallback(self, request: RecommendRequest) -> RecommendResult:
-        """The answer without a model, to a request for a user of whom nothing is known."""
+        """An answer without a model, for a user without a known history."""
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
         """Add or replace items; all or none."""
 
     def remove(self, item_ids: Sequence[str]) -> list[str]:
-        """Take items away; those that were there."""
+        """Remove items; returns the ids that existed."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ Done = RecommendResult | list[float]
 
 
 class DecodeWorker:
-    """Threads of one process: a worker that runs models, and helpers that only read.
+    """Threads of one process: one that runs models, and helpers that only read.
 
-    Everything that answers happens on the worker, so that two batches never run at once and
-    thread-local state of torch is warm where it is used.
+    All batches run on one thread, so that two never run at once and the thread-local state of torch
+    is warm.
     """
 
     def __init__(self, settings: ServingSettings) -> None:
@@ -119,23 +119,23 @@ class DecodeWorker:
         self._frozen = False
 
     async def load(self, bundle: Path, loaded: Recommends | None = None) -> Recommends:
-        """Load a bundle and warm it up, while others go on answering.
+        """Load a bundle and warm it up, while other models keep answering.
 
         Args:
             bundle: directory.
-            loaded: warm up this one instead.
+            loaded: a recommender to warm up instead.
 
         Raises:
             ArtifactError: the bundle is missing, incomplete or altered; the text names the file.
         """
         loop = asyncio.get_running_loop()
-        # The thread ends with its work: OpenMP keeps helpers for each thread that ever computed,
-        # and where they are more than cores, all of them fall asleep between any two operations.
+        # The thread ends with its work: OpenMP keeps helper threads for each thread that computed,
+        # and with more helpers than cores all of them sleep between operations.
         loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         try:
             recommender = await loop.run_in_executor(loader, self._load, bundle, loaded)
         finally:
-            loader.shutdown(wait=False)  # the loop does not wait with it
+            loader.shutdown(wait=False)  # do not block the event loop
         await loop.run_in_executor(self._worker, _touch, recommender, self._settings.max_batch)
         return recommender
 
@@ -146,11 +146,11 @@ class DecodeWorker:
         )
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call something that needs no device, off the event loop."""
+        """Call a function that needs no device, on a helper thread."""
         return await asyncio.get_running_loop().run_in_executor(self._helpers, function, *arguments)
 
     def freeze(self) -> None:
-        """Take what is loaded out of the garbage collector's sight, so that it never walks it."""
+        """Exclude all loaded objects from garbage collection, so that they are never traversed."""
         if self._settings.gc_freeze:
             gc.collect()
             gc.freeze()
@@ -186,15 +186,14 @@ class DecodeWorker:
 
 
 def _keep_memory() -> None:
-    """Let the C library keep memory that was freed, where it is glibc.
+    """Have glibc keep freed memory.
 
-    The tensors of a batch are some megabytes each. By default they are given back to the kernel and
-    asked for anew operation by operation, and the first touch of their pages then takes longer than
-    what is computed in them.
+    The tensors of a batch have some megabytes each. By default glibc returns them to the kernel and
+    requests them again for each operation, and the page faults then take longer than the operation.
     """
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that it accepts
         library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
@@ -211,7 +210,7 @@ def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
 
 
 def _touch(recommender: Recommends, most: int) -> None:
-    """Some answers on the thread that will give all others: its own one-time costs."""
+    """Run some requests on the worker thread, for the one-time costs of that thread."""
     some = recommender.catalog.item_ids[:TOUCHED]
     for size in (1, 4, most, 1):
         recommender.recommend_batch([RecommendRequest(some, 10)] * size)

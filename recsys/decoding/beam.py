@@ -1,8 +1,9 @@
-"""Beam search over a shared-prefix cache: the reference that everything faster is held to.
+"""Beam search over a shared-prefix cache: the reference that all faster searches must equal.
 
-The prompt is run once a request. Then, level by level, the K live beams are run as nodes of one
-tree over one cache: a node sees the prompt, its ancestors and itself, and takes one slot. The last
-level needs no forward, only its parents' logits, so a search is L passes and T + K (L - 1) slots.
+The prompt of each request is run once. Then, level by level, the K live beams are run as nodes of
+one tree over one cache: a node attends to the prompt, its ancestors and itself, and takes one slot.
+The last level needs no pass, only its parents' logits, so a search of L levels takes L passes and
+T + K (L - 1) slots.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def grow(
 
 
 def _forced(step: Step, frontier: Frontier, depth: int) -> bool:
-    """Whether no beam of the batch needs a forward; only asked where that can be."""
+    """Whether no beam of the batch needs a forward pass; synchronises only if that is possible."""
     forced = step.forced(frontier.states, depth)
     return forced is not None and bool((forced | (frontier.scores == -torch.inf)).all())
 
@@ -111,12 +112,12 @@ def finish(
     stats: list[DecodeStats],
     candidate_scores: torch.Tensor | None = None,
 ) -> Beams:
-    """The answer that a frontier of complete sequences is: best first, padded to K."""
+    """The answer of a frontier of complete sequences: best first, padded to K."""
     frontier = frontier.padded(num_beams)
     order = best_first(frontier)
     scores = frontier.scores.gather(1, order)
     rows = step.trie.rows_of(frontier.states.gather(1, order))
-    # No descendant of a pruned prefix can score more than it: log-probabilities are at most 0.
+    # No descendant of a pruned prefix scores more than the prefix: log-probabilities are <= 0.
     complete = (scores[:, -1:] > frontier.rest) | (frontier.rest == -torch.inf)
     return Beams(
         step.trie.sequences(rows),

@@ -1,8 +1,8 @@
 """Best-first completion: from beam search's list to the model's best K sequences of all.
 
-A prefix's log-probability bounds those of all its descendants (they only multiply by at most 1), so
-a search may stop when no prefix that was left out scores as much as the K-th answer.
-Beam search's answer is often global already, and its K-th score prunes the rest of the search.
+The log-probability of a prefix is an upper bound for all its descendants, so the search may stop
+when no prefix that was left out scores as much as the K-th answer. Beam search's answer is often
+global already, and its K-th score prunes the rest of the search.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Engine: one target, its catalog, and all that makes it fast; decides how a batch is decoded.
+"""Engine: decodes batches for one target and one catalog, in the mode that is expected fastest.
 
-Whatever it decides, the answer is beam search's. It keeps prompts' keys and values for returning
-users, measures what a pass costs on the machine at hand, and chooses per batch between plain beam
-search and drafted trees (`recsys.decoding.planner`).
+In every mode but `relaxed` the answer is beam search's. The engine keeps the keys and values of
+prompts for returning users, measures the time of a pass on this machine, and chooses for each batch
+between beam search and drafted trees (`recsys.decoding.planner`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NODES = (64, 128, 256, 400)  # sizes of draft trees to plan with
 
 @dataclass(frozen=True)
 class Decoded:
-    """An answer and how it came about.
+    """An answer, the plan that was followed, and the time it took.
 
     Attributes:
         beams: the answer.
-        plan: that was followed.
-        seconds: it took.
+        plan: how it was decoded.
+        seconds: duration.
     """
 
     beams: Beams
@@ -59,8 +59,8 @@ class Engine:
     Not thread-safe: one batch at a time.
 
     Attributes:
-        target: the model that decides.
-        draft: the model that drafts, or None.
+        target: the model whose beams are wanted.
+        draft: the draft model, or None.
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
     """
@@ -77,16 +77,16 @@ class Engine:
         prompt_slots: int = 0,
         graphs: bool | None = None,
     ) -> None:
-        """Set up; nothing is run.
+        """Prepare the models; nothing is run.
 
         Args:
             target: Hugging Face decoder-only causal LM.
             trie: the catalog.
             draft: smaller model over the same vocabulary.
-            draft_nodes: tree of mode `draft`.
+            draft_nodes: nodes of a tree in mode `draft`.
             prefix_bytes: memory for keys and values of prompts, for the target and again for the
                 draft; 0 keeps none.
-            version: of the models; prompts kept under another one are never used.
+            version: of the models; prompts that were stored under another version are not used.
             prompt_slots: cache slots to reserve for each prompt, as in `SearchRequest`.
             graphs: capture passes as graphs in `warm_up` (`recsys.models.graphs`); None does so on
                 CUDA alone.
@@ -100,10 +100,10 @@ class Engine:
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
-        """Decode over another catalog of as many levels from here on.
+        """Decode over another catalog, with the same number of levels, from now on.
 
         Raises:
-            ValueError: of other than as many.
+            ValueError: the number of levels differs.
         """
         if trie is self.trie:
             return
@@ -168,10 +168,10 @@ class Engine:
     def warm_up(
         self, prompts: Sequence[ArrayLike], num_beams: int = 20, batches: Sequence[int] = (1, 8)
     ) -> None:
-        """Measure the machine and try every plan; from here on `planned` plans.
+        """Measure the machine and try every plan; mode `planned` uses the planner from now on.
 
         Args:
-            prompts: typical ones; repeated where there are fewer than a batch takes.
+            prompts: typical ones; repeated if there are fewer than a batch needs.
             num_beams: typical K.
             batches: batch sizes to measure and try.
 
@@ -187,14 +187,14 @@ class Engine:
         if self._use_graphs:
             longest = max(self.prompt_slots, *(len(np.asarray(p)) for p in prompts))
             self._fix_buffers(max(batches), longest, num_beams)
-        self.planner = self._tried(prompts, num_beams, batches)
-        if self._use_graphs:  # what was asked for and had no graph gets one, and is measured again
+        self.planner = self._measure_plans(prompts, num_beams, batches)
+        if self._use_graphs:  # capture the passes that had no graph, and measure again
             for graphs in self.graphs:
                 graphs.warm_up(list(graphs.missed))
-            self.planner = self._tried(prompts, num_beams, batches)
+            self.planner = self._measure_plans(prompts, num_beams, batches)
 
     def _fix_buffers(self, batch: int, prompt: int, num_beams: int) -> None:
-        """Storage at a fixed address for graphs, as large as the largest plan needs."""
+        """Allocate storage at a fixed address for graphs, large enough for the largest plan."""
         nodes = max(_NODES[-1], self.trie.branching[0])
         nodes += (self.trie.num_levels - 1) * (num_beams + PATCH_NODES)
         slots = whole_blocks(prompt) + whole_blocks(nodes)
@@ -203,10 +203,10 @@ class Engine:
                 PassGraphs.attach(model, batch=batch, slots=slots) for model in self._models
             ]
 
-    def _tried(
+    def _measure_plans(
         self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]
     ) -> Planner:
-        """A planner that has seen this machine and every plan."""
+        """A planner with measurements of this machine and of every plan."""
         planner = Planner(
             self._measure(self.target, batches),
             None if self.draft is None else self._measure(self.draft, batches),
@@ -232,7 +232,7 @@ class Engine:
         return [self.target] if self.draft is None else [self.target, self.draft]
 
     def forget(self) -> None:
-        """Drop all kept prompts."""
+        """Drop all stored prompts."""
         for model in self._models:
             if model.prefixes is not None:
                 model.prefixes.clear()
@@ -270,7 +270,7 @@ class Engine:
         return Plan(mode, self.draft_nodes if mode is Mode.DRAFT else 0)
 
     def _new_tokens(self, prompts: Prompts) -> int:
-        """Most prompt tokens that a request has to run."""
+        """Largest number of prompt tokens that a request has to run."""
         store, lengths = self.target.prefixes, prompts.host_lengths
         if store is None or self.planner is None:  # only a planner uses the exact number
             return int(lengths.max(initial=0))
@@ -279,24 +279,24 @@ class Engine:
 
     @torch.inference_mode()
     def _measure(self, model: TreeModel, batches: Sequence[int]) -> PassTimes:
-        """Time of forwards of this model on this machine."""
+        """Measure the time of forward passes of a model on this machine."""
         points = {}
         for batch in sorted(set(batches)):
             sizes = [s for s in _MEASURED_TOKENS if batch * s <= _MOST_TOKENS] or [4]
-            points[batch] = tuple((size, _time(model, batch, size)) for size in sizes)
+            points[batch] = tuple((size, _time_pass(model, batch, size)) for size in sizes)
         return PassTimes(points)
 
 
 def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
-    """`model` ready for the tree forward, with a store of prompts of its own."""
+    """`model` as a `TreeModel`, with a prefix store of its own."""
     ready = TreeModel.of(model)
     if prefix_bytes:
         ready.keep_prefixes(prefix_bytes, version)
     return ready
 
 
-def _time(model: TreeModel, batch: int, size: int) -> float:
-    """Seconds of one forward over `size` nodes a request: the least of a few."""
+def _time_pass(model: TreeModel, batch: int, size: int) -> float:
+    """Seconds of one pass over `size` nodes a request: the minimum of a few."""
     prompts = Prompts.of([np.zeros(1, np.int64)] * batch, model)
     tokens = torch.zeros((batch, size), dtype=torch.int64, device=model.device)
     seconds = []

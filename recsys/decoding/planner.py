@@ -1,11 +1,12 @@
-"""Planner: which tree to draft for a batch, or none, by expected time.
+"""Planner: chooses whether to draft a tree for a batch, and of which size, by expected time.
 
-A pass costs what it was measured to cost at start-up (`PassTimes`); how many passes a plan takes is
-counted as it is used (`Passes`); what neither explains, the bookkeeping of search, is the median of
-what was left over lately. The plan with the least sum is taken. Now and then another one that could
-be better is tried, so that counts and left-overs stay current.
+The expected time of a plan is the sum of three parts: the time of a pass, measured at start-up
+(`PassTimes`), times the number of passes, counted while the plan is used (`Passes`), plus the
+median of the recent time that these two do not explain, the bookkeeping of the search. The plan
+with the smallest sum is chosen. One decode in 64 tries another plan whose expected time is close,
+so that counts and medians stay current.
 
-All numbers are seconds; nothing here knows tensors.
+All numbers are seconds; this module uses no tensors.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _EXPLORE_EVERY = 64
 _EXPLORE_WITHIN = 1.5
 _RECENT = 15
 _FORGET = 0.98
-_GAIN = 0.1  # of plain search's time: estimates are not better than that
+_GAIN = 0.1  # of plain search's time: the accuracy of the estimates
 _KEEP_FOR = 16  # decodes
 _LIKE_TOKENS = 16
-_WIDEST = 1024  # first levels that are exhausted; a tree's masks grow with its square
+_WIDEST = 1024  # states of a first level that is exhausted; masks grow with its square
 
 
 @dataclass(frozen=True, order=True)
@@ -46,11 +47,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Load:
-    """What a plan is made for.
+    """The size of a batch to plan for.
 
     Attributes:
-        batch: requests.
-        tokens: prompt tokens to run, of the request with most.
+        batch: number of requests.
+        tokens: largest number of prompt tokens that a request has to run.
         beams: K.
     """
 
@@ -61,9 +62,13 @@ class Load:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Measured time of one forward by requests and new tokens a request.
+    """Measured time of one pass, by number of requests and of new tokens a request.
 
-    Between measured points time is linear in either; beyond the last, it grows in proportion.
+    The time is interpolated linearly between measured points, and extrapolated beyond the last.
+
+    >>> times = PassTimes({1: ((10, 1.0), (20, 2.0))})
+    >>> times(batch=1, tokens=15)
+    1.5
 
     Attributes:
         points: requests -> ((new tokens, seconds), ...), both ascending.
@@ -77,7 +82,7 @@ class PassTimes:
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Linear between points, level before the first, through its own line beyond the last."""
+    """Interpolate between points; extrapolate in proportion beyond the last."""
     if x <= points[0][0] or len(points) == 1:
         return points[0][1] * max(1.0, x / points[0][0])
     for (x0, y0), (x1, y1) in pairwise(points):
@@ -88,7 +93,7 @@ def _between(points: Sequence[tuple[float, float]], x: float) -> float:
 
 
 class Passes:
-    """How many passes requests take under one plan, as a fading count.
+    """How many passes requests take under one plan, counted with exponential decay.
 
     Attributes:
         counts: requests that took 1, 2, ... L passes.
@@ -110,19 +115,19 @@ class Passes:
 
 @dataclass
 class _Record:
-    """What is known of one (plan, batch size, beams)."""
+    """Measurements of one (plan, batch size, beams)."""
 
     left_over: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     used: int = 0
 
 
 class Planner:
-    """Chooses a plan a batch, and learns from how it went.
+    """Chooses a plan for each batch, and learns from its measured time.
 
     Attributes:
         plans: those to choose from; plain beam search is always one.
         levels: L.
-        first_level: children of the catalog's root; may change with it.
+        first_level: children of the catalog's root; changes with the catalog.
     """
 
     def __init__(
@@ -134,13 +139,13 @@ class Planner:
         first_level: int,
         nodes: Sequence[int] = (64, 128, 256, 400),
     ) -> None:
-        """Plan with these costs.
+        """List the plans that are possible.
 
         Args:
-            target: of the target's forward.
-            draft: of the draft model's; None without one.
+            target: times of the target's passes.
+            draft: times of the draft model's passes; None without a draft model.
             levels: L of the catalog.
-            first_level: children of its root, which exhaustion drafts.
+            first_level: children of its root, which mode `exhaustive` drafts.
             nodes: sizes of draft trees to consider.
         """
         self._target, self._draft = target, draft
@@ -156,11 +161,11 @@ class Planner:
         self._decodes = 0
 
     def choose(self, load: Load) -> Plan:
-        """The plan to use now: the best one expected, or one that is worth another try."""
+        """The plan to use now: the one expected fastest, or sometimes one that is close to it."""
         self._decodes += 1
         if self._decodes % _EXPLORE_EVERY == 0:
             return min(self.near(load), key=lambda plan: self._record(plan, load).used)
-        # Thinking costs as much as a small pass: what was best for like loads is so for a while.
+        # Choosing costs as much as a small pass: a choice is kept for similar loads for a while.
         key = load.batch.bit_length(), load.tokens // _LIKE_TOKENS, load.beams
         plan, until = self._chosen.get(key, (None, 0))
         if plan is None or until < self._decodes:
@@ -169,16 +174,16 @@ class Planner:
         return plan
 
     def _best(self, load: Load) -> Plan:
-        """Plain search, unless another plan is expected to be clearly quicker."""
+        """Plain search, unless another plan is expected to be clearly faster."""
         expected = {plan: self.expect(plan, load) for plan in self.plans}
         best = min(expected, key=lambda plan: (expected[plan], plan))
         plain = expected[Plan()]
         return best if expected[best] < plain - _GAIN * abs(plain) else Plan()
 
     def near(self, load: Load) -> list[Plan]:
-        """Plans not far from the best one expected."""
+        """Plans whose expected time is close to the best."""
         expected = {plan: self.expect(plan, load) for plan in self.plans}
-        least = min(expected.values())  # what is left over may make it negative
+        least = min(expected.values())  # the unexplained time may make it negative
         limit = least + (_EXPLORE_WITHIN - 1) * abs(least)
         return [plan for plan in self.plans if expected[plan] <= limit]
 
@@ -188,13 +193,13 @@ class Planner:
         return self.forwards(plan, load) + (median(left_over) if left_over else 0.0)
 
     def learn(self, plan: Plan, load: Load, seconds: float, passes: Sequence[int]) -> None:
-        """Take note of a batch that was decoded.
+        """Record a batch that was decoded.
 
         Args:
-            plan: how.
-            load: what.
-            seconds: it took.
-            passes: of the target, a request.
+            plan: the plan that was followed.
+            load: the batch's size.
+            seconds: the time it took.
+            passes: passes of the target for each request.
         """
         record = self._record(plan, load)
         record.used += 1
@@ -205,7 +210,7 @@ class Planner:
                 counts.add(count)
 
     def forwards(self, plan: Plan, load: Load, passes: Sequence[int] | None = None) -> float:
-        """Expected seconds of all forwards; for `passes` a request where they are known."""
+        """Expected seconds of all passes; their number a request may be given."""
         target, batch, beams = self._target, load.batch, load.beams
         if plan.mode == Mode.BEAM:
             return target(batch, load.tokens) + (self.levels - 1) * target(batch, beams)
@@ -223,7 +228,7 @@ class Planner:
                 seconds += target(going_on, 3 * beams) if going_on else 0.0
                 continue
             share = counts.more_than(done)
-            # a pass is needed if any request needs it, and runs only those that do
+            # a pass is run if any request needs it, for the requests that do
             seconds += (1 - (1 - share) ** batch) * target(max(1.0, batch * share), 3 * beams)
         return seconds
 
@@ -236,12 +241,12 @@ class Planner:
         return self._passes[key]
 
     def _record(self, plan: Plan, load: Load) -> _Record:
-        """Batch sizes between two powers of two share a record."""
+        """The record of a load; batch sizes between two powers of two share one."""
         key = plan, load.batch.bit_length(), load.beams
         return self._records.setdefault(key, _Record())
 
     def describe(self) -> list[dict[str, object]]:
-        """What has been learned, a line for each plan, batch size and K."""
+        """The measurements, one line for each plan, batch size and K."""
         return [
             {
                 "plan": str(plan),

@@ -1,17 +1,17 @@
-"""Relaxed verification: what the draft samples is accepted by chance (AtSpeed, algorithm 2).
+"""Relaxed verification: drafted samples are accepted at random (AtSpeed, algorithm 2).
 
-A round: the draft draws N sequences without replacement at every level below the beams, the target
-runs them all in one pass, and levels are settled from the top. With p and q the target's and the
-draft's distributions over all children of the current beams, a drawn child is accepted with
-probability min(1, p / q). K of those accepted are the next beams; where there are fewer, sampling
-from norm(max(0, p - q)) fills up, and from p once that is used up. A round ends at the first level
-with a beam that was not drawn; the next one drafts below the beams that are then known. The last
-level needs no nodes, so the target draws it itself.
+In each round the draft draws N sequences without replacement at every level below the beams, the
+target runs all of them in one pass, and levels are settled from the first one down. Let p and q be
+the target's and the draft's distributions over all children of the current beams. A drawn child is
+accepted with probability min(1, p / q). K of the accepted children are the next beams. If there are
+fewer, sampling from norm(max(0, p - q)) fills the list, and from p once that is exhausted. A round
+ends at the first level with a beam that was not drawn, and the next round drafts below the beams
+that are then known. The last level needs no nodes, so the target draws it itself.
 
-At N = K = 1 this reproduces the target's distribution. Otherwise it is approximate by construction:
-drawing without replacement is treated as with replacement, every level draws afresh (which counts a
-prefix twice that `recsys.decoding.sampling` counts once), and with N > K the beams lean towards the
-draft. All randomness is keyed by (seed, state), as there.
+At N = K = 1 this reproduces the target's distribution. Otherwise it is approximate: drawing without
+replacement is treated as drawing with replacement, every level draws again (a prefix counts twice
+that `recsys.decoding.sampling` counts once), and with N > K the beams are biased towards the draft.
+All randomness is keyed by (seed, state), as in sampling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from recsys.decoding.table import Table
 from recsys.decoding.tree import Prompts, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
-# Streams of noise besides the one that draws, which is plain sampling's.
+# Streams of noise for acceptance and filling; drawing uses that of plain sampling.
 _ACCEPT, _FILL = 1, 2
 
 
@@ -69,7 +69,7 @@ def relaxed_beam_search(search: Search, drafter: Any, num_beams: int) -> Beams:
         raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
     draft = TreeModel.of(draft)
     Prompts.of(prompts, draft, step.levels - 2)
-    # Rounds start one level lower each at least; all but the first add beams that were not drawn.
+    # Each round starts at least one level lower; all but the first add beams that were not drawn.
     below = step.levels - 1
     capacity = below * width + drafts * below * (below + 1) // 2
     with (
@@ -102,7 +102,7 @@ def settle(
 
     Args:
         log_p: (B, M) the target's log-probabilities of all children of the beams, up to a constant
-            a request; -inf for those not alive.
+            for each request; -inf for children that are not alive.
         log_q: (B, M) the draft's.
         drawn: (B, M) bool, those that were drawn from q.
         states: (B, M) trie states, which key the noise.
@@ -117,8 +117,8 @@ def settle(
     alive = log_p > -torch.inf
     accepted = drawn & alive & (noise.stream(_ACCEPT).uniform(states).log() <= log_p - log_q)
     residual = (log_p.exp() - log_q.exp()).relu().log()
-    # one list in order of preference: the accepted in random order, sampled from the residual
-    # without replacement, from p, and what is not alive
+    # one list in order of preference: accepted children in random order, then those sampled from
+    # the residual without replacement, then from p, then children that are not alive
     kind = torch.where(residual > -torch.inf, 1, 2).masked_fill(accepted, 0)
     kind = kind.masked_fill(~alive, 3)
     weight = torch.where(kind == 1, residual, log_p).masked_fill(accepted, 0.0)
@@ -170,7 +170,7 @@ class _Rounds:
         self.stats: dict[int, DecodeStats] = {}
 
     def draft(self) -> None:
-        """Draw the levels below each frontier, and run the target on frontier and drawn nodes."""
+        """Draw the levels below each frontier, and run the target on frontiers and drawn nodes."""
         beams = level = self.frontier.padded(self.draft_beams)
         levels = self.target.step.levels
         for depth in range(int(self.level.min()), levels):
@@ -180,7 +180,7 @@ class _Rounds:
             if depth < levels - 1:
                 _add(self.sketch, level, real, depth)
                 _run(self.sketch)
-                # requests that are further down wait, their beams as they are
+                # requests at lower levels keep their beams
                 level = self._draw(level, depth).where(self.level <= depth, level)
                 self.drawn[depth + 1] = level
                 news = (level.scores > -torch.inf).sum(1)
@@ -195,7 +195,7 @@ class _Rounds:
         return self._take(beams, children, log_q, stable_top(noisy, self.draft_beams)[0])
 
     def verify(self) -> None:
-        """Settle levels while all beams have been drawn, and so run."""
+        """Settle levels, from the first down, while all beams of a level were drawn."""
         step, target = self.target.step, self.target
         beams = theirs = self.frontier  # with log-probabilities of the target, and of the draft
         going = torch.ones_like(self.level, dtype=torch.bool)
@@ -252,9 +252,9 @@ class _Rounds:
         return mask.scatter(1, torch.where(found, place, nowhere), True)[:, :-1]
 
     def take_done(self) -> None:
-        """Take out what is done; here the host waits for the device, once a round."""
+        """Remove finished requests; this synchronises with the device, once a round."""
         tree = self.target.tree
-        # logits that are not finite decide nothing: such a request ends where it is
+        # a request whose logits are not finite ends here
         done = (self.level == self.target.step.levels) | ~tree.finite
         self.finite[self.target.request[done]] = tree.finite[done]
         parts = [self.target.request, self.accepted, self.drafted]
@@ -281,7 +281,7 @@ class _Rounds:
 
 
 def _add(table: Table, beams: Frontier, wanted: torch.Tensor, depth: int) -> None:
-    """Add the wanted beams that are not in the table yet, in as few places as will do."""
+    """Add the wanted beams that are not in the table, in as few places as possible."""
     _, found = table.find(beams.states)
     missing = wanted & ~found
     width = int(missing.sum(1).max())
@@ -298,6 +298,6 @@ def _add(table: Table, beams: Frontier, wanted: torch.Tensor, depth: int) -> Non
 
 
 def _run(table: Table) -> None:
-    """Run what has been added, if anything."""
+    """Run the nodes that were added, if any."""
     if not table.runs or table.places > table.runs[-1]:
         table.run()

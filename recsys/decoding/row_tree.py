@@ -1,8 +1,8 @@
-"""RowTree: the prefixes of given rows as nodes of a tree, and their scores read from its logits.
+"""RowTree: the prefixes of given rows as nodes of a tree, and the rows' scores from its logits.
 
-The rows of a request share prefixes, so there is a node for each distinct one; whole sequences need
-none, since their last token is in their parent's logits. Arrays come from NumPy: rows are named on
-the host.
+The rows of a request share prefixes, so there is one node for each distinct prefix. Complete
+sequences need no node, because their last token is scored by their parent's logits. The tree is
+built with NumPy: rows are given on the host.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RowTree:
         places: (B, C, L) int64 for each row the prefixes of 0 .. L - 1 tokens: 0 is the prompt,
             place + 1 a node.
         symbols: (B, C, L) int64 the row's tokens, as places in the trie's alphabet.
-        known: (B, C) bool, False for padding and for rows that `nodes` left no room for.
-        free: (B, C, L) bool, steps behind an end, which cost nothing; None where none can.
+        known: (B, C) bool, False for padding and for rows that did not fit into `nodes`.
+        free: (B, C, L) bool, steps behind an end, with log-probability 0; None if there are none.
     """
 
     states: torch.Tensor
@@ -116,7 +116,7 @@ class RowTree:
         if self.free is not None:
             steps = steps.masked_fill(self.free, 0.0)
         score = steps[..., 0]
-        for step in steps.unbind(-1)[1:]:  # in the order of a search, for the same bits
+        for step in steps.unbind(-1)[1:]:  # add up in the order of a search, for the same bits
             score = score + step
         return score.masked_fill(~self.known, -torch.inf)
 

@@ -1,12 +1,12 @@
 """Strict speculative beam search: a drafted tree, one target pass, the answer of beam search.
 
-The target runs prompt and drafted tree in one pass. Then, level by level, its own top-K among the
-children of the beams it already accepted is the next frontier; while every beam of a frontier has
-been run, the next frontier is known (`verify`). Where one has not, a *patch pass* runs the missing
-beams, and below them what the next frontier can need; everything that has been run is kept.
+The target runs prompt and drafted tree in one pass. Then, level by level, the target's top K among
+the children of the accepted beams is the next frontier. As long as all beams of a frontier have
+been run, the next frontier is known (`verify`). If some have not, a *patch pass* runs these missing
+beams, and below them the nodes that the next frontier can need. Nothing is run twice.
 
-By induction each accepted frontier is beam search's, so the answer is too, whatever was drafted.
-A pass always settles at least one level: never more passes than beam search.
+By induction each accepted frontier equals beam search's, so the answer does too, whatever was
+drafted. A pass settles at least one level, so there are never more passes than in beam search.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class _Verification:
             pick = found.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run
-        # On a CPU every token costs; elsewhere the host would wait to know how many there are.
+        # On a CPU every token costs; elsewhere knowing their number would need a synchronisation.
         width = int(real.sum(1).max()) if real.device.type == "cpu" else real.shape[1]
         if width:
             chosen, _ = stable_top(real.float(), width)
@@ -261,7 +261,7 @@ class _Answers:
         self._traces: dict[int, Trace] = {}
 
     def take(self, search: _Verification) -> tuple[range, int] | None:
-        """Take what is done out of `search`; here the host waits for the device, once a pass.
+        """Take the finished searches out of `search`; this synchronises once a pass.
 
         Returns:
             Levels of the searches still going on and the most beams that one of them misses; None
@@ -271,7 +271,7 @@ class _Answers:
         missing = search.missing.sum(1)
         parts = [table.request, search.level, search.accepted, missing, search.forced, tree.finite]
         lines = torch.stack(parts, 1).tolist()
-        # logits that are not finite decide nothing: such a request ends where it is
+        # a request whose logits are not finite ends here
         ended = [line[1] == table.step.levels or not line[-1] for line in lines]
         done = [i for i, end in enumerate(ended) if end]
         going_on = [i for i, end in enumerate(ended) if not end]

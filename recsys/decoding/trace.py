@@ -1,4 +1,4 @@
-"""Trace: how one answer was found; the data a picture of the decode is drawn from."""
+"""Trace: how one answer was found, as data for a picture of the decode."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontie
     number = torch.cumsum(real, 1) - 1
     above = torch.where(parents == 0, -1, number.gather(1, parents))
     # one copy to the host of each; a line a place of a request
-    told = [x.tolist() for x in (above, depth, tokens, states, scores, is_beam, real)]
+    columns = [x.tolist() for x in (above, depth, tokens, states, scores, is_beam, real)]
     pass_of, drafted_scores = passes.tolist(), draft.tolist()
     traces = []
-    for draft_line, *lines in zip(drafted_scores, *told, strict=True):
+    for draft_line, *lines in zip(drafted_scores, *columns, strict=True):
         first_patch, nodes_ = 1 + len(draft_line), []
         for place, (parent, level, token, state, score, beam, is_node) in enumerate(
             zip(*lines, strict=True)
@@ -60,8 +60,7 @@ def _fate(in_first_pass: bool, beam: bool) -> Fate:
 def _beams(table: Table, num_beams: int) -> torch.Tensor:
     """(b, (L - 1) K) states of all beams of the search.
 
-    For requests that are not done some beams may be missing from the table; their lines mean
-    nothing.
+    For requests that are not done some beams may be missing from the table; ignore their lines.
     """
     step = table.step
     dtype, device = table.logits.total.dtype, table.states.device

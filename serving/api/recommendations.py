@@ -51,7 +51,7 @@ async def recommend(body: RecommendationsRequest, request: Request, service: Rea
 )
 @requires(Scope.READ)
 async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
-    """Several requests at once; what becomes of one has no influence on the others."""
+    """Several requests at once; the result of one does not affect the others."""
     request_id = request.scope["state"].get("request_id")
 
     async def each() -> BatchResponse:

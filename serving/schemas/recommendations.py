@@ -1,4 +1,4 @@
-"""Recommendations on the wire."""
+"""Wire schemas of recommendations."""
 
 # Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any, Literal, Self
@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
-    MODEL_EXAMPLE,
     Alias,
+    Answer,
     Body,
     Certificate,
     ItemId,
@@ -18,6 +18,7 @@ from recsys.serving.schemas.common import (
     Problem,
     Source,
     UserId,
+    compose_example,
 )
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
@@ -29,9 +30,9 @@ ExcludeSeen = Annotated[bool, Field(description="Leave out the items of the hist
 Mode = Annotated[
     Literal["auto", "strict", "relaxed", "beam"],
     Field(
-        description="How to decode: `beam` searches plainly; `strict` verifies a drafted tree and "
-        "finds the same; `relaxed` draws approximately what the draft proposes, and needs a seed; "
-        "`auto` leaves it to the service."
+        description="How to decode: `beam` is beam search; `strict` verifies a drafted tree and "
+        "returns the same list; `relaxed` samples approximately with the draft, and needs a seed; "
+        "`auto` leaves the choice to the service."
     ),
 ]
 Diversity = Annotated[
@@ -46,28 +47,28 @@ Diversity = Annotated[
 Fallback = Annotated[
     bool,
     Field(
-        description="Answer a user or a history that is not known from retrieval and popularity, "
-        "labelled by each item's `source`. If false, an unknown user is a problem, and a history "
-        "without known items is answered by the model from a bare prompt."
+        description="Answer an unknown user or history from retrieval and popularity, labelled by "
+        "each item's `source`. If false, an unknown user is a problem, and a history without known "
+        "items is answered by the model, with a prompt without a history."
     ),
 ]
 Includes = Annotated[
     list[Include],
     Field(
         max_length=8,
-        description="`metadata` adds each item's attributes, `timing` where the time went, "
-        "`trace` how the list was found, `explanation` the item of the history that speaks most "
-        "for each.",
+        description="`metadata` adds each item's attributes, `timing` the times of the request, "
+        "`trace` how the list was found, `explanation` the item of the history with the most "
+        "evidence for each.",
     ),
 ]
 
 
 class Subject(Body):
-    """Whom it is about: a user of the store, or a history given inline; exactly one of the two."""
+    """A user of the store, or a history given inline: exactly one of the two."""
 
     user: UserId | None = Field(None, description="A user whose history the service has.")
     history: Annotated[list[ItemId], Field(max_length=MAX_HISTORY)] | None = Field(
-        None, description="Item ids, oldest first. Ids that the model lacks are passed over."
+        None, description="Item ids, oldest first. Ids that the model does not know are ignored."
     )
 
     @model_validator(mode="after")
@@ -101,16 +102,18 @@ class RecommendationsRequest(Subject):
         [], max_length=MAX_HISTORY, description="Leave out these items."
     )
     filter: Filter | None = Field(
-        None, description="Recommend only items that fit.", examples=[EXAMPLE]
+        None, description="Recommend only items that match.", examples=[EXAMPLE]
     )
     boosts: list[Boost] = Field(
-        [], max_length=MAX_BOOSTS, description="What items gain, by filters that they fit."
+        [],
+        max_length=MAX_BOOSTS,
+        description="Weights added to the scores of the items that match a filter.",
     )
     mode: Mode = "auto"
     guarantee: Literal["beam", "global"] = Field(
         "beam",
-        description="`beam`: what beam search finds. `global`: go on until no item outside the "
-        "list can score more than its last; the certificate says if that was reached.",
+        description="`beam`: the list of beam search. `global`: continue until no item outside the "
+        "list can score more than its last item; the certificate tells if that was reached.",
     )
     seed: int | None = Field(
         None,
@@ -125,8 +128,8 @@ class RecommendationsRequest(Subject):
     diversity: Diversity = 0.0
     blend: bool | None = Field(
         None,
-        description="Whether retrieval may fill up and reorder the model's list; null leaves it "
-        "to the bundle, false asks the model alone.",
+        description="Whether retrieval may add to the model's list and reorder it; null leaves it "
+        "to the bundle, false uses the model alone.",
     )
     fallback: Fallback = True
     model: Alias = CHAMPION
@@ -162,23 +165,26 @@ class UserQuery(BaseModel):
 class RecommendedItem(BaseModel):
     """One recommended item."""
 
-    item_id: str
+    item_id: str = Field(examples=["B0077"])
     score: float = Field(
-        description="Of the model: log-probability of its semantic ID given the history, and what "
-        "boosts add. Scores of other sources are not comparable with the model's."
+        description="Of the model: log-probability of its semantic ID given the history, plus "
+        "boosts. Scores of other sources are not comparable with the model's.",
+        examples=[-3.2],
     )
-    title: str
-    rank: int = Field(ge=1)
+    title: str = Field(examples=["Rose hand cream"])
+    rank: int = Field(ge=1, examples=[1])
     source: Source = Field("model", description="What proposed it.")
-    semantic_id: list[int] = Field([], description="Codes, coarse to fine, 0-based.")
+    semantic_id: list[int] = Field(
+        [], description="Codes, coarse to fine, 0-based.", examples=[[3, 0, 7]]
+    )
     because: str | None = Field(
-        None, description="Item of the history that speaks most for it, if asked for."
+        None, description="The item of the history with the most evidence for it, if asked for."
     )
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
 
     @classmethod
     def made(cls, values: dict[str, Any]) -> Self:
-        """As `model_construct(**values)`, for which pydantic takes five times as long."""
+        """Equal to `model_construct(**values)`, in a fifth of its time."""
         made = cls.__new__(cls)
         for name, value in (
             ("__dict__", _NOT_ASKED | values),
@@ -195,20 +201,20 @@ NoteCode = Literal["unknown_user", "empty_history", "unknown_history"]
 
 
 class Note(BaseModel):
-    """Something about the answer that a caller should know."""
+    """A remark on the answer."""
 
     code: NoteCode
     detail: str
 
 
 class Timing(BaseModel):
-    """Where the time went, in milliseconds, and what the decoder counted."""
+    """The times of a request in milliseconds, and the counters of the decoder."""
 
     total_ms: float
     history_ms: float = Field(description="Reading the user's history.")
     queue_ms: float = Field(description="Waiting for the worker.")
     compute_ms: float = Field(description="The whole batch's computation.")
-    batch_size: int = Field(description="Requests computed together; 0 if no model was asked.")
+    batch_size: int = Field(description="Requests computed together; 0 if no model was used.")
     decode: dict[str, float] = Field(
         description="Counters of the decoder for this request: target passes, accepted levels, ..."
     )
@@ -239,81 +245,43 @@ class DecodedTree(BaseModel):
     )
 
 
-class RecommendationsResponse(BaseModel):
+class RecommendationsResponse(Answer):
     """An answer, best item first; shorter than k where the catalog has no more."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
-                    "model": MODEL_EXAMPLE,
-                    "items": [
-                        {
-                            "item_id": "B0077",
-                            "score": -3.2,
-                            "title": "Rose hand cream",
-                            "rank": 1,
-                            "source": "model",
-                            "semantic_id": [3, 0, 7],
-                        }
-                    ],
-                    "certificate": "beam-exact",
-                    "history_items": 2,
-                    "unknown_items": [],
-                    "eligible_items": 598,
-                    "note": None,
-                }
-            ]
-        }
+    recommendation_id: str = Field(
+        description="Names this answer, for feedback.",
+        examples=["0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1"],
     )
-
-    recommendation_id: str = Field(description="Names this answer, for feedback.")
     model: ModelRef
     items: list[RecommendedItem]
     certificate: Certificate = Field(
-        description="`global-exact`: the model's best items of all. `beam-exact`: those that beam "
-        "search finds, or a sample as the seed draws it. `approximate`: neither."
+        description="`global-exact`: the model's best items of all. `beam-exact`: the list of beam "
+        "search, or the sample of the seed. `approximate`: neither.",
+        examples=["beam-exact"],
     )
-    history_items: int = Field(description="Items of the history that the model knows.")
+    history_items: int = Field(
+        description="Items of the history that the model knows.", examples=[2]
+    )
     unknown_items: list[str] = Field(description="Items of the history that it does not.")
-    eligible_items: int = Field(description="Items that could have been recommended.")
+    eligible_items: int = Field(
+        description="Items that could have been recommended.", examples=[598]
+    )
     note: Note | None
     timing: Timing | None = Field(None, description="If asked for.")
     trace: DecodedTree | None = Field(None, description="If asked for.")
 
 
 class BatchResult(BaseModel):
-    """What became of one request: an answer or a problem."""
+    """The result of one request: an answer or a problem."""
 
-    status: int = Field(description="As if it had been asked alone.")
-    answer: RecommendationsResponse | None = None
-    problem: Problem | None = None
-
-
-class BatchResponse(BaseModel):
-    """Results in the order of the requests."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "results": [
-                        {
-                            "status": 404,
-                            "problem": {
-                                "type": "urn:recsys:problem:unknown_user",
-                                "title": "The user has no history here",
-                                "status": 404,
-                                "code": "unknown_user",
-                                "detail": "There is no history of user 'A9'.",
-                                "request_id": None,
-                            },
-                        }
-                    ]
-                }
-            ]
-        }
+    status: int = Field(
+        description="The status of the request if it were sent alone.", examples=[404]
     )
+    answer: RecommendationsResponse | None = None
+    problem: Problem | None = Field(None, examples=[compose_example(Problem)])
+
+
+class BatchResponse(Answer):
+    """Results in the order of the requests."""
 
     results: list[BatchResult]

@@ -94,7 +94,7 @@ BAD = [
 
 @pytest.mark.parametrize("search", [plain, strict])
 @pytest.mark.parametrize(("options", "message"), BAD)
-def test_a_search_names_what_is_wrong(search, options, message):
+def test_errors_of_a_search_name_the_argument(search, options, message):
     with pytest.raises(ValueError, match=message):
         search(**options)
 
@@ -121,13 +121,13 @@ def test_a_search_names_what_is_wrong(search, options, message):
         (lambda: RecommendRequest([], temperature=1e-300), "temperature must be finite"),
     ],
 )
-def test_other_calls_name_what_is_wrong(call, message):
+def test_errors_of_other_calls_name_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.parametrize("search", [plain, strict])
-def test_numpy_integers_and_empty_lists_are_fine(search):
+def test_numpy_integers_and_empty_lists_are_accepted(search):
     found = search(num_beams=np.int64(2), exclude=[[]], prompts=[np.array([1, 2], np.uint8)])
     assert torch.equal(found.rows, plain().rows)
 
@@ -181,12 +181,12 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
         (lambda: Engine(MODEL, TRIE).warm_up([[1]], batches=()), "batches: want at least one"),
     ],
 )
-def test_what_would_lose_an_exclusion_is_refused(call, message):
+def test_arguments_that_would_lose_exclusions_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_an_only_allowed_child_costs_nothing_whatever_its_logit():
+def test_an_only_allowed_child_has_log_probability_zero():
     """With log-probabilities over the allowed tokens; skipped forwards and run ones must agree."""
     model = tiny_model("phi3", 10)
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(10))

@@ -45,7 +45,7 @@ def as_list(beams, i):
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_it_equals_a_plain_python_beam_search_in_float64(seed, items, levels, beams, normalize):
+def test_equals_a_plain_python_beam_search_in_float64(seed, items, levels, beams, normalize):
     rng = np.random.default_rng(seed)
     catalog = random_catalog(rng, items, levels)
     prompts = random_prompts(rng, 2, 12)
@@ -61,7 +61,7 @@ def test_it_equals_a_plain_python_beam_search_in_float64(seed, items, levels, be
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("beams", "levels"), [(1, 3), (5, 4), (20, 2), (50, 6)])
-def test_it_equals_hugging_face_generate(architecture, beams, levels):
+def test_equals_hugging_face_generate(architecture, beams, levels):
     rng = np.random.default_rng(beams * 10 + levels)
     catalog = random_catalog(rng, 80, levels)
     prompts = random_prompts(rng, 3, 20)
@@ -71,7 +71,7 @@ def test_it_equals_hugging_face_generate(architecture, beams, levels):
         assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
 
 
-def test_hugging_face_keeps_the_prompt_for_every_beam_and_all_it_wrote_but_the_last_token():
+def test_hugging_face_caches_the_prompt_for_every_beam():
     assert huggingface_slots(prompt=100, tokens=4, num_beams=20) == 2060
     output = MODELS["llama"].generate(
         torch.arange(1, 8)[None], num_beams=5, min_new_tokens=3, max_new_tokens=3,
@@ -82,7 +82,7 @@ def test_hugging_face_keeps_the_prompt_for_every_beam_and_all_it_wrote_but_the_l
 
 
 @pytest.mark.parametrize("items", [1, 3])
-def test_more_beams_than_items_give_every_item_once_and_hugging_face_agrees(items):
+def test_more_beams_than_items_return_each_item_once(items):
     catalog = np.array([[5, 6], [5, 7], [8, 6]])[:items]
     prompt = [np.array([1, 2, 3])]
     beams = beam_search(MODELS["llama"], prompt, ItemTrie.build(catalog), 10)
@@ -95,7 +95,7 @@ def test_more_beams_than_items_give_every_item_once_and_hugging_face_agrees(item
 
 @given(seed=st.integers(0, 10_000), beams=st.sampled_from([1, 2, 3, 7, 20]))
 @settings(max_examples=25, deadline=None)
-def test_an_answer_has_the_same_bits_alone_and_beside_any_batch_mates(seed, beams):
+def test_scores_have_the_same_bits_alone_and_in_a_batch(seed, beams):
     rng = np.random.default_rng(seed)
     trie = ItemTrie.build(random_catalog(rng, 200, 4))
     prompts = random_prompts(rng, int(rng.integers(2, 7)), 40)
@@ -133,7 +133,7 @@ def test_excluding_rows_equals_a_catalog_without_them(seed, share):
     assert torch.equal(found.scores, expected.scores)
 
 
-def test_exclusions_of_one_request_do_not_reach_another():
+def test_exclusions_apply_to_their_own_request_only():
     trie = ItemTrie.build(np.array([[5, 6], [5, 7], [8, 6]]))
     prompt = np.array([1, 2])
     beams = beam_search(
@@ -155,7 +155,7 @@ def test_equal_scores_are_ordered_by_row():
     assert beams.scores[0].tolist() == pytest.approx([-2 * np.log(16)] * 3)
 
 
-def test_cache_slots_are_the_prompt_once_and_one_a_node():
+def test_a_cache_holds_the_prompt_once_and_one_slot_a_node():
     rng = np.random.default_rng(0)
     trie = ItemTrie.build(random_catalog(rng, 500, 4))
     beams = beam_search(MODELS["llama"], [np.arange(1, 31), np.array([1])], trie, 20)
@@ -163,7 +163,7 @@ def test_cache_slots_are_the_prompt_once_and_one_a_node():
     assert [s.target_passes for s in beams.stats] == [4, 4]
 
 
-def test_no_requests_are_an_answer():
+def test_an_empty_batch_returns_an_empty_answer():
     beams = beam_search(MODELS["llama"], [], ItemTrie.build([[1, 2]]), 5)
     assert beams.tokens.shape == (0, 5, 2)
 
@@ -176,7 +176,7 @@ def test_no_requests_are_an_answer():
         ([[1]], 0, "num_beams must be at least 1, got 0"),
     ],
 )
-def test_bad_input_is_named(prompts, beams, says):
+def test_errors_name_the_bad_input(prompts, beams, says):
     with pytest.raises(ValueError, match=says):
         beam_search(MODELS["llama"], prompts, ItemTrie.build([[1, 2]]), beams)
 

@@ -72,7 +72,7 @@ def hard():
     raise AssertionError("no such case")
 
 
-def test_a_list_that_beam_search_got_wrong_is_labelled_and_mended(hard):
+def test_completion_corrects_a_wrong_list_of_beam_search(hard):
     trie, prompts, beams = hard
     assert beams.certificates == ["beam-exact"]
     best = complete(TARGET, beams, prompts, trie)
@@ -81,7 +81,7 @@ def test_a_list_that_beam_search_got_wrong_is_labelled_and_mended(hard):
     assert (best.scores[0] >= beams.scores[0]).all()
 
 
-def test_a_budget_that_does_not_suffice_leaves_the_answer_as_it_was(hard):
+def test_a_small_budget_leaves_the_answer_unchanged(hard):
     trie, prompts, beams = hard
     same = complete(TARGET, beams, prompts, trie, pass_nodes=1, max_nodes=7)
     assert torch.equal(same.rows, beams.rows)

@@ -114,7 +114,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     ],
     ids=["plain", "seen", "empty", "filter", "boost"],
 )
-def test_blended_lists_are_those_of_the_formula(rec, request_):
+def test_blended_lists_follow_the_formula(rec, request_):
     if request_.boosts:  # beams are those of the boosted search; candidates are all there is to add
         rec.retrieval = replace(rec.retrieval, blend=replace(BLEND, candidates=ITEMS))
     found = rec.recommend_batch([request_])[0]
@@ -125,7 +125,7 @@ def test_blended_lists_are_those_of_the_formula(rec, request_):
     assert found.certificate == "approximate"
 
 
-def test_every_item_says_what_proposed_it_and_what_speaks_for_it(rec):
+def test_items_have_their_source_and_reason(rec):
     history = ["id-3", "id-9", "id-20"]
     request = RecommendRequest(history, 30)
     found = rec.recommend_batch([request])[0]
@@ -139,7 +139,7 @@ def test_every_item_says_what_proposed_it_and_what_speaks_for_it(rec):
     assert any(r.because in history for r in found.recommendations)
 
 
-def test_candidates_without_room_among_the_nodes_are_left_out(rec):
+def test_candidates_beyond_the_node_budget_are_left_out(rec):
     rec.retrieval = replace(rec.retrieval, blend=replace(BLEND, nodes=0))
     request = RecommendRequest(["id-3"], 20)
     found = rec.recommend_batch([request])[0]
@@ -147,7 +147,7 @@ def test_candidates_without_room_among_the_nodes_are_left_out(rec):
     assert sorted(ids_of(found)) == sorted(ids_of(plain))
 
 
-def test_what_asks_for_the_models_own_list_is_not_blended(rec):
+def test_requests_for_the_models_own_list_are_not_blended(rec):
     plain = RecommendRequest(["id-3", "id-9"], 10, blend=False)
     whole = rec.recommend_batch([plain])[0]
     assert whole.certificate != "approximate"
@@ -199,7 +199,7 @@ def test_blended_requests_get_the_same_bits_alone_and_in_a_batch(folder):
         assert rec.recommend_batch([request])[0].recommendations == mine.recommendations
 
 
-def test_given_items_are_scored_as_the_search_scores_them(rec):
+def test_scores_of_given_items_equal_the_searchs(rec):
     histories = [["id-3", "id-9"], [], ["id-1", "nobody"]]
     found = rec.recommend_batch([RecommendRequest(h, 20, blend=False) for h in histories])
     items = [[*ids_of(result)][: 5 + i] for i, result in enumerate(found)]
@@ -213,7 +213,7 @@ def test_given_items_are_scored_as_the_search_scores_them(rec):
         rec.score([["id-3"]], [["id-1", "nothing"]])
 
 
-def test_a_fallback_lists_what_the_history_speaks_for_and_then_what_is_popular(rec):
+def test_a_fallback_lists_related_then_popular_items(rec):
     request = RecommendRequest(["id-3", "id-9"], 12, filter=EVEN, exclude_items=["id-2"])
     result = rec.fallback(request)
     found = result.recommendations
@@ -233,7 +233,7 @@ def test_a_fallback_lists_what_the_history_speaks_for_and_then_what_is_popular(r
     assert unknown.unknown_items == ["nobody"]
 
 
-def test_removed_items_are_nowhere_and_new_items_have_neighbours(rec):
+def test_removed_items_vanish_and_new_items_have_neighbours(rec):
     request = RecommendRequest(["id-3", "id-9"], 20)
     before = ids_of(rec.recommend_batch([request])[0])
     rec.upsert([NewItem("new", "New thing", semantic_id=CODES[17].tolist())])
@@ -258,7 +258,7 @@ def test_removed_items_are_nowhere_and_new_items_have_neighbours(rec):
     assert len(rec.score([["new"]], [["new", "id-3"]])[0]) == 2
 
 
-def test_evaluation_ranks_blended_lists_as_requests_get_them(rec):
+def test_evaluation_ranks_the_lists_that_requests_get(rec):
     histories = Histories.of([[3, 9, 20], [1], [5, 6, 7, 8]])
     items, scores = rec.rank(histories, 10)
     plain, _ = rec.rank(histories, 10, blend=False)

@@ -24,7 +24,7 @@ TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 
 
-def test_a_state_gains_the_most_that_is_below_it():
+def test_a_state_has_the_largest_boost_below_it():
     trie = ItemTrie.build(np.array([[9, 1], [5, 7], [5, 3], [5, 7]]))  # rows 53, 57 (two), 91
     boost = Boost.of(trie, np.array([-1, 2, 3, 0.5], np.float32))  # of items 2, 1, 3, 0
     assert boost.most.tolist() == [3, 3, 0.5, -1, 3, 0.5]
@@ -85,7 +85,7 @@ def test_answers_are_ranked_by_log_probability_and_boost(
             assert row < 0 or score == pytest.approx(plain[row], abs=1e-9)
 
 
-def test_a_large_boost_brings_the_least_likely_item_to_the_top():
+def test_a_large_boost_puts_the_least_likely_item_first():
     rng = np.random.default_rng(0)
     trie = ItemTrie.build(random_catalog(rng, 100, 3))
     prompts = random_prompts(rng, 1, 8)
@@ -96,7 +96,7 @@ def test_a_large_boost_brings_the_least_likely_item_to_the_top():
     assert found.rows.tolist() == [[last]]
 
 
-def test_a_sample_has_no_boosts():
+def test_boosts_are_refused_in_a_sample():
     trie = ItemTrie.build(np.array([[1], [2]]))
     boost = Boost.of(trie, np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="boosts: a sample is drawn from the model's"):

@@ -65,7 +65,7 @@ def test_every_mode_gives_the_answer_of_beam_search(planned, seed, mode, beams, 
     assert planned.target.prefixes.pinned == planned.draft.prefixes.pinned == 0
 
 
-def test_kept_prompts_change_no_bit_and_only_new_tokens_are_run():
+def test_stored_prompts_change_no_bit_and_are_not_run_again():
     """float32: a kept key is the key that would have been computed."""
     target = tiny_model("llama", hidden=64)
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
         assert counts.used + counts.free == counts.blocks
 
 
-def test_lists_can_be_asked_to_be_global():
+def test_until_global_returns_the_best_of_all():
     found = engine().decode(PROMPTS, 2, until_global=True)
     assert found.beams.certificates == ["global-exact"] * len(PROMPTS)
     full = beam_search(TARGET, PROMPTS, TRIE, TRIE.num_rows)
@@ -150,7 +150,7 @@ def test_lists_can_be_asked_to_be_global():
 
 
 @pytest.mark.parametrize("mode", ["beam", "exhaustive", "draft"])
-def test_a_trace_tells_every_node_and_its_fate(mode):
+def test_a_trace_has_every_node_and_its_fate(mode):
     found = engine(draft_nodes=40).decode(PROMPTS[:3], 6, mode=mode, traced=True)
     same(found.beams, beam_search(TARGET, PROMPTS[:3], TRIE, 6))
     for request, trace in enumerate(found.beams.traces):
@@ -208,7 +208,7 @@ def test_impossible_requests_are_refused(options, wishes, message):
         engine().decode(SearchRequest(PROMPTS[:1], **wishes), 3, **options)
 
 
-def test_models_and_catalogs_that_do_not_fit_are_refused():
+def test_models_that_lack_tokens_of_the_catalog_are_refused():
     small = tiny_model("llama", vocabulary=20)
     with pytest.raises(ValueError, match=r"the catalog has token 63; the model knows 0 \.\. 19"):
         beam_search(small, [[1]], TRIE)
@@ -218,14 +218,14 @@ def test_models_and_catalogs_that_do_not_fit_are_refused():
         speculative_beam_search(TARGET, None, [[1]], TRIE, patch_nodes=0)
 
 
-def test_a_sample_is_not_called_the_best_of_all():
+def test_a_sample_cannot_be_completed():
     drawn = engine().decode(SearchRequest(PROMPTS[:2], seeds=[1, 2]), 5).beams
     assert drawn.certificates == ["beam-exact"] * 2
     with pytest.raises(ValueError, match="only an exact search can be completed"):
         complete(TARGET, drawn, PROMPTS[:2], TRIE)
 
 
-def test_what_a_broken_decode_leaves_behind_is_not_used_again():
+def test_a_failed_decode_leaves_no_bad_cache_values():
     """Values that are not finite would go through a mask."""
     each = Engine(tiny_model("llama", seed=4), TRIE, draft=None)
     weight = each.target._model.model.layers[0].self_attn.v_proj.weight
@@ -240,7 +240,7 @@ def test_what_a_broken_decode_leaves_behind_is_not_used_again():
     assert torch.equal(each.decode(PROMPTS[:1]).beams.scores, expected.scores)
 
 
-def test_a_prompt_store_that_fails_leaves_no_cache_lent():
+def test_a_failing_prompt_store_leaves_no_cache_lent():
     each = Engine(TARGET, TRIE, prefix_bytes=1 << 20)
 
     def broken(*_):
@@ -254,7 +254,7 @@ def test_a_prompt_store_that_fails_leaves_no_cache_lent():
     assert each.target.prefixes.pinned == 0
 
 
-def test_drafting_needs_a_draft_and_measuring_a_prompt():
+def test_mode_draft_needs_a_draft_and_warm_up_a_prompt():
     alone = Engine(TARGET, TRIE)
     with pytest.raises(ValueError, match="needs a draft model; the engine has none"):
         alone.decode(PROMPTS[:1], mode="draft")

@@ -22,7 +22,7 @@ from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
     ),
     st.integers(1, 6),
 )
-def test_the_best_are_chosen_and_ties_go_to_the_lower_place(values, count):
+def test_stable_top_breaks_ties_by_place(values, count):
     chosen, rest = stable_top(torch.tensor(values), count)
     for line, places, left in zip(values, chosen.tolist(), rest.tolist(), strict=True):
         by_value = sorted(range(len(line)), key=lambda i: (-line[i], i))
@@ -31,7 +31,7 @@ def test_the_best_are_chosen_and_ties_go_to_the_lower_place(values, count):
         assert left == [line[by_value[count]] if count < len(line) else -math.inf]
 
 
-def test_scores_are_sums_over_the_whole_vocabulary_or_the_allowed_tokens():
+def test_scores_are_normalised_as_requested():
     trie = DeviceTrie.of(ItemTrie.build(np.array([[1, 2], [3, 2]])))
     logits = TokenLogits.of(torch.tensor([[[9.0, 1.0, 0.0, 2.0]]]), trie)
     root = Frontier.root(1, torch.float32, torch.device("cpu"))

@@ -44,7 +44,7 @@ def without_forced(search, *args, **options):
     shares=st.lists(st.sampled_from([None, 0.05, 0.5]), min_size=1, max_size=3),
 )
 @settings(max_examples=60, deadline=None)
-def test_forced_levels_are_skipped_without_a_difference(seed, items, levels, beams, shares):
+def test_skipping_forced_levels_changes_no_answer(seed, items, levels, beams, shares):
     rng = np.random.default_rng(seed)
     trie = ItemTrie.build(thin_catalog(rng, items, levels))
     prompts = random_prompts(rng, len(shares), 8)
@@ -71,7 +71,7 @@ def test_forced_levels_are_skipped_without_a_difference(seed, items, levels, bea
             assert stats.target_passes <= all_.target_passes
 
 
-def test_only_levels_that_part_are_run():
+def test_only_levels_with_a_choice_are_run():
     # after the first token everything is known: 1 pass of 4; the last level alone is, too: 3 of 4
     spans = np.array([[1, 5, 6, 7], [2, 8, 9, 3], [3, 5, 6, 7]])
     parting = np.array([[1, 5, 6, 7], [1, 5, 8, 7], [1, 9, 6, 7]])
@@ -86,7 +86,7 @@ def test_only_levels_that_part_are_run():
         assert stats.target_tokens == stats.kv_slots
 
 
-def test_a_level_between_levels_that_part_is_run_with_the_next_one():
+def test_a_forced_level_is_run_with_the_next_one():
     catalog = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
     beams = beam_search(
         TARGET, SearchRequest([[4, 2]], normalize="allowed"), ItemTrie.build(catalog), 4
@@ -98,7 +98,7 @@ def test_a_level_between_levels_that_part_is_run_with_the_next_one():
 
 
 @pytest.mark.parametrize("search", [beam_search, speculative_beam_search])
-def test_over_the_whole_vocabulary_nothing_is_skipped(search):
+def test_no_level_is_skipped_over_the_whole_vocabulary(search):
     trie = ItemTrie.build(np.array([[1, 5, 6, 7], [2, 8, 9, 3]]))
     drafter = () if search is beam_search else (ModelDrafter(DRAFT, widths=[1]),)
     full = search(TARGET, *drafter, [[4, 2]], trie, 2)
@@ -109,7 +109,7 @@ def test_over_the_whole_vocabulary_nothing_is_skipped(search):
         assert full.stats[0].target_passes == 4
 
 
-def test_speculation_spares_the_last_level_its_forward():
+def test_speculation_skips_a_forced_last_level():
     trie = ItemTrie.build(np.array([[1, 5], [2, 8], [3, 9], [4, 9]]))
     drafter = ModelDrafter(DRAFT, widths=[1])  # one node of the four that would be needed
     request = SearchRequest([[4, 2]], normalize="allowed")

@@ -140,7 +140,7 @@ def apply(recommender, wanted, change):
 
 @given(changes=changes, data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_changes_give_the_answers_of_the_final_catalog_built_anew(changes, data):
+def test_changes_equal_the_final_catalog_built_anew(changes, data):
     hot, wanted = make(), {item.item_id: item for item in FIRST}
     for change in changes:
         apply(hot, wanted, change)
@@ -172,7 +172,7 @@ def test_any_changes_give_the_answers_of_the_final_catalog_built_anew(changes, d
 
 @given(changes=changes)
 @settings(max_examples=40, deadline=None)
-def test_decoding_over_an_epoch_is_decoding_over_a_trie_rebuilt(changes):
+def test_decoding_an_epoch_equals_a_rebuilt_trie(changes):
     hot, wanted = make(), {item.item_id: item for item in FIRST}
     for change in changes:
         apply(hot, wanted, change)
@@ -194,7 +194,7 @@ def test_decoding_over_an_epoch_is_decoding_over_a_trie_rebuilt(changes):
 
 @given(changes=changes)
 @settings(max_examples=25, deadline=None)
-def test_an_old_epoch_stays_what_it_was(changes):
+def test_an_old_epoch_does_not_change(changes):
     hot, wanted = make(), {item.item_id: item for item in FIRST}
     known = []
     for change in changes:
@@ -217,7 +217,7 @@ def test_an_old_epoch_stays_what_it_was(changes):
             assert red == {n for n, i in had.items() if i.attributes.get("color") == "red"}
 
 
-def test_forgetting_what_was_removed_renumbers_only_what_was_added(monkeypatch):
+def test_compaction_renumbers_added_items_only(monkeypatch):
     monkeypatch.setattr("recsys.live._FORGET", 2)
     hot = make()
     before = hot.epoch
@@ -248,7 +248,7 @@ def test_an_emptied_catalog_can_be_compacted_and_filled_again(monkeypatch):
     assert ids(hot.recommend_batch([RecommendRequest([NAMES[0]], 5)])[0]) == ["last"]
 
 
-def test_records_that_were_replaced_are_forgotten(monkeypatch):
+def test_replaced_records_are_forgotten(monkeypatch):
     monkeypatch.setattr("recsys.live._FORGET", 2)
     hot = make()
     for price in range(20):
@@ -261,7 +261,7 @@ def test_records_that_were_replaced_are_forgotten(monkeypatch):
     assert hot.catalog.item_ids == [*NAMES[:12], "n0", "n1"]
 
 
-def test_what_is_hidden_is_folded_in_the_background(monkeypatch):
+def test_hidden_items_are_compacted_in_the_background(monkeypatch):
     monkeypatch.setattr("recsys.live._FORGET", 2)
     hot = make()
     hot.remove(NAMES[:6])
@@ -273,7 +273,7 @@ def test_what_is_hidden_is_folded_in_the_background(monkeypatch):
     assert hot.epoch.number == 2
 
 
-def test_a_removed_item_of_the_bundle_is_still_understood_in_histories():
+def test_removed_bundle_items_stay_known_in_histories():
     hot = make()
     item = NAMES[3]
     expected = hot.recommend_batch([RecommendRequest([item], 20)])
@@ -287,7 +287,7 @@ def test_a_removed_item_of_the_bundle_is_still_understood_in_histories():
     assert hot.catalog.known([item]).tolist() == [3]
 
 
-def test_a_removed_item_that_was_added_is_forgotten():
+def test_removed_added_items_are_forgotten():
     hot = make()
     hot.upsert([NewItem("new", semantic_id=(0, 0, 0))])
     assert "new" in ids(hot.recommend_batch([RecommendRequest([], 20)])[0])
@@ -299,7 +299,7 @@ def test_a_removed_item_that_was_added_is_forgotten():
     assert "new" not in ids(answer)
 
 
-def test_an_update_keeps_the_codes_and_a_return_gets_them_back():
+def test_updated_and_returning_items_keep_their_codes():
     hot = make()
     codes = FIRST[2].semantic_id
     hot.upsert([NewItem(NAMES[2], "Renamed")])
@@ -310,7 +310,7 @@ def test_an_update_keeps_the_codes_and_a_return_gets_them_back():
     assert hot.epoch.item(NAMES[2]).semantic_id == codes
 
 
-def test_items_are_placed_beside_what_they_are_like_on_free_codes_while_there_are_any():
+def test_like_places_an_item_on_the_nearest_free_code():
     items = [NewItem("a", semantic_id=(0, 0, 1)), NewItem("b", semantic_id=(0, 0, 2))]
     epochs = Epochs(bundle_of(items))
     epochs.upsert([NewItem("c", like="a"), NewItem("d", like="c"), NewItem("e", like="d")])
@@ -378,7 +378,7 @@ def test_new_items_get_the_nearest_free_code_of_the_last_level():
         (NewItem("id-1", semantic_id=(0, 0, 0)), "'id-1': item_id is given twice"),
     ],
 )
-def test_a_malformed_item_is_named_and_nothing_is_added(item, says):
+def test_a_malformed_item_is_named_and_none_is_added(item, says):
     hot = make()
     with pytest.raises(ItemError, match=says):
         hot.upsert([NewItem("id-1", "Renamed", semantic_id=(0, 0, 0)), item])
@@ -393,7 +393,7 @@ def test_an_empty_call_changes_nothing():
     assert hot.epoch.number == 0
 
 
-def test_attributes_of_new_items_are_filtered_by_like_the_others():
+def test_filters_apply_to_attributes_of_new_items():
     hot = make()
     hot.upsert([NewItem("n", "", "", {"color": "blue", "tags": ["t9"]}, (2, 2, 2))])
     for wanted in ({"key": "color", "match": "blue"}, {"key": "tags", "any": ["t9"]}):
@@ -411,7 +411,7 @@ def test_attributes_of_new_items_are_filtered_by_like_the_others():
     )
 
 
-def test_calls_that_come_together_share_an_epoch_and_one_that_fails_harms_no_other(monkeypatch):
+def test_concurrent_calls_share_an_epoch_but_not_errors(monkeypatch):
     hot = make()
     building, go_on = threading.Event(), threading.Event()
     real = ItemTrie.build
@@ -455,7 +455,7 @@ def test_calls_that_come_together_share_an_epoch_and_one_that_fails_harms_no_oth
     assert "id-0" not in ids(hot.recommend_batch([RecommendRequest([], 30)])[0])
 
 
-def test_a_leader_that_is_interrupted_leaves_the_lead_to_others(monkeypatch):
+def test_an_interrupted_leader_hands_over_the_lead(monkeypatch):
     hot = make()
     hot._epochs._rested = float("inf")
 
@@ -494,7 +494,7 @@ def test_a_batch_sees_one_epoch_to_its_end():
     assert set(ids(after)) == {*NAMES[6:12], "new"}
 
 
-def test_strict_and_beam_answer_alike_and_relaxed_samples():
+def test_strict_equals_beam_and_relaxed_samples():
     hot = make(draft=DRAFT)
     history = NAMES[:2]
     beam, strict = hot.recommend_batch(
@@ -520,7 +520,7 @@ def test_strict_and_beam_answer_alike_and_relaxed_samples():
 
 
 @pytest.mark.parametrize("removed", [[], NAMES[:4]])
-def test_a_trace_counts_what_is_below_its_nodes_and_what_is_closed(removed):
+def test_a_trace_counts_items_and_closed_codes(removed):
     hot = make()
     hot.remove(removed)
     wanted = {"must": [{"key": "price", "range": {"lt": 9}}]}

@@ -60,14 +60,14 @@ SEARCHES = {
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_error_names_the_requests_it_is_about(search, value):
+def test_the_error_names_the_requests_that_are_not_finite(search, value):
     with pytest.raises(NonFiniteError, match="not finite for request 1, 3") as caught:
         SEARCHES[search](TreeModel.of(model(value)), MIXED)
     assert caught.value.requests == (1, 3)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_later_requests_do_not_notice(search):
+def test_later_requests_are_not_affected(search):
     """One such history once left keys behind that made later answers empty and certified."""
     tree = TreeModel.of(model())
     expected = SEARCHES[search](TreeModel.of(model()), CLEAN)
@@ -84,7 +84,7 @@ def test_later_requests_do_not_notice(search):
             assert torch.equal(found.scores, expected.scores)
 
 
-def test_a_prefix_of_such_a_prompt_is_never_stored():
+def test_prompts_that_are_not_finite_are_never_stored():
     tree = TreeModel.of(model())
     tree.keep_prefixes(1 << 20)
     shared = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -105,7 +105,7 @@ def test_a_prefix_of_such_a_prompt_is_never_stored():
 
 @pytest.mark.parametrize("way", ["beam", "candidates", "exhaustive", "draft", "shared", "relaxed"])
 @pytest.mark.parametrize("bad", [0, 1, 9])
-def test_tokens_that_no_beam_has_are_never_run(way, bad):
+def test_tokens_outside_all_beams_are_never_run(way, bad):
     """Places without a beam once ran another token, whose keys could break the request."""
     good = [[2, 3, 4], [2, 3, 5], [7, 3, 4]]
     rows = sorted([*good, *([bad, 3, 4 + i] for i in range(3)), [2, bad, 4], [7, 3, bad]])
@@ -133,7 +133,7 @@ def test_tokens_that_no_beam_has_are_never_run(way, bad):
         assert sorted(line) == [-1] * 5 + expected
 
 
-def test_a_finite_request_of_such_a_batch_is_stored():
+def test_finite_requests_of_a_failed_batch_are_stored():
     tree = TreeModel.of(model())
     tree.keep_prefixes(1 << 20)
     with pytest.raises(NonFiniteError):
@@ -144,7 +144,7 @@ def test_a_finite_request_of_such_a_batch_is_stored():
     assert torch.equal(found.rows, expected.rows)
 
 
-def test_a_dropped_version_is_forgotten_before_it_is_proven():
+def test_a_dropped_version_is_forgotten_before_it_is_checked():
     tree = TreeModel.of(model())
     tree.keep_prefixes(1 << 20)
     with pytest.raises(NonFiniteError):
@@ -164,7 +164,7 @@ def test_a_broken_draft_does_not_change_the_answer():
         assert torch.equal(found.rows, expected.rows)
 
 
-def test_an_engine_in_every_mode_fails_only_such_requests():
+def test_every_mode_fails_for_non_finite_requests_only():
     engine = Engine(model(), TRIE, draft=tiny_model("llama", 64, seed=4), prefix_bytes=1 << 20)
     for mode in ("planned", "beam", "exhaustive", "draft"):
         with pytest.raises(NonFiniteError):
@@ -173,7 +173,7 @@ def test_an_engine_in_every_mode_fails_only_such_requests():
         assert (found.rows >= 0).all()
 
 
-def test_completion_says_that_logits_are_not_finite():
+def test_completion_raises_for_logits_that_are_not_finite():
     target = tiny_model("llama", 64, seed=3)
     beams = beam_search(target, CLEAN, TRIE, 2)
     assert not beams.is_global.all()
@@ -184,7 +184,7 @@ def test_completion_says_that_logits_are_not_finite():
         complete(broken, beams, CLEAN, TRIE)
 
 
-def test_all_tokens_of_probability_zero_are_an_error():
+def test_a_distribution_without_probability_is_an_error():
     tree = TreeModel.of(tiny_model("llama", 64))
     plain = tree.forward
     tree.forward = lambda *a, **k: plain(*a, **k).fill_(-torch.inf)

@@ -30,17 +30,17 @@ def planner(times, draft=DRAFT):
         (15, 256, 61.0),
     ],
 )
-def test_times_lie_on_lines_between_measured_points(batch, tokens, expected):
+def test_times_are_interpolated_between_measurements(batch, tokens, expected):
     assert GPU(batch, tokens) == pytest.approx(expected)
 
 
-def test_one_measured_batch_serves_others_in_proportion():
+def test_one_measured_batch_size_is_extrapolated():
     times = PassTimes({2: ((4, 1.0), (8, 2.0))})
     assert times(1, 4) == 1.0
     assert times(4, 4) == 2.0
 
 
-def test_passes_fade_and_start_from_their_prior():
+def test_pass_counts_decay_from_their_prior():
     passes = Passes([1.0, 1.0])
     assert passes.more_than(1) == 0.5
     for _ in range(500):
@@ -52,7 +52,7 @@ def test_passes_fade_and_start_from_their_prior():
     assert passes.more_than(2) == 0
 
 
-def test_a_right_draft_wins_where_launches_dominate_and_none_where_tokens_cost():
+def test_drafts_win_where_launches_dominate():
     gpu, cpu, load = planner(GPU), planner(CPU), Load(1, 4, 20)
     for each in (gpu, cpu):
         for plan in each.plans:
@@ -63,7 +63,7 @@ def test_a_right_draft_wins_where_launches_dominate_and_none_where_tokens_cost()
     assert cpu.choose(load) == Plan(Mode.BEAM)
 
 
-def test_a_draft_that_keeps_being_wrong_is_given_up():
+def test_a_draft_that_stays_wrong_is_abandoned():
     each, load = planner(GPU), Load(1, 4, 20)
     for _ in range(200):
         plan = each.choose(load)
@@ -72,7 +72,7 @@ def test_a_draft_that_keeps_being_wrong_is_given_up():
     assert each.choose(load) == Plan(Mode.EXHAUSTIVE)
 
 
-def test_what_the_model_of_cost_leaves_out_is_learned():
+def test_unexplained_time_is_learned():
     each, load = planner(GPU), Load(1, 4, 20)
     before = each.choose(load)
     assert before.mode != "beam"
@@ -87,7 +87,7 @@ def test_what_the_model_of_cost_leaves_out_is_learned():
 
 
 @pytest.mark.parametrize(("slower", "tries"), [(1.4, 9), (9.0, 0)])
-def test_second_looks_are_rare_and_only_at_plans_that_come_near(slower, tries):
+def test_exploration_is_rare_and_limited_to_close_plans(slower, tries):
     each, load = planner(CPU, draft=None), Load(1, 100, 20)
     seconds = {Plan(Mode.BEAM): 1.0, Plan(Mode.EXHAUSTIVE): slower}
     for plan in each.plans:
@@ -99,7 +99,7 @@ def test_second_looks_are_rare_and_only_at_plans_that_come_near(slower, tries):
     assert chosen.count(Plan(Mode.EXHAUSTIVE)) in (tries, 10 * (tries > 0))
 
 
-def test_what_is_left_over_may_be_negative():
+def test_unexplained_time_may_be_negative():
     """Measured on long prompts, asked about short ones."""
     each = Planner(PassTimes({1: ((4, 0.001), (256, 0.1))}), None, levels=4, first_level=91)
     for _ in range(3):
@@ -108,19 +108,19 @@ def test_what_is_left_over_may_be_negative():
     assert {each.choose(Load(1, 4, 20)) for _ in range(200)} <= set(each.plans)
 
 
-def test_a_first_level_too_wide_is_not_exhausted():
+def test_a_wide_first_level_is_not_exhausted():
     each = Planner(GPU, DRAFT, levels=4, first_level=5000)
     assert Plan(Mode.EXHAUSTIVE) not in each.plans
     assert each.plans[1].mode == "draft"
 
 
-def test_a_catalog_of_one_level_leaves_nothing_to_plan():
+def test_a_catalog_of_one_level_needs_no_plan():
     each = Planner(GPU, DRAFT, levels=1, first_level=10)
     assert each.plans == [Plan(Mode.BEAM)]
     assert each.choose(Load(1, 4, 20)) == Plan(Mode.BEAM)
 
 
-def test_a_drafts_cost_is_its_prompt_and_a_pass_for_each_level_but_one():
+def test_a_draft_costs_its_prompt_and_a_pass_a_level():
     even = PassTimes({1: ((4, 1.0), (256, 1.0))})  # every pass of the target takes 1
     tenth = PassTimes({1: ((4, 0.1), (256, 0.1))})
     load, plan = Load(1, 30, 20), Plan(Mode.DRAFT, 128)

@@ -43,7 +43,7 @@ def score(prompt, sequence, longest):
     st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_sequence_is_worth_its_tokens_and_its_end(items, seed, how, sampled):
+def test_the_end_token_is_part_of_a_score(items, seed, how, sampled):
     prompt = random_prompts(np.random.default_rng(seed), 1, 8)[0].tolist()
     trie = ItemTrie.build(items, end=END)
     options = {"seeds": [seed]} if sampled else {}
@@ -69,7 +69,7 @@ def test_a_sequence_is_worth_its_tokens_and_its_end(items, seed, how, sampled):
         np.testing.assert_allclose([found[s] for s in distinct], expected, atol=1e-9)
 
 
-def test_an_end_survives_saving(tmp_path):
+def test_the_end_token_is_saved(tmp_path):
     ItemTrie.build([[1], [2, 3]], end=END).save(tmp_path)
     assert ItemTrie.open(tmp_path).end == END
 
@@ -84,6 +84,6 @@ def test_an_end_survives_saving(tmp_path):
         ([[1.5], [2]], "must be integers"),
     ],
 )
-def test_what_cannot_be_is_named(items, says):
+def test_impossible_ends_are_refused(items, says):
     with pytest.raises(ValueError, match=says):
         ItemTrie.build(items, end=END)

@@ -38,7 +38,7 @@ exactness = load()
 @settings(max_examples=40, deadline=None)
 @example(63)  # three allowed rows of seven, and twelve beams
 @example(15)  # everything is excluded
-def test_every_search_gives_what_enumeration_gives(seed):
+def test_every_search_equals_enumeration(seed):
     assert exactness.Checker(exactness.Case.draw(seed)).run() == []
 
 
@@ -70,7 +70,7 @@ def test_excluded_rows_do_not_push_allowed_rows_out():
 
 
 @pytest.mark.parametrize("num_beams", [2, 4, 9])
-def test_a_row_of_probability_zero_does_not_exist(num_beams):
+def test_rows_of_probability_zero_are_not_returned(num_beams):
     rows = [[0, 1], [0, 2], [1, 1], [3, 0]]
     model, trie = scripted(rows)
     plain = model.forward

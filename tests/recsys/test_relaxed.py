@@ -79,7 +79,7 @@ def agrees(counts, law):
     ("draft", "temperature"),
     [("perfect", 3.0), ("close", 3.0), ("unrelated", 1.0), ("unrelated", 3.0), ("adversary", 3.0)],
 )
-def test_one_beam_from_one_draft_has_the_targets_distribution(draft, temperature):
+def test_one_beam_and_one_draft_sample_the_target_exactly(draft, temperature):
     law = {}
     for i, row in enumerate(SMALL):
         steps = (conditional(TARGET, row[:d], temperature)[row[d]] for d in range(3))
@@ -155,7 +155,7 @@ def law_of(draft, beams, count, temperature):
     ("draft", "beams"),
     [("close", 2), ("unrelated", 2), ("perfect", 3), ("close", 3), ("adversary", 3)],
 )
-def test_samples_have_the_law_of_the_algorithm(draft, beams):
+def test_samples_follow_the_distribution_of_the_algorithm(draft, beams):
     law = law_of(DRAFTS[draft], {(): (1.0, 1.0)}, beams, 3.0)
     assert math.isclose(math.fsum(law.values()), 1)
     drawn = draw(DRAFTS[draft], 20_000, beams, 3.0).tolist()
@@ -192,7 +192,7 @@ def slow_settle(log_p, log_q, drawn, states, noise, count):
     dead=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_level_is_settled_as_by_the_slow_twin(seed, children, count, drafts, gap, dead):
+def test_settling_a_level_equals_a_slow_reference(seed, children, count, drafts, gap, dead):
     rng = np.random.default_rng(seed)
     count = min(count, children)
     log_p = rng.normal(size=(3, children)) * 2
@@ -224,7 +224,7 @@ def test_a_level_is_settled_as_by_the_slow_twin(seed, children, count, drafts, g
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
 )
 @settings(max_examples=150, deadline=None)
-def test_samples_are_distinct_allowed_scored_by_the_target_and_the_same_alone(
+def test_samples_are_distinct_allowed_and_scored_by_the_target(
     seed, draft, items, levels, beams, more, batch, excluded, temperature
 ):
     rng = np.random.default_rng(seed)
@@ -276,7 +276,7 @@ def wide():
     return ItemTrie.build(np.stack([rng.integers(1, n, 600) for n in (20, 20, 40, 40)], axis=1))
 
 
-def test_what_the_target_drafts_itself_is_accepted_in_one_pass(wide):
+def test_a_draft_by_the_target_is_accepted_in_one_pass(wide):
     prompts = random_prompts(np.random.default_rng(0), 4, 12)
     found = relaxed(ModelDrafter(TARGET), prompts, wide, 10, seeds=range(4))
     assert [s.target_passes for s in found.stats] == [1] * 4
@@ -285,7 +285,7 @@ def test_what_the_target_drafts_itself_is_accepted_in_one_pass(wide):
     assert [s.drafted_nodes for s in found.stats] == [30] * 4
 
 
-def test_a_draft_far_from_the_target_costs_no_more_passes_than_beam_search(wide):
+def test_a_bad_draft_needs_no_more_passes_than_beam_search(wide):
     prompts = random_prompts(np.random.default_rng(0), 8, 12)
     found = relaxed(ADVERSARY, prompts, wide, 10, seeds=range(8))
     passes = [s.target_passes for s in found.stats]
@@ -320,7 +320,7 @@ def test_requests_at_many_levels_share_a_batch():
         assert torch.equal(alone.rows[0], found.rows[i])
 
 
-def test_one_level_is_the_targets_own_sample():
+def test_a_trie_of_one_level_is_sampled_by_the_target():
     trie = ItemTrie.build(np.arange(1, 40)[:, None])
     prompts = random_prompts(np.random.default_rng(0), 5, 9)
     found = relaxed(ADVERSARY, prompts, trie, 6, seeds=range(5))
@@ -328,14 +328,14 @@ def test_one_level_is_the_targets_own_sample():
     assert torch.equal(found.rows.sort(1).values, expected.rows.sort(1).values)
 
 
-def test_a_catalog_no_larger_than_the_list_comes_whole(wide):
+def test_a_list_as_large_as_the_catalog_has_every_item(wide):
     found = relaxed(ADVERSARY, [PROMPT], wide, 700, seeds=[0])
     assert sorted(found.rows[0].tolist()) == [-1] * (700 - wide.num_rows) + list(
         range(wide.num_rows)
     )
 
 
-def test_caches_go_back_however_a_search_ends(wide):
+def test_the_draft_returns_its_cache_after_a_search(wide):
     drafter = ModelDrafter(TARGET)
     relaxed(drafter, [PROMPT], wide, 3, seeds=[0])
     assert drafter.model.pool.lent == 0
@@ -350,10 +350,10 @@ def test_caches_go_back_however_a_search_ends(wide):
         (TARGET, {"seeds": [0], "traced": True}, "only strict verification can be traced"),
     ],
 )
-def test_what_is_missing_is_named(wide, draft, options, message):
+def test_errors_name_what_is_missing(wide, draft, options, message):
     with pytest.raises(ValueError, match=message):
         relaxed(draft, [PROMPT], wide, 3, **options)
 
 
-def test_no_requests_are_an_answer(wide):
+def test_an_empty_batch_returns_an_empty_answer(wide):
     assert relaxed(TARGET, [], wide, 5, seeds=[]).rows.shape == (0, 5)

@@ -135,7 +135,7 @@ def perturbed_leaves(model, prompt, rows, every_row, seed, temperature):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_sample_is_the_top_of_all_perturbed_leaves(seed):
+def test_a_sample_is_the_top_k_of_all_perturbed_leaves(seed):
     rng = np.random.default_rng(seed)
     catalog = random_catalog(rng, 30, 1 + seed % 4, 16)
     trie = ItemTrie.build(catalog)
@@ -206,7 +206,7 @@ def without_replacement(law, beams):
 
 
 @pytest.mark.parametrize(("beams", "temperature"), [(1, 1.0), (2, 2.0), (3, 4.0)])
-def test_samples_have_the_law_of_drawing_without_replacement(beams, temperature):
+def test_samples_are_drawn_without_replacement(beams, temperature):
     law = law_of(TARGET, temperature)
     samples = draw(20_000, beams, temperature)
     expected = without_replacement(law, beams)
@@ -226,7 +226,7 @@ def test_samples_have_the_law_of_drawing_without_replacement(beams, temperature)
     assert chisquare(first, 20_000 * np.array(law)).pvalue > UNLIKELY
 
 
-def test_noise_is_uniform_and_independent_across_seeds_states_and_streams():
+def test_noise_is_uniform_and_independent():
     seeds, states = torch.arange(-200, 200), torch.arange(500).expand(400, -1)
     noise = Noise(seeds)
     uniform = noise.uniform(states)
@@ -248,7 +248,7 @@ def test_noise_is_uniform_and_independent_across_seeds_states_and_streams():
     torch.testing.assert_close(gumbel_.var().item(), math.pi**2 / 6, atol=0.05, rtol=0)
 
 
-def test_children_share_out_their_parents_perturbed_log_probability():
+def test_the_best_child_has_its_parents_perturbed_score():
     noise = Noise(torch.tensor([3]))
     parents = torch.tensor([[-1.5, -torch.inf]], dtype=torch.float64)
     log_probs = torch.tensor([[-2.0, -torch.inf, -2.5], [-torch.inf] * 3], dtype=torch.float64)
@@ -257,7 +257,7 @@ def test_children_share_out_their_parents_perturbed_log_probability():
     assert (scores[0] == -torch.inf).tolist() == [[False, True, False], [True] * 3]
 
 
-def test_a_request_gets_the_same_sample_alone_and_beside_others():
+def test_a_sample_is_the_same_alone_and_in_a_batch():
     rng = np.random.default_rng(4)
     trie = ItemTrie.build(random_catalog(rng, 200, 3))
     prompts = random_prompts(rng, 5, 9)
@@ -298,7 +298,7 @@ def test_almost_no_temperature_is_greedy():
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_a_temperature_that_is_not_above_zero_is_an_error(temperature):
+def test_temperatures_that_are_not_positive_are_refused(temperature):
     trie = ItemTrie.build(np.array(SMALL))
     with pytest.raises(ValueError, match="temperature must be finite and at least"):
         beam_search(TARGET, SearchRequest([PROMPT], seeds=[0], temperature=temperature), trie, 1)

@@ -54,7 +54,7 @@ def random_case(seed, levels=None):
 
 @given(st.integers(0, 10**6), st.sampled_from(ARCHITECTURES))
 @settings(max_examples=25, deadline=None)
-def test_scores_are_those_of_teacher_forcing(seed, architecture):
+def test_scores_equal_teacher_forcing(seed, architecture):
     _, trie, prompts, rows = random_case(seed)
     model = MODELS[architecture]
     scores = score_rows(model, prompts, trie, rows)
@@ -65,7 +65,7 @@ def test_scores_are_those_of_teacher_forcing(seed, architecture):
         assert all(s == -np.inf for s in line[len(mine) :])
 
 
-def test_sequences_that_end_early_cost_nothing_behind_their_end():
+def test_tokens_behind_the_end_of_a_sequence_score_zero():
     end = 63
     trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=end)
     prompt = [3, 4, 4]
@@ -76,7 +76,7 @@ def test_sequences_that_end_early_cost_nothing_behind_their_end():
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_candidates_are_scored_beside_any_search_and_change_nothing_of_it(seed):
+def test_candidates_are_scored_without_changing_the_search(seed):
     rng, trie, prompts, rows = random_case(seed)
     k = int(rng.integers(1, 9))
     alone = score_rows(TARGET, prompts, trie, rows)
@@ -98,7 +98,7 @@ def test_candidates_are_scored_beside_any_search_and_change_nothing_of_it(seed):
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=20, deadline=None)
-def test_a_beams_score_as_a_candidate_is_its_score_as_a_beam(seed):
+def test_a_candidate_scores_the_same_as_a_beam(seed):
     _, trie, prompts, _ = random_case(seed)
     beams = beam_search(TARGET, prompts, trie, 6)
     rows = [line[line >= 0].numpy() for line in beams.rows]
@@ -142,7 +142,7 @@ def test_rows_that_share_prefixes_share_nodes():
     assert tree.depth[0].tolist() == [1, 2, 2]
 
 
-def test_known_histories_are_not_run_again_and_change_no_score():
+def test_stored_prompts_are_not_run_again():
     _, trie, prompts, rows = random_case(7, levels=3)
     model = TreeModel(TARGET)
     model.keep_prefixes(1 << 24, "one")
@@ -153,7 +153,7 @@ def test_known_histories_are_not_run_again_and_change_no_score():
     torch.testing.assert_close(cold, score_rows(TARGET, prompts, trie, rows), rtol=0, atol=1e-9)
 
 
-def test_scores_with_a_fixed_budget_have_the_same_bits_alone_and_in_a_batch():
+def test_candidate_scores_have_the_same_bits_in_any_batch():
     rng = np.random.default_rng(0)
     model = tiny_model(hidden=128)  # float32, as wide as the smallest preset
     trie = ItemTrie.build(random_catalog(rng, 200, 4, VOCABULARY))
@@ -181,7 +181,7 @@ def test_scores_with_a_fixed_budget_have_the_same_bits_alone_and_in_a_batch():
         assert torch.equal(mine, together.candidate_scores[i, : len(mine)])
 
 
-def test_no_requests_and_no_rows_are_ordinary():
+def test_empty_batches_and_empty_lists_are_accepted():
     trie = ItemTrie.build([[1, 2], [3, 4]])
     assert score_rows(TARGET, [], trie, []).shape == (0, 0)
     assert score_rows(TARGET, [[1]], trie, [[]]).shape == (1, 0)
@@ -197,13 +197,13 @@ def test_no_requests_and_no_rows_are_ordinary():
         ([[-1]], "0 .. 1"),
     ],
 )
-def test_rows_that_the_trie_does_not_have_are_refused(rows, message):
+def test_unknown_rows_are_refused(rows, message):
     trie = ItemTrie.build([[1, 2], [3, 4]])
     with pytest.raises(ValueError, match=message):
         score_rows(TARGET, [[1]], trie, rows)
 
 
-def test_candidates_in_a_sample_or_over_allowed_tokens_are_refused():
+def test_candidates_are_refused_in_samples():
     trie = ItemTrie.build([[1, 2], [3, 4]])
     for options in ({"seeds": [1]}, {"normalize": "allowed"}):
         with pytest.raises(ValueError, match="candidates"):

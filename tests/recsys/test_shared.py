@@ -34,7 +34,7 @@ def random_case(seed):
     st.integers(1, 12),
 )
 @settings(max_examples=15, deadline=None)
-def test_answers_are_those_of_beam_search(seed, architecture, nodes, num_beams):
+def test_shared_search_equals_beam_search(seed, architecture, nodes, num_beams):
     rng, trie, prompts, owner, rows = random_case(seed)
     exclude = [rng.integers(0, trie.num_rows, int(rng.integers(0, 9))) for _ in owner]
     mask = RowMask.of(trie, rng.random(trie.num_items) < 0.7)
@@ -51,7 +51,7 @@ def test_answers_are_those_of_beam_search(seed, architecture, nodes, num_beams):
     assert found.certificates == alone.certificates
 
 
-def test_prefixes_that_several_want_are_run_once():
+def test_shared_prefixes_are_run_once():
     rng = np.random.default_rng(3)
     trie = ItemTrie.build(random_catalog(rng, 60, 4, VOCABULARY))
     (prompt,) = random_prompts(rng, 1, 12)
@@ -66,7 +66,7 @@ def test_prefixes_that_several_want_are_run_once():
     torch.testing.assert_close(along.candidate_scores, along.scores, rtol=0, atol=1e-9)
 
 
-def test_prompts_whose_candidates_spread_at_other_depths_have_room_for_all():
+def test_candidates_that_branch_at_any_depth_have_room():
     wide = [[first, 40, 41] for first in range(20)]
     deep = [[30, second, 41] for second in range(39)]
     trie = ItemTrie.build([*wide, *deep])
@@ -78,7 +78,7 @@ def test_prompts_whose_candidates_spread_at_other_depths_have_room_for_all():
     torch.testing.assert_close(found.candidate_scores, alone.candidate_scores, rtol=0, atol=1e-9)
 
 
-def test_sequences_that_end_early_cost_nothing_behind_their_end():
+def test_tokens_behind_the_end_of_a_sequence_score_zero():
     trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=63)
     request = SearchRequest([[3, 4, 4]], candidates=[[0, 1, 2, 3]])
     alone = beam_search(MODELS["llama-gqa"], request, trie, 4)
@@ -91,6 +91,6 @@ def test_sequences_that_end_early_cost_nothing_behind_their_end():
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
-def test_no_requests_are_an_answer():
+def test_an_empty_batch_returns_an_empty_answer():
     trie = ItemTrie.build([[5, 6], [7, 8]])
     assert shared_beam_search(MODELS["llama-gqa"], [], trie, 3).rows.shape == (0, 3)

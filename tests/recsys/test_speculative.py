@@ -116,7 +116,7 @@ def wide():
     return ItemTrie.build(rows)
 
 
-def test_a_draft_that_is_always_right_needs_one_pass(wide):
+def test_a_perfect_draft_needs_one_pass(wide):
     prompts = random_prompts(np.random.default_rng(0), 4, 12)
     found = speculative_beam_search(TARGET, ModelDrafter(TARGET, 200), prompts, wide, 10)
     assert [s.target_passes for s in found.stats] == [1] * 4
@@ -131,7 +131,7 @@ def test_without_a_draft_model_four_levels_take_two_passes(wide):
     assert [s.accepted_levels for s in found.stats] == [1] * 4
 
 
-def test_a_draft_that_is_never_right_costs_no_more_passes_than_beam_search(wide):
+def test_a_wrong_draft_needs_no_more_passes_than_beam_search(wide):
     class Wrong:
         def propose(self, prompts, step, num_beams):
             scores = torch.full((len(prompts), 3), -torch.inf)
@@ -144,7 +144,7 @@ def test_a_draft_that_is_never_right_costs_no_more_passes_than_beam_search(wide)
     assert all(s.target_passes <= 4 for s in found.stats)
 
 
-def test_requests_that_are_done_leave_the_batch_and_keep_their_place(wide):
+def test_finished_requests_leave_the_batch_in_order(wide):
     """Half of the prompts are drafted right, half wrong: they finish in different passes."""
 
     class HalfRight:
@@ -189,7 +189,7 @@ def test_widths_can_be_given_level_by_level(wide):
         (20, 1, [3, 6, 11]),
     ],
 )
-def test_nodes_are_split_in_rising_shares(nodes, beams, expected):
+def test_deeper_levels_get_more_draft_nodes(nodes, beams, expected):
     rng = np.random.default_rng(0)
     trie = DeviceTrie.of(ItemTrie.build(rng.integers(0, 256, (20_000, 4))))
     assert split_nodes(nodes, trie, beams) == expected
@@ -219,7 +219,7 @@ def proposed(drafter, trie, prompts, exclude=None):
     return states
 
 
-def test_candidates_are_drafted_as_their_prefixes_each_once():
+def test_each_prefix_of_the_candidates_is_drafted_once():
     trie = ItemTrie.build(np.array([[1, 1, 1], [1, 1, 2], [1, 2, 1], [3, 1, 1], [3, 1, 2]]))
     prompt = [np.array([1, 2])]
     # states: root 0; [1] 1, [3] 2; [1 1] 3, [1 2] 4, [3 1] 5
@@ -234,5 +234,5 @@ def test_candidates_are_drafted_as_their_prefixes_each_once():
         proposed(CandidateDrafter([[1], [2]]), trie, prompt)
 
 
-def test_no_requests_are_an_answer(wide):
+def test_an_empty_batch_returns_an_empty_answer(wide):
     assert speculative_beam_search(TARGET, None, [], wide, 5).rows.shape == (0, 5)

@@ -51,7 +51,7 @@ def both(values):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("passes", ["one", "prompt first", "level by level"])
-def test_a_tree_equals_one_plain_forward_a_path(architecture, passes, borrowed):
+def test_a_tree_pass_equals_one_plain_pass_per_path(architecture, passes, borrowed):
     model = tiny_model(architecture, dtype=torch.float64)
     model_ = TreeModel.of(model)
     tree = borrowed.enter_context(TokenTree(model_, Prompts.of(PROMPTS, model_), len(TOKENS)))
@@ -75,7 +75,7 @@ def test_a_tree_equals_one_plain_forward_a_path(architecture, passes, borrowed):
             )
 
 
-def test_requests_may_add_nodes_of_different_depths_and_leave_the_batch(borrowed):
+def test_requests_add_nodes_at_own_depths_and_leave_the_batch(borrowed):
     model = tiny_model("qwen3-mixed-window", dtype=torch.float64)
     model_ = TreeModel.of(model)
     tree = borrowed.enter_context(TokenTree(model_, Prompts.of(PROMPTS, model_), 8))

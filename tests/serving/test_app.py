@@ -100,7 +100,7 @@ async def test_an_inline_history_is_answered_by_the_model(
     }
 
 
-async def test_a_known_user_is_answered_from_the_store_by_either_door(
+async def test_both_routes_answer_a_known_user_from_the_store(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     expected = recommender.expected(["item-1", "item-2"], 5)
@@ -178,7 +178,7 @@ async def test_new_users_get_the_bare_prompt_without_retrieval(
     assert answer.json()["note"]["code"] == "unknown_user"
 
 
-async def test_a_fallback_that_is_too_short_is_filled_up_by_the_model(
+async def test_the_model_fills_up_a_short_fallback(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     recommender.fallback = partial(shortened, recommender.fallback)
@@ -204,7 +204,7 @@ async def test_a_complete_fallback_does_not_run_the_model(
     assert recommender.batches == []
 
 
-async def test_a_fallback_stays_short_where_the_model_has_no_room(
+async def test_a_fallback_stays_short_if_the_queue_is_full(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     recommender.fallback = partial(shortened, recommender.fallback)
@@ -485,7 +485,7 @@ async def test_traces_and_explanations_are_included_on_request(client: httpx.Asy
     assert body["items"][0]["because"] == "item-1"
 
 
-async def test_a_batch_is_answered_in_order_and_one_failure_is_its_own(
+async def test_a_batch_is_answered_in_order_despite_failures(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     requests = [

@@ -57,7 +57,7 @@ async def test_500_concurrent_requests_are_answered_as_if_alone(
     assert max(recommender.batches) <= roomy.max_batch
 
 
-async def test_requests_that_wait_together_are_computed_together(
+async def test_waiting_requests_are_computed_together(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):

@@ -109,7 +109,7 @@ def test_the_command_serves_a_bundle(bundle: Path, tmp_path: Path) -> None:
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 
 
-def test_a_damaged_bundle_is_refused_by_its_files_name(
+def test_a_damaged_bundle_is_refused_by_file_name(
     served: ServingSettings, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = tmp_path / "damaged"
