@@ -17,21 +17,25 @@ MODULES = sorted(
     if ">>>" in file.read_text(encoding="utf-8")
 )
 CENTRAL = [
+    "recsys.catalog.Catalog",
     "recsys.constraint.boost.Boost",
     "recsys.constraint.filters.ItemFilter",
     "recsys.constraint.mask.RowMask",
     "recsys.constraint.transitions.DeviceTrie",
     "recsys.constraint.trie.ItemTrie",
     "recsys.evaluation.metrics.Hits",
+    "recsys.interactions.Histories",
     "recsys.models.cache.SlotCache",
     "recsys.models.prefix_store.PrefixStore",
     "recsys.models.tree_forward.TreeModel",
+    "recsys.prompts.PromptEncoder",
     "recsys.semantic_ids.rqkmeans.RQKMeans",
     "recsys.semantic_ids.rqvae.RQVAE",
     "recsys.serving.batcher.Batcher",
     "recsys.serving.limits.RateLimit",
     "recsys.text.grammar.Grammar",
     "recsys.text.titles.TitleTrie",
+    "recsys.vocabulary.Vocabulary",
 ]
 
 
