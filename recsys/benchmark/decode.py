@@ -33,7 +33,7 @@ from recsys.decoding import (
 )
 from recsys.decoding.beam import grow
 from recsys.decoding.expand import Frontier, Step
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
 from recsys.models.tree_forward import TreeModel
@@ -160,7 +160,7 @@ class OwnTree:
         with search.tree(sum(widths[:-1])) as tree:
             return cls(list(grow(tree, search.step, widths))[:-1])
 
-    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
         """See `recsys.decoding.Drafter`."""
         if self.draft is None:
             return Proposal(self.levels)
@@ -332,7 +332,7 @@ class _Cell:
         earlier = [self.workload.earlier[i] for i in self.workload.group(number, self.batch)]
         for model in (self.engine.target, self.engine.draft):
             if model is not None:
-                with TokenTree(model, Prompts.of(earlier, model), 0) as tree:
+                with TokenTree(model, PromptBatch.of(earlier, model), 0) as tree:
                     tree.note(tree.forward().amax(-1))
         self._wait()
 

@@ -45,7 +45,7 @@ def test_the_blend_that_was_chosen_is_in_the_bundle(context):
     assert told["retrieval"] == validation
     assert read_manifest(folder).parents["retrieval"] == read_manifest(path).digest
     recommender, request = Recommender.load(folder), RecommendRequest(["i3"], 5)
-    assert len(recommender.fallback(request)) == 5
+    assert len(recommender.fallback(request).recommendations) == 5
     assert len(recommender.recommend_batch([request])[0].recommendations) == 5
 
 
