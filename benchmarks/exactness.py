@@ -2,9 +2,9 @@
 
     python benchmarks/exactness.py --seeds 4
 
-Every case has its own random catalog, a batch of prompts of unequal lengths and a float32 model;
-catalogs of one item and K beyond the catalog are among them. Items and order must agree (places
-may differ only among scores within 1e-5) and scores must lie within 1e-4. The last line is JSON.
+Every case has its own random catalog, a batch of prompts of unequal lengths and a float32 model.
+Some catalogs have one item, or fewer than K. Items and their order must agree, but for scores
+within 1e-5 of each other, and scores must agree within 1e-4. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from recsys.testing import (
 )
 
 BEAMS, LEVELS = (1, 5, 20, 50), (2, 3, 4, 6)
-CATALOGUES = (1, 12, 150, 600)
+CATALOGS = (1, 12, 150, 600)
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
         for beams, levels in itertools.product(BEAMS, LEVELS):
             case = (architecture, seed, beams, levels)
             rng = np.random.default_rng([seed, beams, levels])
-            items = CATALOGUES[(seed + beams + levels) % len(CATALOGUES)]
+            items = CATALOGS[(seed + beams + levels) % len(CATALOGS)]
             catalog = random_catalog(rng, items, levels)
             prompts = random_prompts(rng, int(rng.integers(1, 5)), 24)
             found = beam_search(model, prompts, ItemTrie.build(catalog), beams)

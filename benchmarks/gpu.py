@@ -1,4 +1,4 @@
-"""All that a GPU is for, in one command: Hugging Face, beams and one-pass decoding, with graphs.
+"""Decoding on a GPU: Hugging Face, beam search and one-pass decoding, eager and with CUDA graphs.
 
     python benchmarks/gpu.py
 
@@ -6,19 +6,19 @@ Targets of LLaMA shapes (1.1B, 7B) with random weights in bfloat16, and a draft 
 of 12,000 semantic IDs (4 levels of 256), prompts of 200 tokens, K = 20, trees of 120 nodes, 1 to 32
 requests a batch; K = 10 once more for one request.
 
-- `generate`: Hugging Face with `num_beams` and a dict of prefixes, built ahead, as its constraint.
-- `beams`: ours, eager and on CUDA graphs.
-- `one pass`: strict speculative search. Random weights cannot agree, so here the draft model runs
-  and is timed, but its tree is exchanged for one that the target's own search found before the
-  clock started: what a perfect draft of this size would take. Passes are counted, not assumed.
-- `history`: all but the last 4 tokens of a prompt are known from earlier; new ones each time.
+- `generate`: Hugging Face with `num_beams` and a dict of prefixes as its constraint.
+- `beams`: beam search, eager and with CUDA graphs.
+- `one pass`: strict speculative search. The models have random weights, so the draft cannot agree
+  with the target. Its model runs and is timed, but its tree is replaced by one that the target
+  found before the clock started. The time is that of a perfect draft of this size.
+- `history`: all but the last 4 tokens of a prompt are in the prefix cache.
 - `draft`: the draft model alone.
-- `planned`: what the engine chooses with this draft as it is, that is, a useless one.
+- `planned`: what the engine chooses with this draft, whose drafts are never accepted.
 
-Every way's answers are compared with the eager beams' before anything is timed: the share of items
-in common, and the largest difference of a common item's scores (bfloat16 rounds differently in
-kernels of other sizes). Rounds interleave all ways. Shapes to capture are learnt from two rounds of
-all ways. `--quick` runs everything on a CPU in toy sizes. The last line is JSON.
+The answers of each way are compared with eager beam search before anything is timed: the share of
+items in common, and the largest difference of a common item's scores (in bfloat16 rounding depends
+on the kernel). Rounds interleave all ways. Two rounds find the shapes to capture. `--quick` runs
+everything on a CPU in toy sizes. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from rich.console import Console
-from rich.table import Table
 
+from recsys.benchmark import workload
+from recsys.benchmark.decode import ROUNDING, Agreement, Answer, Ranking
 from recsys.benchmark.environment import environment
+from recsys.benchmark.report import Report, Table, show
+from recsys.benchmark.timing import compare_times, summarize
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
@@ -52,28 +52,20 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.models.cache import key_value_shape
+from recsys.models.checkpoint import Architecture
 from recsys.models.graphs import PassGraphs
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
+from recsys.testing import allowed_tokens, huggingface_beam_search
+from recsys.vocabulary import Vocabulary
 
 LEVELS, NEW = 4, 4
 PATCHES = 3 * (20 + 128)  # slots that strict search reserves behind a tree
 MOST_NODES = 400  # of the trees that the planner tries
-# hidden, intermediate, layers, heads, key and value heads
 SHAPES = {
-    "68M": (768, 3072, 2, 12, 12),
-    "1.1B": (2048, 5632, 22, 32, 4),
-    "7B": (4096, 11008, 32, 32, 32),
-    "toy": (64, 128, 2, 4, 2),
-    "toy-draft": (32, 64, 1, 2, 2),
-}
-# milliseconds at K = 20 and B = 1, and requests a second at B = 32
-GOALS = {
-    ("7B", 1, "one pass"): "<= 12 ms",
-    ("7B", 1, "one pass, history"): "<= 8 ms",
-    ("1.1B", 1, "one pass"): "<= 4.5 ms",
-    ("1.1B", 1, "one pass, history"): "<= 3.6 ms",
-    ("7B", 32, "beams, history"): ">= 450 /s",
+    **workload.SHAPES,
+    "toy": Architecture(64, 128, 2, 4, kv_heads=2),
+    "toy-draft": Architecture(32, 64, 1, 2),
 }
 
 
@@ -83,7 +75,7 @@ class Sizes:
 
     targets: tuple[str, ...] = ("1.1B", "7B")
     draft: str = "68M"
-    words: int = 32_000  # tokens that are no semantic IDs
+    words: int = 32_000  # tokens that are not codes
     items: int = 12_000
     codes: int = 256
     prompt: int = 200
@@ -95,30 +87,6 @@ class Sizes:
 
 
 QUICK = Sizes(("toy",), "toy-draft", 100, 300, 16, 24, 40, ((5, 1), (5, 2), (3, 1)), rounds=2)
-
-
-def build(shape: str, sizes: Sizes, device: torch.device) -> transformers.LlamaForCausalLM:
-    """A model with random weights, made where it stays."""
-    hidden, intermediate, layers, heads, kv_heads = SHAPES[shape]
-    config = transformers.LlamaConfig(
-        vocab_size=sizes.words + LEVELS * sizes.codes,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=2048,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with device:
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    with torch.no_grad():  # distributions as peaked as a trained model's
-        model.get_output_embeddings().weight.mul_(256 / hidden**0.5)
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
-    return model.eval()
 
 
 class PerfectDraft:
@@ -134,20 +102,17 @@ class PerfectDraft:
 
 
 class Bench:
-    """One target: its ways to decode, and prompts for them."""
+    """One target, the ways to decode with it, and prompts."""
 
     def __init__(self, shape: str, sizes: Sizes, draft: TreeModel, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
         self.rng = np.random.default_rng(0)
+        vocabulary = vocabulary_of(sizes)
         codes = np.unique(self.rng.integers(0, sizes.codes, (sizes.items, LEVELS)), axis=0)
-        catalog = codes + sizes.words + sizes.codes * np.arange(LEVELS)
+        catalog = vocabulary.encode(codes)
         self.trie = ItemTrie.build(catalog)
         self.on_device = DeviceTrie.of(self.trie, device)
-        self.allowed: dict[tuple[int, ...], list[int]] = {}
-        for row in catalog.tolist():
-            for depth, token in enumerate(row):
-                self.allowed.setdefault(tuple(row[:depth]), []).append(token)
-        self.allowed = {prefix: sorted(set(tokens)) for prefix, tokens in self.allowed.items()}
+        self.allowed = allowed_tokens(catalog)
         self.model = build(shape, sizes, device)
         self.eager, self.fast, self.draft = TreeModel(self.model), TreeModel(self.model), draft
         batch = max(batch for _, batch in sizes.cases)
@@ -158,51 +123,28 @@ class Bench:
         self.drafter = PerfectDraft(draft, sizes.nodes)
 
     def remember(self, histories: bool) -> None:
-        """Let the models keep prompts, or not."""
+        """Turn the prefix cache of the models on or off."""
         for model, store in zip((self.fast, self.draft), self.stores, strict=True):
             model.prefixes = store if histories else None
 
     def prompts(self, batch: int, histories: Any) -> list[Any]:
-        """Known histories with new tokens behind."""
+        """Prompts: the histories, which are known, and new tokens after them."""
         new = self.rng.integers(1, self.sizes.words, (batch, NEW))
         return list(np.concatenate([histories, new], axis=1))
 
     def truth(self, prompts: list[Any], beams: int) -> Proposal:
-        """What a perfect draft proposes."""
+        """The tree of a perfect draft: the target drafts for itself."""
         search = Search.of(prompts, self.eager, self.on_device)
         drafter = ModelDrafter(self.eager, self.sizes.nodes)
         return drafter.propose(search.prompts, search.step, beams)
 
     def drafted(self, prompts: list[Any], beams: int) -> Proposal:
-        """What the draft model takes its time for."""
+        """A tree of the draft model."""
         search = Search.of(prompts, self.draft, self.on_device)
         return self.drafter.propose(search.prompts, search.step, beams)
 
-    def generate(self, prompts: list[Any], beams: int) -> list[dict[tuple[int, ...], float]]:
-        """Hugging Face."""
-        tokens = torch.from_numpy(np.stack(prompts)).to(self.device)
-        length = tokens.shape[1]
-        with torch.inference_mode():
-            found = self.model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                num_beams=beams,
-                num_return_sequences=beams,
-                max_new_tokens=LEVELS,
-                length_penalty=0.0,
-                do_sample=False,
-                prefix_allowed_tokens_fn=lambda _, s: self.allowed[tuple(s[length:].tolist())],
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
-        rows = zip(
-            found.sequences[:, length:].tolist(), found.sequences_scores.tolist(), strict=True
-        )
-        answers = [(tuple(row), score) for row, score in rows]
-        return [dict(answers[i : i + beams]) for i in range(0, len(answers), beams)]
-
     def ways(self, beams: int, engine: Engine) -> dict[str, Callable[[list[Any]], Any]]:
-        """What is compared, by name."""
+        """Name -> the function that is timed."""
 
         def plain(model: TreeModel) -> Callable[[list[Any]], Any]:
             return lambda prompts: beam_search(model, prompts, self.on_device, beams)
@@ -211,7 +153,7 @@ class Bench:
             return speculative_beam_search(self.fast, self.drafter, prompts, self.on_device, beams)
 
         return {
-            "generate": lambda prompts: self.generate(prompts, beams),
+            "generate": lambda p: huggingface_beam_search(self.model, p, self.allowed, beams),
             "beams, eager": plain(self.eager),
             "beams": plain(self.fast),
             "beams, history": plain(self.fast),
@@ -224,26 +166,26 @@ class Bench:
     def once(
         self, way: str, run: Callable[[list[Any]], Any], prompts: list[Any], truth: Proposal | None
     ) -> tuple[float, Any]:
-        """Milliseconds of one decode, to the end of all that it queued; and the answer."""
+        """Seconds of one decode, including what it queued on the device, and the answer."""
         self.remember("history" in way)
         self.drafter.truth = truth
         self.wait()
         start = time.perf_counter()
         answer = run(prompts)
         self.wait()
-        return (time.perf_counter() - start) * 1e3, answer
+        return time.perf_counter() - start, answer
 
     def wait(self) -> None:
-        """For the device."""
+        """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def fallbacks(self) -> int:
-        """Passes so far that were not replayed."""
+        """Number of passes so far that ran without a graph."""
         return sum(sum(g.statistics().fallbacks.values()) for g in self.graphs)
 
     def case(self, beams: int, batch: int) -> list[dict[str, Any]]:
-        """Everything at one K and B: compare, capture, time."""
+        """Capture, compare and time all ways at one K and B."""
         histories = self.rng.integers(1, self.sizes.words, (batch, self.sizes.prompt - NEW))
         for store in self.stores:
             store.clear()
@@ -258,7 +200,7 @@ class Bench:
                     engine.warm_up(prompts, beams, (batch,))
                 elif name != "generate":
                     self.once(name, run, prompts, truth)
-            if round_ == 1:  # what came once in two rounds will not come often
+            if round_ == 1:  # a shape that came once in two rounds is rare
                 for graphs in self.graphs:
                     graphs.warm_up([s for s, count in graphs.missed.items() if count > 1])
         answers = {}
@@ -279,59 +221,71 @@ class Bench:
                 before = self.fallbacks()
                 times[name].append(self.once(name, run, prompts, truth)[0])
                 fallbacks[name] += self.fallbacks() - before
-        expected = sequences(answers["beams, eager"])
+        expected = rankings(answers["beams, eager"])
         rows = []
         for name, spent in times.items():
-            answer = answers[name]
-            stats = getattr(answer, "stats", None)
-            share, gap = None, None
+            row: dict[str, Any] = {
+                "beams": beams,
+                "batch": batch,
+                "way": name,
+                "ms": summarize([1e3 * seconds for seconds in spent]),
+                "against_beams": compare_times(times["beams"], spent),
+                "passes_without_graph": fallbacks[name],
+            }
             if name != "draft":
-                share, gap = agreement(sequences(answer), expected, beams)
-            rows.append(
-                {
-                    "beams": beams,
-                    "batch": batch,
-                    "way": name,
-                    "ms": [round(x, 3) for x in (min(spent), median(spent), max(spent))],
-                    "requests_per_second": round(batch * 1e3 / median(spent), 1),
-                    "against_beams": round(
-                        median(b / x for b, x in zip(times["beams"], spent, strict=False)), 2
-                    ),
-                    "passes": None
-                    if stats is None
-                    else round(float(np.mean([s.target_passes for s in stats])), 2),
-                    "cached_tokens": None if stats is None else stats[0].cached_tokens,
-                    "in_common": share,
-                    "score_gap": gap,
-                    "passes_without_graph": fallbacks[name],
-                }
-            )
+                agreed = Agreement.of(rankings(answers[name]), expected, *ROUNDING)
+                row |= {"in_common": round(agreed.items, 4), "score_gap": round(agreed.gap, 5)}
+            if isinstance(answers[name], Beams):
+                stats = answers[name].stats
+                row["passes"] = round(float(np.mean([s.target_passes for s in stats])), 2)
+                row["cached_tokens"] = stats[0].cached_tokens
+            rows.append(row)
         return rows
 
 
+def vocabulary_of(sizes: Sizes) -> Vocabulary:
+    """Words, then the tokens of the codes."""
+    return Vocabulary.from_levels([sizes.codes] * LEVELS, first=sizes.words)
+
+
+def build(shape: str, sizes: Sizes, device: torch.device) -> Any:
+    """A model with random weights."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    setup = workload.Setup(0, str(device), dtype, 0)
+    return workload.make_random_model(SHAPES[shape], vocabulary_of(sizes), setup)
+
+
 def bytes_of(sizes: Sizes, model: TreeModel) -> int:
-    """Memory for the prompts to keep."""
+    """Bytes of the prefix cache of a model."""
     layers, heads, size = key_value_shape(model.config)
     return sizes.stored_tokens * layers * 2 * heads * size * model.dtype.itemsize
 
 
-def sequences(answer: Beams | list[dict[tuple[int, ...], float]]) -> list[Any]:
-    """Scores by sequence, one dict a request."""
-    if isinstance(answer, list):
-        return answer
-    pairs = zip(answer.tokens.tolist(), answer.scores.tolist(), strict=True)
-    return [dict(zip(map(tuple, tokens), scores, strict=True)) for tokens, scores in pairs]
+def rankings(answer: Beams | list[Ranking]) -> list[Ranking]:
+    """(sequence, score) of each request."""
+    return answer if isinstance(answer, list) else Answer.of(answer).rankings
 
 
-def agreement(found: list[Any], expected: list[Any], beams: int) -> tuple[float, float]:
-    """Share of items in common, and the largest difference of their scores."""
-    common = [f.keys() & e.keys() for f, e in zip(found, expected, strict=True)]
-    gaps = [
-        abs(f[s] - e[s])
-        for f, e, shared in zip(found, expected, common, strict=True)
-        for s in shared
-    ]
-    return round(sum(map(len, common)) / (beams * len(common)), 4), round(max(gaps, default=0), 5)
+def table(rows: list[dict[str, Any]]) -> Table:
+    """The rows for a terminal."""
+    names = ("target", "K", "B", "way", "ms", "requests/s", "x beams", "passes", "in common", "gap")
+    lines = []
+    for row in rows:
+        ms = row["ms"]
+        lines.append(
+            [
+                row["target"],
+                str(row["beams"]),
+                str(row["batch"]),
+                row["way"],
+                f"{ms['p50']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})",
+                f"{1e3 * row['batch'] / ms['p50']:.0f}",
+                f"{row['against_beams']['p50']:.2f}",
+                *(str(row.get(name, "")) for name in ("passes", "in_common", "score_gap")),
+                str(row["passes_without_graph"]),
+            ]
+        )
+    return Table("Decoding on a GPU", (*names, "no graph"), lines, words=4)
 
 
 def main() -> None:
@@ -355,13 +309,10 @@ def main() -> None:
         rounds=args.rounds or sizes.rounds,
     )
     torch.manual_seed(0)
-    table = Table("target", "K", "B", "way", "ms", "requests/s", "x beams", "passes", "in common")
-    for column in ("score gap", "no graph", "goal"):
-        table.add_column(column)
     rows, skipped, graphs = [], [], {}
     for target in sizes.targets:
         bench = None
-        gc.collect()  # a model and its graphs know each other
+        gc.collect()  # a model and its graphs refer to each other
         if device.type == "cuda":
             torch.cuda.empty_cache()
         for beams, batch in sizes.cases:
@@ -371,31 +322,13 @@ def main() -> None:
             if bench is None:
                 draft = TreeModel(build(sizes.draft, sizes, device))
                 bench = Bench(target, sizes, draft, device)
-            for row in bench.case(beams, batch):
-                rows.append({"target": target, **row})
-                goal = GOALS.get((target, batch, row["way"]), "") if beams == 20 else ""
-                if (beams, row["way"]) == (10, "one pass"):
-                    goal = "> 1.5 x"
-                table.add_row(
-                    target,
-                    str(beams),
-                    str(batch),
-                    row["way"],
-                    "{1:.2f} ({0:.2f} to {2:.2f})".format(*row["ms"]),
-                    f"{row['requests_per_second']:.0f}",
-                    f"{row['against_beams']:.2f}",
-                    str(row["passes"] or ""),
-                    "" if row["in_common"] is None else "{in_common:.3f}".format(**row),
-                    "" if row["in_common"] is None else "{score_gap:.4f}".format(**row),
-                    str(row["passes_without_graph"]),
-                    goal,
-                )
+            rows += [{"target": target, **row} for row in bench.case(beams, batch)]
         if bench is not None:
-            told = [g.statistics() for g in bench.graphs]
+            statistics = [g.statistics() for g in bench.graphs]
             graphs[target] = [
-                {"graphs": t.graphs, "bytes": t.bytes, "refused": t.refused} for t in told
+                {"graphs": t.graphs, "bytes": t.bytes, "refused": t.refused} for t in statistics
             ]
-    Console(width=150).print(table)
+    show(Report("GPU", tables=[table(rows)]))
     result = {
         "benchmark": "gpu",
         "quick": args.quick,
@@ -404,7 +337,6 @@ def main() -> None:
         "nodes": sizes.nodes,
         "draft": sizes.draft,
         "rounds": sizes.rounds,
-        "triples": "min, median, max",
         "rows": rows,
         "graphs_of_target_and_draft": graphs,
         "skipped": skipped,

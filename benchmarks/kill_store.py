@@ -1,13 +1,13 @@
-"""Kill -9 a process that writes events, again and again: is every acknowledged event there?
+"""Kill a process that writes events many times: is every acknowledged event stored?
 
     python benchmarks/kill_store.py --rounds 100
     python benchmarks/kill_store.py --rounds 100 --store postgresql://localhost/scratch
 
-A child opens the store and lets 16 writers append batches of three events, telling each batch's
-name through a pipe once the store has acknowledged it. It is killed at a random moment; then the
-store is opened again. Lost: an acknowledged batch that is not there. Torn: a batch of which a part
-is there. Doubled: after sending everything that the child may have sent once more, an event is
-there twice. Give it a store that may be filled with rubbish.
+A child opens the store, and 16 writers append batches of three events. The name of each batch goes
+through a pipe once the store has acknowledged it. The child is killed by SIGKILL at a random time,
+and the store is opened again. Lost is an acknowledged batch that is not stored. Torn is a batch
+that is stored in part. Doubled is a batch that is stored twice after everything was sent again. Use
+a store whose contents do not matter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Mutants of a Python file: small faults, each put into one place of its source.
+"""Mutants of a Python file: small faults, each in one place of its source.
 
-`benchmarks/mutation.py` runs the tests on them. Code whose faults no test should have to find is
-left alone: annotations, docstrings and messages, `raise`, logging, decorators, `__repr__`, dunder
-assignments and `if TYPE_CHECKING`. A mutant is text, not a tree, so that a person can read it and
-lines keep their numbers up to the fault.
+`benchmarks/mutation.py` runs the tests on them. Some code is never mutated, since tests need not
+find its faults: annotations, docstrings and messages, `raise`, logging, decorators, `__repr__`,
+dunder assignments and `if TYPE_CHECKING`. A mutant replaces text, so it can be read and the lines
+before it keep their numbers.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Mutant:
         mutated: what replaces it.
         code: the line that the fault begins in.
         span: first and last byte of the code that is replaced, the last one excluded.
-        lines: who runs one of these lines reaches the fault.
-        around: the lines of the whole statement, for code that Python gives no line of its own.
-            Both are empty where the code runs when the module is imported.
+        lines: a test that runs one of these lines reaches the fault.
+        around: lines of the whole statement, for code without a line event of its own. Both are
+            empty for code that runs when the module is imported.
     """
 
     path: str
@@ -100,7 +100,7 @@ class Mutant:
         return (data[:start] + self.mutated.encode() + data[stop:]).decode()
 
     def rank(self, seed: int) -> str:
-        """Where the fault stands in the draw of this seed: edits elsewhere leave that alone."""
+        """Sort key of the draw with this seed; it does not depend on other code."""
         key = f"{seed}\n{self.path}\n{self.code}\n{self.original}\n{self.mutated}"
         return hashlib.sha256(key.encode()).hexdigest()
 
@@ -136,7 +136,7 @@ def function_lines(source: str) -> set[int]:
 
 
 def _skipped(node: ast.AST) -> bool:
-    """Whether faults below this node are none of a test's business."""
+    """Whether nothing below this node is mutated."""
     match node:
         case ast.Raise() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
             return True  # places within f-strings are wrong before Python 3.12, too
@@ -183,7 +183,7 @@ def _places(
         for child in _children(node):
             yield from _places(child, lines, around, at_import=at_import)
         return
-    # Defaults are evaluated on import, but only who calls the function meets them.
+    # Defaults are evaluated on import, but they matter to callers of the function only.
     inside = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
     yield from _places(node.args, inside, inside, at_import=True)
     for child in node.body:
@@ -224,7 +224,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_type(node: ast.AST) -> bool:
-    """Whether this is a part of `int | None`, which means nothing when the program runs."""
+    """Whether this is a part of a type such as `int | None`, which has no effect at run time."""
     named = isinstance(node, ast.Name) and node.id in {"int", "float", "str", "bool", "bytes"}
     return named or (isinstance(node, ast.Constant) and node.value is None)
 
@@ -240,7 +240,7 @@ def _constants(node: Node) -> Iterator[Change]:
     if isinstance(value, bool):
         new = (not value,)
     elif isinstance(value, int):
-        # A thousand and one is as good as a thousand, mostly; half or twice as many may show.
+        # Adding 1 to a large number rarely has an effect; doubling and halving may.
         new = (value + 1, value - 1) if abs(value) <= 16 else (value * 2, value // 2)
     elif isinstance(value, float):
         new = (value * 2 or 1.0,)
@@ -269,7 +269,7 @@ def _calls(node: Node) -> Iterator[Change]:
 
 
 def _conditions(node: Node) -> Iterator[Change]:
-    """Negated tests; those that another operator negates are left to it."""
+    """Negated conditions, except those that another operator negates."""
     tests: list[ast.expr] = []
     match node:
         case ast.If(test) | ast.IfExp(test):
@@ -287,7 +287,7 @@ def _conditions(node: Node) -> Iterator[Change]:
 
 
 def _slices(node: Node) -> Iterator[Change]:
-    """Bounds one higher and one lower; numbers are mutated as such."""
+    """Bounds one higher and one lower, except numbers, which `_constants` mutates."""
     if isinstance(node, ast.Slice):
         for bound in (node.lower, node.upper):
             if bound is not None and not any(True for _ in _constants(bound)):

@@ -1,17 +1,16 @@
-"""Which faults do the tests find? Mutants of the code, drawn by seed, and the tests run on each.
+"""Mutation testing: small faults in the code, drawn by seed, and the tests that find them.
 
     python benchmarks/mutation.py --mutants 240 --json var/mutation/run.jsonl
-    python benchmarks/mutation.py --mutants 240 --json var/mutation/run.jsonl --resume --thorough
     python benchmarks/mutation.py --only recsys/decoding/expand.py:271
 
-The tests run once with coverage and must pass; that is kept, by test file, until the tests or the
-code change. A mutant then meets the tests that run its line, quickest first, up to --budget
-seconds of them. It is killed if one fails, or takes much longer than it did (timeout); it survived
-if all pass; it is not reached if no test runs its line. A survivor is a missing test or a change
-that makes no difference: read each. Hypothesis draws the same examples each time and shrinks none.
+The tests run once with coverage and must pass; the result is kept for each test file until the
+tests or the code change. A mutant then runs the tests that reach its line, the quickest first, up
+to --budget seconds of them. It is killed if a test fails or takes much longer than before
+(timeout). It survived if all pass, and is not reached if no test runs its line. A survivor is a
+missing test or a change without effect. Hypothesis draws the same examples each time.
 
-Each mutant lives in a forked process, which finds torch imported. Nothing is written into the
-checkout: the fault is put into the source as Python loads it.
+Each mutant runs in a forked process that has torch imported already. The checkout is not changed:
+the fault is put into the source while Python loads it.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from mutants import Mutant, mutants
-from reach import BROKEN, ROOT, Plan, Seeded, Test, digest, forked, python_files, record, run_pytest
+from reach import BROKEN, ROOT, Plan, Seeded, Test, forked, python_files, record, run_pytest
 
 FOLDERS = ["recsys/constraint", "recsys/decoding", "recsys/models"]
-HEAVY = [  # what tests import and no mutant changes
+HEAVY = [  # modules that tests import and no mutant changes
     "torch._meta_registrations",
     "torch.fx.experimental.symbolic_shapes",
     "scipy.stats",
@@ -55,8 +54,8 @@ HEAVY = [  # what tests import and no mutant changes
     "matplotlib.pyplot",
     "schemathesis.pytest.plugin",
 ]
-MEMORY = 6 << 30  # bytes that a mutant may map beyond what it began with: some grow without end
-NOT_APPLIED = 90  # exit status of tests that passed and never imported the mutated file
+MEMORY = 6 << 30  # bytes that a mutant may map in addition; some allocate without end
+NOT_APPLIED = 90  # exit status of tests that passed without importing the mutated file
 OUTCOMES = ("killed", "timeout", "survived", "not reached", "error")
 KEY = ("path", "line", "column", "operator", "code", "original", "mutated")  # of a mutant
 Outcome = dict[str, Any]
@@ -74,15 +73,13 @@ def arguments() -> argparse.Namespace:
     add("--tests", nargs="+", default=["tests/recsys"], help="files or folders of tests")
     add("--only", nargs="+", metavar="FILE:LINE", help="all mutants of these lines; none is drawn")
     add("--budget", type=float, default=20.0, help="seconds of tests for one mutant (default: 20)")
-    add("--thorough", action="store_true", help="show survivors the tests beyond --budget, too")
     add("--limit", type=float, default=90.0, help="seconds after which a mutant is given up")
-    add("--json", type=Path, metavar="OUT", help="a line for each mutant, as soon as it is known")
-    add("--resume", action="store_true", help="keep what --json holds, and go on")
+    add("--json", type=Path, metavar="OUT", help="file that gets a line for each mutant")
     return parser.parse_args()
 
 
 def preload() -> None:
-    """Import what does not change, once, for all forks; make Hypothesis repeat itself."""
+    """Import modules once for all forks, and make Hypothesis deterministic."""
     for name in HEAVY:
         importlib.import_module(name)
     settings.register_profile(
@@ -99,14 +96,14 @@ def preload() -> None:
 
 
 class Chosen(Seeded):
-    """A pytest plugin: these tests in this order, each within its seconds."""
+    """A pytest plugin that runs given tests in order, each with a time limit."""
 
     def __init__(self, limits: dict[str, float], note: Path) -> None:
         self._limits = limits
         self._note = note
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Keep what is asked for."""
+        """Keep the given tests, in their order."""
         place = {name: i for i, name in enumerate(self._limits)}
         items[:] = sorted(
             (item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid]
@@ -114,9 +111,9 @@ class Chosen(Seeded):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Generator[None, object, object]:
-        """Die by SIGALRM when the test has used its seconds; say which test it was.
+        """Note the test, and end the process by SIGALRM when its time is over.
 
-        A timer of CPU seconds would do, but makes `time.process_time` too coarse for some tests.
+        A timer of processor seconds would make `time.process_time` too coarse for some tests.
         """
         self._note.write_text(item.nodeid)
         signal.setitimer(signal.ITIMER_REAL, self._limits[item.nodeid])
@@ -136,15 +133,15 @@ class Judge:
         self._sound: dict[str, bool] = {"collection": True}
 
     def sound(self, name: str, path: str, source: str) -> bool:
-        """Whether a test that killed a mutant passes on its own where nothing is mutated."""
+        """Whether a test passes on its own without a mutant."""
         if name not in self._sound:
             self._sound[name] = self.outcome(path, source, [name])[0] == "survived"
         return self._sound[name]
 
     def outcome(self, path: str, source: str, names: list[str]) -> tuple[str, str]:
-        """What becomes of a source that takes the place of this file, and which test said so."""
+        """Outcome of the tests with this source in place of the file, and the last test."""
         names = self.plan.order(names)
-        # An endless loop should show soon, and a slow moment should not look like one.
+        # Long enough for a slow moment, short enough to find an endless loop soon.
         limits = {name: 10 + 3 * self.plan.cost(name) for name in names}
         wall = max(self._limit, 3 * sum(map(self.plan.cost, names)))
         self._note.write_text("collection")
@@ -166,15 +163,15 @@ class Judge:
         return ("timeout" if status in (None, -signal.SIGALRM) else "killed"), by
 
     def check(self, path: str, source: str, names: list[str]) -> None:
-        """The file as it is must pass, and a file that cannot be imported must not."""
+        """Check that the unchanged file passes and a file that cannot be imported does not."""
         if (found := self.outcome(path, source, names))[0] != "survived":
             print((self._scratch / "tests.log").read_text()[-3000:])
             sys.exit(f"Nothing was mutated, and the tests fail: {found}")
         if (found := self.outcome(path, "raise RuntimeError", names))[0] != "killed":
             sys.exit(f"{path} cannot be imported, and the tests do not see it: {found}")
 
-    def verdict(self, mutant: Mutant, source: str, budget: float, thorough: bool) -> Outcome:
-        """All that is to be said of a mutant."""
+    def judge(self, mutant: Mutant, source: str, budget: float) -> Outcome:
+        """Run the tests on a mutant and describe the outcome."""
         began = time.monotonic()
         names = self.plan.reaching(mutant, source)
         chosen = self.plan.affordable(names, budget)
@@ -182,9 +179,6 @@ class Judge:
         outcome, by = ("not reached", "")
         if chosen:
             outcome, by = self.outcome(mutant.path, mutant.apply(source), chosen)
-        if outcome == "survived" and left and thorough:
-            outcome, by = self.outcome(mutant.path, mutant.apply(source), left)
-            left = []
         if outcome in ("killed", "timeout") and not self.sound(by, mutant.path, source):
             outcome, by = "error", f"{by} fails without a mutant, too"
         fault = {name: getattr(mutant, name) for name in KEY}
@@ -193,7 +187,7 @@ class Judge:
 
 
 def replace_source(path: Path, source: str) -> list[str]:
-    """From now on this process reads `source` from this file; the list tells whether it did."""
+    """Make Python load `source` for this file; the list has the modules that were loaded."""
     used: list[str] = []
     read = SourceFileLoader.get_code
 
@@ -208,7 +202,7 @@ def replace_source(path: Path, source: str) -> list[str]:
 
 
 def drawn(args: argparse.Namespace, sources: dict[str, str]) -> list[Mutant]:
-    """The mutants to run: those of given lines, or a draw, one a line at most."""
+    """The mutants of the given lines, or a draw with at most one mutant a line."""
     found = [mutant for path, source in sources.items() for mutant in mutants(path, source)]
     if args.only:
         return [each for each in found if f"{each.path}:{each.line}" in args.only]
@@ -217,23 +211,8 @@ def drawn(args: argparse.Namespace, sources: dict[str, str]) -> list[Mutant]:
     return [each for each in found if first[each.path, each.line] is each][: args.mutants]
 
 
-def known(path: Path | None, resume: bool, code: str) -> dict[tuple[Any, ...], Outcome]:
-    """What an earlier run wrote; the file begins anew where nothing is to be kept."""
-    if path is None:
-        return {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not (resume and path.exists()):
-        path.write_text(json.dumps({"code": code}) + "\n")
-    # A run that was killed may have left the beginning of a line.
-    first, *lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-    if json.loads(first)["code"] != code:
-        sys.exit(f"{path} is about other code; begin anew without --resume.")
-    path.write_text("".join(f"{line}\n" for line in [first, *lines]))
-    return {tuple(found[name] for name in KEY): found for found in map(json.loads, lines)}
-
-
 def line_of(found: Outcome) -> str:
-    """One line about a mutant."""
+    """One line that describes a mutant."""
     where = f"{found['path']}:{found['line']}"
     return (
         f"{found['outcome']:11} {found['seconds']:5.1f} s  {where}  "
@@ -242,7 +221,7 @@ def line_of(found: Outcome) -> str:
 
 
 def report(results: list[Outcome]) -> None:
-    """Survivors, then a table by module."""
+    """Print the survivors and a table by module."""
     for found in sorted(results, key=lambda each: (each["path"], each["line"])):
         if found["outcome"] not in ("killed", "timeout"):
             print(f"\n{line_of(found)}\n    {found['code']}")
@@ -260,26 +239,25 @@ def report(results: list[Outcome]) -> None:
 
 
 def run(args: argparse.Namespace, judge: Judge, sources: dict[str, str]) -> list[Outcome]:
-    """Judge the mutants that are asked for, and say so one by one."""
+    """Judge the mutants and print them one by one."""
     chosen = drawn(args, sources)
     if not chosen:
-        sys.exit("Nothing to mutate there.")
-    done = known(args.json, args.resume, digest(sources))
+        sys.exit("There is nothing to mutate.")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text("")
     checked = False
     results = []
     for i, mutant in enumerate(chosen):
-        found = done.get(tuple(getattr(mutant, name) for name in KEY))
-        again = found and args.thorough and found["outcome"] == "survived" and found["not_run"]
-        if found is None or again:
-            source = sources[mutant.path]
-            names = judge.plan.reaching(mutant, source)
-            if names and not checked:
-                judge.check(mutant.path, source, names[:20])
-                checked = True
-            found = judge.verdict(mutant, source, args.budget, args.thorough)
-            if args.json:
-                with args.json.open("a") as out:
-                    out.write(json.dumps(found) + "\n")
+        source = sources[mutant.path]
+        names = judge.plan.reaching(mutant, source)
+        if names and not checked:
+            judge.check(mutant.path, source, names[:20])
+            checked = True
+        found = judge.judge(mutant, source, args.budget)
+        if args.json:
+            with args.json.open("a") as out:
+                out.write(json.dumps(found) + "\n")
         print(f"{i + 1:4}/{len(chosen)}  {line_of(found)}", flush=True)
         results.append(found)
     return results
@@ -289,7 +267,7 @@ def main() -> None:
     """Record, judge, report."""
     args = arguments()
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets of strings have one order from here on, and subprocesses import this checkout.
+        # Sets of strings have a fixed order then, and subprocesses import this checkout.
         places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         fixed = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | fixed)
@@ -302,7 +280,7 @@ def main() -> None:
                 reach |= record(each, args.paths, Path(folder))
         report(run(args, Judge(Plan(reach), args.limit, Path(folder)), sources))
     sys.stdout.flush()
-    os._exit(0)  # without the leaks that libraries report of themselves
+    os._exit(0)  # libraries would report leaks
 
 
 if __name__ == "__main__":

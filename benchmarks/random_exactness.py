@@ -4,9 +4,9 @@
 
 A case is a random catalog (3 to 6 levels, dense and listed depths, equal and unequal lengths,
 shared leaves), a batch of prompts, and for each request a mask, exclusions of 0 to 100 %, boosts,
-and a beam width from 1 to twice the catalog. Every search of `recsys.decoding` answers it, and
-every answer is compared with the oracle below, which is plain Python over lists and dictionaries
-and uses nothing of the project.
+and a beam width from 1 to twice the catalog. All searches of `recsys.decoding` run on it. Their
+answers are compared with the oracle below, which is plain Python over lists and dictionaries and
+imports nothing of the project.
 
 The model is scripted. A token's logit is an integer that depends on all tokens before it and their
 positions; one token outside the catalog has logit 0 and all others are at most -40, so that the
@@ -63,14 +63,14 @@ def mix(x: int) -> int:
 
 @dataclass(frozen=True)
 class Script:
-    """Logits of a made-up model.
+    """Logits of a scripted model.
 
     Attributes:
-        salt: makes one script unlike another.
+        salt: distinguishes scripts.
         vocabulary: V; token V - 1 has logit 0 and is in no catalog.
-        spread: how many values a logit takes; few make ties.
-        noise: share of the logits, in 256ths, that `other_salt` decides instead.
-        other_salt: of these.
+        spread: number of values that a logit takes; few values make ties.
+        noise: share of the logits, in 256ths, that depend on `other_salt` instead.
+        other_salt: salt of those.
     """
 
     salt: int
@@ -101,8 +101,8 @@ def mix_all(x: np.ndarray) -> np.ndarray:
 class ScriptedModel(TreeModel):
     """A `TreeModel` that follows a script.
 
-    It keeps each token and its position in the cache, as a model keeps keys, and reads the path of
-    a token from the slots that the mask shows. So a wrong slot, position or mask changes logits.
+    The cache holds each token and its position instead of keys. The path of a token is read from
+    the slots that the mask shows, so a wrong slot, position or mask changes the logits.
     """
 
     def __init__(self, script: Script) -> None:
@@ -121,12 +121,12 @@ class ScriptedModel(TreeModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the cache; 64-bit, so that tokens and positions are exact."""
+        """The dtype of the cache; 64 bits hold tokens and positions exactly."""
         return torch.float64
 
     @property
     def score_dtype(self) -> torch.dtype:
-        """What a service scores in."""
+        """The dtype of scores in a service."""
         return torch.float32
 
     def forward(
@@ -140,7 +140,7 @@ class ScriptedModel(TreeModel):
         view: int,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits of the wanted tokens, as `TreeModel.forward` gives them."""
+        """Logits of the wanted tokens, as in `TreeModel.forward`."""
         cache.select(write, view)
         keys = torch.stack([tokens, positions], dim=-1).double()[:, None]
         kept, _ = cache.update(keys, keys, 0)
@@ -165,13 +165,13 @@ class ScriptedModel(TreeModel):
 
 @dataclass(frozen=True)
 class Request:
-    """What one request asks, in words of rows and items.
+    """One request, in terms of sequences and items.
 
     Attributes:
         prompt: its tokens.
-        excluded: sequences that it must not get.
-        allowed: items that it may get; None for all.
-        boost: what each item gains; None for nothing.
+        excluded: sequences that must not be in its answer.
+        allowed: items that may be in its answer; None for all.
+        boost: added to the score of each item; None adds nothing.
     """
 
     prompt: tuple[int, ...]
@@ -185,13 +185,13 @@ class Case:
     """A catalog, a batch and a beam width.
 
     Attributes:
-        items: token sequence of each item; some share one, and they may differ in length.
-        end: token that ends shorter sequences; None where all are as long.
+        items: token sequence of each item; some items share one, and lengths may differ.
+        end: token that ends shorter sequences; None where all have the same length.
         requests: the batch.
         num_beams: K.
         script: of the target.
         draft: of the draft.
-        seed: of what is drawn while the case is answered.
+        seed: of everything random in the searches.
     """
 
     items: tuple[Row, ...]
@@ -213,7 +213,7 @@ class Case:
         count = int(rng.choice([1, 3, 4, 5, 6, 8, 12, 20, 40]))
         firsts = np.cumsum([0, *codes]) if apart else np.zeros(levels + 1, int)
         rows = np.stack([rng.integers(0, c, count) for c in codes], axis=1) + firsts[:-1]
-        # a few prefixes, each with many sequences below or with few
+        # a few prefixes, with many or with few sequences below them
         few = -(-count // int(rng.integers(1, 6)))
         owner = rng.integers(0, few, count)
         shared = np.where(rng.random(count) < 0.5, levels - 1, rng.integers(0, levels, count))
@@ -251,14 +251,14 @@ class Case:
 
     @staticmethod
     def some(rows: list[Row], share: float, rng: np.random.Generator) -> frozenset[Row]:
-        """About that share of the rows: one by one, or all below prefixes of one length."""
+        """About this share of the rows, chosen one by one or by prefixes of one length."""
         depth = int(rng.integers(1, len(rows[0]) + 1)) if rng.integers(2) else len(rows[0])
         chosen = {prefix: rng.random() < share for prefix in sorted({r[:depth] for r in rows})}
         return frozenset(row for row in rows if chosen[row[:depth]])
 
     @staticmethod
     def filled(row: Row, end: int | None, levels: int) -> Row:
-        """The sequence as a search writes it: ended, and filled up."""
+        """The sequence as a search returns it, with `end` up to the full length."""
         return row if end is None else row + (end,) * (levels - len(row))
 
     @property
@@ -271,7 +271,7 @@ class Case:
 
 
 class Oracle:
-    """Answers of a case, found by looking at every sequence."""
+    """The right answers of a case, found by enumerating all sequences."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -279,13 +279,12 @@ class Oracle:
         for item, row in enumerate(case.items):
             self.holders.setdefault(case.filled(row, case.end, case.levels), []).append(item)
         self.rows = sorted(self.holders)
-        # every prefix has a number, depth by depth and in order inside a depth: a sample's noise
-        # is keyed by it
+        # The noise of a sample is keyed by the number of a prefix: depth by depth, in order.
         prefixes = [sorted({row[:depth] for row in self.rows}) for depth in range(case.levels + 1)]
         self.number = {p: n for n, p in enumerate(p for level in prefixes for p in level)}
 
     def allowed(self, request: Request) -> list[Row]:
-        """Sequences that the request may get."""
+        """Sequences that may be in the answer."""
         return [
             row
             for row in self.rows
@@ -294,7 +293,7 @@ class Oracle:
         ]
 
     def steps(self, request: Request, row: Row) -> list[int]:
-        """Log-probability of each token of a sequence; what fills it up costs nothing."""
+        """Log-probability of each token of a sequence; 0 for tokens after its end."""
         end, found = self.case.end, []
         for place, token in enumerate(row):
             filler = end is not None and place > 0 and row[place - 1] == end
@@ -303,7 +302,7 @@ class Oracle:
         return found
 
     def gain(self, request: Request, prefix: Row) -> int:
-        """The most that an item below a prefix gains."""
+        """The largest boost of an item below a prefix."""
         if request.boost is None:
             return 0
         below = (
@@ -312,11 +311,11 @@ class Oracle:
         return max(request.boost[i] for i in below)
 
     def score(self, request: Request, row: Row) -> int:
-        """Log-probability of a sequence and what it gains."""
+        """Log-probability of a sequence plus its boost."""
         return sum(self.steps(request, row)) + self.gain(request, row)
 
     def beams(self, request: Request, num_beams: int) -> list[Row]:
-        """What beam search keeps: at every level the best prefixes, equal ones in row order."""
+        """Beam search: the best prefixes of every level, equal ones in row order."""
         rows, kept = self.allowed(request), [()]
         for depth in range(1, self.case.levels + 1):
             found = sorted({row[:depth] for row in rows if row[: depth - 1] in set(kept)})
@@ -330,7 +329,7 @@ class Oracle:
         return sorted(rows, key=lambda row: -self.score(request, row))[:num_beams]
 
     def sample(self, request: Request, num_beams: int, seed: int, temperature: float) -> list[Row]:
-        """The sample that a seed draws: the top K of beam search over perturbed probabilities."""
+        """The sample of a seed: beam search over perturbed log-probabilities."""
         rows = self.allowed(request)
         kept: list[tuple[Row, float, float]] = [((), 0.0, 0.0)]
         for depth in range(1, self.case.levels + 1):
@@ -369,7 +368,7 @@ def gumbel(seed: int, number: int) -> float:
 
 
 class Checker:
-    """Asks every search for a case's answer and says what is wrong with it."""
+    """Runs all searches on a case and compares their answers with the oracle's."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.oracle = case, Oracle(case)
@@ -392,7 +391,7 @@ class Checker:
         self.ways: Counter[str] = Counter()
 
     def _by_place(self, values: np.ndarray) -> np.ndarray:
-        """Values by item as a trie holds them: by row, and by item inside a row."""
+        """Values by item in the order of the trie: by row, and by item within a row."""
         places = [i for row in self.oracle.rows for i in self.oracle.holders[row]]
         return values[places]
 
@@ -409,11 +408,11 @@ class Checker:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What every search is told."""
+        """Arguments of every search."""
         return {"exclude": self.exclude, "masks": self.masks, "boosts": self.boosts}
 
     def run(self) -> list[str]:
-        """All faults of all searches."""
+        """Run all searches; returns the faults."""
         case, K = self.case, self.case.num_beams
         request = SearchRequest(self.prompts, **self.limits)
         ask = (request, self.trie, K)
@@ -448,7 +447,7 @@ class Checker:
         return self.faults
 
     def shared(self) -> None:
-        """Several requests of one prompt, searched together."""
+        """Check several requests that share a prompt and a tree."""
         case, prompt = self.case, self.case.requests[0].prompt
         same = replace(case, requests=tuple(replace(r, prompt=prompt) for r in case.requests))
         request = SearchRequest(self.prompts[:1] * len(case.requests), **self.limits)
@@ -456,7 +455,7 @@ class Checker:
         self.check("shared", found, case=same)
 
     def samples(self, plain: dict[str, Any]) -> None:
-        """Samples by seed: plain and speculative ones alike, and those of the oracle."""
+        """Check samples by seed: plain and speculative ones are the oracle's."""
         case, K = self.case, self.case.num_beams
         seeds = [int(s) for s in self.rng.integers(0, 1 << 40, len(case.requests))]
         temperature = float(self.rng.choice([0.5, 1.0, 3.0]))
@@ -536,7 +535,7 @@ class _AnyPlan:
         ]
 
     def learn(self, *_: Any) -> None:
-        """Nothing."""
+        """Learn nothing."""
 
 
 def main() -> int:

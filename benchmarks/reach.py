@@ -1,4 +1,4 @@
-"""Which lines each test runs, measured once and kept: for `benchmarks/mutation.py`."""
+"""The lines that each test runs, measured once and kept for `benchmarks/mutation.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN = 91  # exit status of a child that never came to an end of the tests
 
 @dataclass
 class Test:
-    """What one test, or one fixture of a module or session, ran and how long it took."""
+    """Lines and time of one test, or of one fixture of a module or session."""
 
     seconds: float = 0.0
     fixtures: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ def python_files(places: Iterable[str]) -> list[str]:
 
 
 def digest(files: Iterable[str], *more: str) -> str:
-    """Of names and contents."""
+    """Digest of names and contents."""
     parts = [*more, *(f"{file}\n{(ROOT / file).read_text()}" for file in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -75,7 +75,7 @@ def forked(work: Callable[[], int], limit: float, log: Path) -> tuple[int | None
     ended, _, _ = select.select([handle], [], [], limit)
     os.close(handle)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # processes that the tests started, too
+        os.killpg(child, signal.SIGKILL)  # also kills processes that the tests started
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status) if ended else None
     return code, time.monotonic() - began
@@ -84,16 +84,16 @@ def forked(work: Callable[[], int], limit: float, log: Path) -> tuple[int | None
 def run_pytest(args: Iterable[str], plugin: object, scratch: Path) -> int:
     """Run pytest in this process."""
     os.chdir(ROOT)
-    # Asserts need no explanation here, and what is imported already cannot be rewritten for it.
+    # Assertions are not rewritten: modules that are imported already could not be.
     quiet = ["-q", "-p", "no:cacheprovider", "--assert=plain", f"--basetemp={scratch / 'tmp'}"]
     return int(pytest.main([*quiet, *args], plugins=[plugin]))
 
 
 class Seeded:
-    """A pytest plugin: random numbers that nobody seeded are the same each time."""
+    """A pytest plugin that seeds global random number generators before each test."""
 
     def pytest_runtest_setup(self) -> None:
-        """Seed what is global."""
+        """Seed them."""
         for module, seed in (
             ("random", "seed"),
             ("numpy.random", "seed"),
@@ -103,15 +103,15 @@ class Seeded:
 
 
 def cpu_seconds() -> float:
-    """Of this process and the children that it waited for: neighbours do not slow it down."""
+    """Processor seconds of this process and of the children that it waited for."""
     return sum(os.times()[:4])
 
 
 class Recorder(Seeded):
-    """A pytest plugin: which lines each test runs, and how long it takes.
+    """A pytest plugin that records the lines and the time of each test.
 
-    What a fixture of a module runs counts for every test that uses it, not for the first alone;
-    what a test file runs on import counts for all of its tests.
+    Lines of a module's fixture count for every test that uses it. Lines that a test file runs on
+    import count for all of its tests.
     """
 
     def __init__(self, folders: list[str]) -> None:
@@ -138,7 +138,7 @@ class Recorder(Seeded):
             self.coverage.switch_context(self._open[-1] if self._open else "")
 
     def watch_fixtures(self) -> None:
-        """Note who asks for which fixture: it is made once, and some ask by name as they run."""
+        """Note the fixtures that each test uses, including those that it requests by name."""
         read = pytest.FixtureRequest._get_active_fixturedef
 
         def noted(request: pytest.FixtureRequest, argname: str) -> Any:
@@ -152,7 +152,7 @@ class Recorder(Seeded):
 
     @staticmethod
     def _name(fixture: Any) -> str | None:
-        """A fixture's name among tests; None where each test has its own or it is not ours."""
+        """Name of a shared fixture of the tests; None for any other fixture."""
         if fixture.scope == "function" or not fixture.baseid:
             return None
         return f"{fixture.baseid}::fixture {fixture.argname}"
@@ -184,7 +184,7 @@ class Recorder(Seeded):
             return (yield)
 
     def finish(self) -> None:
-        """Read the lines that coverage saw."""
+        """Read the lines from coverage."""
         data = self.coverage.get_data()
         for file in data.measured_files():
             path = str(Path(file).relative_to(ROOT))
@@ -194,7 +194,7 @@ class Recorder(Seeded):
 
 
 def record(test_file: str, folders: list[str], scratch: Path) -> dict[str, Test]:
-    """What the tests of this file reach: they run once with coverage, unless that was kept."""
+    """Lines that the tests of a file run: from a kept record, or from a run with coverage."""
     code = digest([*python_files(["recsys", *folders]), test_file], *folders)
     place = REACH / f"{test_file}.json"
     if not (place.exists() and json.loads(place.read_text())["digest"] == code):
@@ -223,7 +223,7 @@ def record(test_file: str, folders: list[str], scratch: Path) -> dict[str, Test]
 
 
 class Plan:
-    """Which tests reach a mutant."""
+    """Selects the tests that reach a mutant."""
 
     def __init__(self, tests: dict[str, Test]) -> None:
         self.tests = tests
@@ -236,7 +236,7 @@ class Plan:
                         self._lines[path][line].add(name)
 
     def _fixtures(self, name: str) -> set[str]:
-        """Fixtures that a test asks for, and those that they ask for."""
+        """Fixtures that a test uses, directly or through other fixtures."""
         found: set[str] = set()
         ahead = [name]
         while ahead:
@@ -248,13 +248,13 @@ class Plan:
         return sum(self.tests[name].seconds for name in names)
 
     def cost(self, name: str) -> float:
-        """CPU seconds of a test on its own, as they were under coverage."""
+        """Processor seconds of a test on its own, under coverage."""
         return self._seconds({name, *self.fixtures[name]})
 
     def reaching(self, mutant: Mutant, source: str) -> list[str]:
         """Tests that run a mutant, quickest first.
 
-        A fault in what runs on import is reached by whoever runs a function of that module.
+        A fault in code that runs on import is reached by all tests that call functions there.
         """
         known = self._lines[mutant.path]
         found: set[str] = set()
@@ -263,7 +263,7 @@ class Plan:
         return sorted(found, key=lambda name: (self.cost(name), name))
 
     def affordable(self, names: list[str], budget: float) -> list[str]:
-        """The first of these that the budget pays for; one at least."""
+        """As many of the first tests as the budget allows, at least one."""
         chosen: list[str] = []
         paid: set[str] = set()
         for name in names:
@@ -276,7 +276,7 @@ class Plan:
         return chosen
 
     def order(self, names: list[str]) -> list[str]:
-        """File by file, so that a module's fixtures are made once; quick files and tests first."""
+        """The tests by file, so that a module's fixtures are made once; quick files first."""
         cost: Counter[str] = Counter()
         for name in names:
             cost[name.split("::")[0]] += self.cost(name)  # type: ignore[assignment]

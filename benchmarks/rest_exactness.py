@@ -1,15 +1,15 @@
-"""Answers over HTTP against stock transformers: nothing excluded, nothing missing, no false claim.
+"""Answers over HTTP against plain transformers: no excluded or missing item, no false certificate.
 
     python benchmarks/rest_exactness.py --answers 2000 --seed 0
 
 A service is started on each of several bundles with four levels of codes and random weights. Items
-are upserted by `like` and by codes, and removed, over HTTP; meanwhile requests with filters,
-exclusions and histories are sent in every exact mode. The oracle keeps its own list of items and
-evaluates each filter itself. Scores are log-probabilities from the checkpoint in the bundle, run by
-transformers alone: one plain forward per history over every item. The expected list is beam search
-over those sums, in plain Python. An answer is wrong if
+are inserted by `like` and by codes, and removed, over HTTP; requests with filters, exclusions and
+histories are sent in every exact mode in between. The oracle keeps its own list of items and
+evaluates each filter itself. Its scores are log-probabilities of the bundle's checkpoint: one plain
+forward pass of transformers for each history over all items. The expected list is beam search over
+those sums, in plain Python. An answer is wrong if
 
-- it has an item that the request must not get, or an item twice, or fewer items than there are;
+- it has an excluded item, an item twice, or fewer items than possible;
 - it is not the list of the oracle's beam search (the model's best items, if it is certified
   `global-exact`), but for scores within 1e-4 of each other;
 - a score differs from the oracle's by more than 1e-4.
@@ -82,7 +82,7 @@ def write_bundle(path: Path, seed: int) -> list[Item]:
     target = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
     draft = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
     for weight in target.parameters():
-        weight.data.mul_(3)  # peaked enough that scores rarely tie
+        weight.data.mul_(3)  # so peaked that scores rarely tie
     walks = Histories.of(rng.integers(0, count, (100, 6)).tolist())
     counts = np.bincount(walks.items, minlength=count).astype(float)
     retrieval = Retrieval(ItemItem.directional(walks, count), counts, blend=Blend(0.3))
@@ -99,7 +99,7 @@ def write_bundle(path: Path, seed: int) -> list[Item]:
 
 
 class Oracle:
-    """Items by name, and what the checkpoint says of them."""
+    """Items by name, and their scores by the checkpoint."""
 
     def __init__(self, bundle: Path, items: list[Item]) -> None:
         self.items = {item["item_id"]: item for item in items}
@@ -127,7 +127,7 @@ class Oracle:
         return dict(zip(every, chosen, strict=True))
 
     def may(self, body: dict[str, Any]) -> dict[tuple[int, ...], list[str]]:
-        """Items that a request may get, by codes."""
+        """Items that may be in the answer to a request, by codes."""
         hidden = set(body.get("exclude_items", ()))
         if body["exclude_seen"]:
             hidden |= set(body["history"])
@@ -140,7 +140,7 @@ class Oracle:
     def beams(
         self, steps: dict[tuple[int, ...], list[float]], rows: list[tuple[int, ...]], width: int
     ) -> tuple[set[tuple[int, ...]], bool]:
-        """Rows that beam search keeps, and whether a near tie decided what is kept."""
+        """Rows that beam search keeps, and whether a near tie decided which."""
         kept, near = [()], False
         for depth in range(1, len(LEVELS) + 1):
             scores = {
@@ -156,7 +156,7 @@ class Oracle:
 
 
 def fits(wanted: dict[str, Any] | None, item: Item) -> bool:
-    """Whether an item passes a filter of the forms that `draw_filter` makes."""
+    """Whether an item passes a filter of `draw_filter`."""
     if wanted is None:
         return True
 
@@ -219,7 +219,7 @@ def draw(rng: np.random.Generator, oracle: Oracle) -> dict[str, Any]:
 
 
 def faults(body: dict[str, Any], answer: dict[str, Any], oracle: Oracle) -> list[str]:
-    """What is wrong with an answer."""
+    """Faults of an answer."""
     allowed, steps = oracle.may(body), oracle.steps(body["history"])
     score = {name: sum(steps[codes]) for codes, names in allowed.items() for name in names}
     listed = [(item["item_id"], item["score"]) for item in answer["items"]]
@@ -272,7 +272,7 @@ def change(client: httpx.Client, rng: np.random.Generator, oracle: Oracle, numbe
 
 
 def check(url: str, oracle: Oracle, answers: int, seed: int) -> Counter[str]:
-    """Ask and compare; figures of the run."""
+    """Send requests and compare the answers; returns counts."""
     rng, counts = np.random.default_rng(seed), Counter[str](answers=answers, wrong=0)
     with httpx.Client(base_url=url, timeout=60) as client:
         for number in range(answers):
@@ -291,7 +291,7 @@ def check(url: str, oracle: Oracle, answers: int, seed: int) -> Counter[str]:
 
 
 def main() -> int:
-    """Serve, ask, and print one line of JSON last."""
+    """Serve, check, and print one line of JSON last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--answers", type=int, default=2000, help="how many answers in all")
     parser.add_argument("--bundles", type=int, default=8, help="catalogs to serve in turn")
@@ -322,7 +322,7 @@ def on_one_bundle(seed: int, answers: int) -> Counter[str]:
 
 
 def address(server: uvicorn.Server) -> str:
-    """Where the server listens, once it is ready."""
+    """The server's address, once it is ready."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if server.started:

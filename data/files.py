@@ -40,8 +40,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     return decode(raw, path, encoding)
 
 
-def decode(raw: bytes, path: Path, encoding: str = "utf-8") -> str:
-    """Decode the content of a file, without a byte order mark.
+def decode(raw: bytes, path: Path, encoding: str = "utf-8", line: int | None = None) -> str:
+    """Decode the content of a file, or one line of it, without a byte order mark.
 
     Raises:
         DataError: not in `encoding`; the message names the line.
@@ -49,24 +49,9 @@ def decode(raw: bytes, path: Path, encoding: str = "utf-8") -> str:
     try:
         return raw.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
+        line = line or raw.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path}:{line}: byte {raw[error.start]:#04x} is not {encoding.upper()}; "
-            "convert the file, for example with iconv"
-        ) from error
-
-
-def decode_line(raw: bytes, path: Path, line: int) -> str:
-    """Decode one line.
-
-    Raises:
-        DataError: not UTF-8.
-    """
-    try:
-        return raw.decode("utf-8-sig" if line == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:{line}: byte {raw[error.start]:#04x} is not UTF-8; "
             "convert the file, for example with iconv"
         ) from error
 
@@ -161,7 +146,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                     size += len(content)
                     if len(content) == MAX_LINE:
                         raise DataError(f"{path}:{line}: longer than {MAX_LINE >> 20} MiB")
-                    if text := decode_line(content, path, line).strip():
+                    if text := decode(content, path, line=line).strip():
                         yield line, text
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise damaged_gzip(path, raw.tell(), size, line, error) from error

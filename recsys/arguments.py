@@ -1,7 +1,6 @@
-"""Checks of what a caller passes to a search: whole numbers, lists of rows, one entry a request.
+"""Checks of the arguments of a search, before memory is allocated or a model runs.
 
-Every check raises a `ValueError` that names the argument, the value and what is wanted, before any
-memory is allocated or any model is run.
+Every check raises a `ValueError` with the name of the argument, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from numpy.typing import ArrayLike, NDArray
 
 _MOST_SHOWN = 60  # characters
 MOST_BEAMS = 1_000_000
-"""Most beams, slots or nodes; an answer has a row for every beam that is asked for."""
+"""Most beams, slots or nodes; an answer has a row for every beam."""
 MOST_NODES = 1 << 14
-"""Most nodes of a tree for candidates: a tree holds a flag for every pair of its nodes."""
+"""Most nodes of a tree for candidates: a tree has a flag for every pair of its nodes."""
 MIN_TEMPERATURE = 1e-4
-"""Below it logits divided by the temperature lose the noise that a sample is drawn by."""
+"""Lowest temperature: below it, logits divided by it are too large to add sampling noise to."""
 
 
 def whole_number(name: str, value: Any, least: int = 1, most: int = MOST_BEAMS) -> int:
-    """`value` as an `int`.
+    """Convert `value` to an `int`.
 
     Raises:
-        ValueError: it is no whole number (a bool is none), below `least` or above `most`.
+        ValueError: not a whole number (a bool is not), below `least` or above `most`.
     """
     try:
         number = None if isinstance(value, bool | np.bool_) else operator.index(value)
@@ -43,10 +42,10 @@ def whole_number(name: str, value: Any, least: int = 1, most: int = MOST_BEAMS) 
 
 
 def temperature(value: Any) -> float:
-    """`value` as a `float`.
+    """Convert a temperature to a `float`.
 
     Raises:
-        ValueError: it is not finite, or below `MIN_TEMPERATURE`.
+        ValueError: not finite, or below `MIN_TEMPERATURE`.
     """
     try:
         number = float(value)
@@ -55,21 +54,20 @@ def temperature(value: Any) -> float:
     if not (MIN_TEMPERATURE <= number < math.inf):
         raise ValueError(
             f"temperature must be finite and at least {MIN_TEMPERATURE}, got {value!r}; "
-            "without seeds a search has no temperature"
+            "omit the seeds to search without a temperature"
         )
     return number
 
 
 def integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
-    """(n,) int64 of a list of integers, empty or not.
+    """Convert a flat list of integers, possibly empty, to (n,) int64.
 
     Raises:
-        ValueError: anything but a flat list of integers, such as floats, which would be cut, bools,
-            a single number, or lists in the list.
+        ValueError: anything else, such as floats, bools, a single number or nested lists.
     """
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of unequal lengths in the list
+    except ValueError:  # nested lists of unequal lengths
         array = np.zeros((1, 1))
     if array.ndim != 1:
         raise ValueError(f"{name} must be a flat list of integers, got {_shown(values)}")
@@ -81,16 +79,16 @@ def integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, not longer than a line."""
+    """A value for a message, shortened to a line."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def strings(name: str, values: Iterable[str]) -> Iterable[str]:
-    """The values, if they are strings.
+    """Check a list of strings.
 
     Raises:
-        ValueError: one string, whose characters would be taken for values, or something else.
+        ValueError: a single string, or an element that is not a string.
     """
     if isinstance(values, str | bytes):
         raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
@@ -102,13 +100,13 @@ def strings(name: str, values: Iterable[str]) -> Iterable[str]:
 
 
 def one_each(name: str, values: Sequence[Any], requests: int) -> None:
-    """Raise unless there is one value a request.
+    """Check that there is one value per request.
 
     Raises:
-        ValueError: another number of values.
+        ValueError: not a list, or a list of another length.
     """
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
-        raise ValueError(f"{name} must be a list with one entry a prompt, got {_shown(values)}")
+        raise ValueError(f"{name} must be a list with one entry per prompt, got {_shown(values)}")
     if len(values) != requests:
         raise ValueError(f"{name} has {len(values)} entries for {requests} prompts")
 
@@ -116,10 +114,10 @@ def one_each(name: str, values: Sequence[Any], requests: int) -> None:
 def rows_of_requests(
     name: str, values: Sequence[ArrayLike], requests: int, num_rows: int
 ) -> list[NDArray[np.int64]]:
-    """(n,) int64 trie rows of each request.
+    """Convert the rows of each request to (n,) int64.
 
     Raises:
-        ValueError: another number of lists than requests, or a row that the trie does not have.
+        ValueError: wrong number of lists, or a row out of range.
     """
     one_each(name, values, requests)
     found = []

@@ -155,6 +155,39 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise ConfigError(f"{where}: {error}") from error
 
 
+def check_bounds(
+    config: object,
+    prefix: str = "",
+    *,
+    at_least: Mapping[str, float] | None = None,
+    above_zero: Iterable[str] = (),
+    below_one: Iterable[str] = (),
+) -> None:
+    """Check numbers of a configuration.
+
+    Args:
+        config: a dataclass.
+        prefix: of the field names in messages, such as `lora.`.
+        at_least: field -> smallest value.
+        above_zero: fields that must be greater than 0, or None.
+        below_one: fields that must be at least 0 and less than 1.
+
+    Raises:
+        ConfigError: a value out of bounds; the message names the field.
+    """
+
+    def value(name: str) -> Any:
+        return getattr(config, name)
+
+    wrong = [
+        *((n, f"at least {m}") for n, m in (at_least or {}).items() if value(n) < m),
+        *((n, "more than 0") for n in above_zero if value(n) is not None and value(n) <= 0),
+        *((n, f"0 <= {n} < 1") for n in below_one if not 0 <= value(n) < 1),
+    ]
+    for name, expected in wrong:
+        raise ConfigError(f"{prefix}{name}: expected {expected}, got {value(name)}")
+
+
 def as_dict(config: object) -> dict[str, Any]:
     """Convert a dataclass to plain JSON values, for manifests; paths become strings."""
 

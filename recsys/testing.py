@@ -1,6 +1,6 @@
-"""Small models, catalogs and slow references for tests and benchmarks. Not for production.
+"""Small models, catalogs and slow reference searches for tests and benchmarks.
 
-`reference_beam_search` and `huggingface_beam_search` are what `recsys.decoding` is held to.
+`recsys.decoding` must agree with `reference_beam_search` and `huggingface_beam_search`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> transformers.PreTrainedModel:
-    """A random causal LM whose distributions are peaked enough that scores rarely tie.
+    """Make a random causal LM with distributions that are peaked, so that scores rarely tie.
 
     Args:
         architecture: one of `ARCHITECTURES`.
         vocabulary: tokens.
         hidden: width.
         layers: layers.
-        seed: of the weights.
-        dtype: of the weights.
-        **config: anything else of the architecture's configuration.
+        seed: seed of the weights.
+        dtype: dtype of the weights.
+        **config: other fields of the configuration.
     """
     family, _, variant = architecture.partition("-")
     values: dict[str, Any] = {
@@ -76,11 +76,11 @@ def tiny_model(
 def byte_level_tokenizer(
     texts: Iterable[str], size: int = 400
 ) -> transformers.PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, trained on `texts`, with `<s>` as token 0 and `</s>` as 1.
+    """Train a byte-level BPE tokenizer, with `<s>` as token 0 and `</s>` as token 1.
 
     Args:
-        texts: what it learns its merges from.
-        size: tokens, the 256 bytes included.
+        texts: training texts.
+        size: number of tokens, including the 256 bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -104,9 +104,9 @@ def byte_level_tokenizer(
 def random_catalog(
     rng: np.random.Generator, items: int, levels: int, vocabulary: int = 64
 ) -> NDArray[np.int64]:
-    """(items, levels) token rows with shared prefixes; colliding rows may occur.
+    """Draw (items, levels) token rows with shared prefixes; rows may repeat.
 
-    Tokens lie in [1, vocabulary). Later levels use fewer tokens, as semantic IDs do.
+    Tokens lie in [1, vocabulary). Later levels use fewer tokens.
     """
     return np.stack(
         [rng.integers(1, max(2, vocabulary >> (level // 2)), items) for level in range(levels)],
@@ -117,7 +117,7 @@ def random_catalog(
 def random_prompts(
     rng: np.random.Generator, batch: int, longest: int, vocabulary: int = 64
 ) -> list[NDArray[np.int64]]:
-    """Prompts of unequal lengths between 1 and `longest`."""
+    """Draw prompts of unequal lengths between 1 and `longest`."""
     return [rng.integers(1, vocabulary, rng.integers(1, longest + 1)) for _ in range(batch)]
 
 
@@ -152,7 +152,7 @@ def reference_beam_search(
 
 
 def allowed_tokens(catalog: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
-    """Prefix -> tokens that may follow, ascending: a constraint's quickest form in plain Python."""
+    """Prefix -> tokens that may follow, ascending: the fastest constraint in plain Python."""
     children: dict[tuple[int, ...], set[int]] = {}
     for row in catalog.tolist():
         for depth, token in enumerate(row):
@@ -161,13 +161,11 @@ def allowed_tokens(catalog: NDArray[np.int64]) -> dict[tuple[int, ...], list[int
 
 
 def huggingface_slots(prompt: int, tokens: int, num_beams: int) -> int:
-    """Positions that `generate` keeps keys and values of, a request, when a search ends.
-
-    Every beam has the prompt and what it wrote, but the last token, which nothing reads.
+    """Cache slots of a request at the end of `generate`: all tokens of every beam but the last.
 
     Args:
-        prompt: tokens of it.
-        tokens: written by each beam.
+        prompt: tokens of the prompt.
+        tokens: generated tokens of each beam.
         num_beams: K.
     """
     return num_beams * (prompt + tokens - 1)
@@ -179,16 +177,16 @@ def huggingface_beam_search(
     catalog: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
     num_beams: int,
 ) -> list[list[tuple[tuple[int, ...], float]]]:
-    """`generate(num_beams=K, prefix_allowed_tokens_fn=...)`, one list a request, best first.
+    """Run `generate(num_beams=K, prefix_allowed_tokens_fn=...)`; one list per request, best first.
 
-    Scores are sums of log-probabilities over the whole vocabulary. Rows that generate fills up
-    with, where K exceeds the catalog, are dropped.
+    Scores are sums of log-probabilities over the whole vocabulary. Padding rows, which `generate`
+    adds if K exceeds the catalog, are dropped.
 
     Args:
         model: a decoder-only causal LM.
         prompts: token ids of each request.
-        catalog: (items, L) token rows, or what `allowed_tokens` makes of them; that takes longer
-            than a search, so whoever reads a clock does it ahead.
+        catalog: (items, L) token rows, or the result of `allowed_tokens`, which takes longer than a
+            search and should not be part of a measured time.
         num_beams: K.
     """
     allowed = catalog if isinstance(catalog, dict) else allowed_tokens(catalog)
@@ -242,8 +240,8 @@ def same_ranking(
 ) -> bool:
     """Whether two rankings agree: same items in the same order, scores within `tolerance`.
 
-    Places may differ only among sequences whose scores lie within `tie` of each other, the last one
-    and whoever just missed the list included.
+    The order may only differ among sequences whose scores differ by at most `tie`. The same holds
+    for which sequences are on the list.
     """
     if len(first) != len(second):
         return False

@@ -1,4 +1,4 @@
-"""The ASGI application: lifespan, middleware and the list of routes, nothing else."""
+"""The ASGI application: lifespan, middleware and routes."""
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
@@ -29,15 +29,15 @@ def create_app(
     recommender: Recommends | None = None,
     store: Store | None = None,
 ) -> FastAPI:
-    """The application of one serving process.
+    """Create the application of a serving process.
 
-    It accepts connections at once and loads in the background; `/health/ready` tells when it is
-    done. Its `state.service` is the `Service` behind the routes.
+    It accepts connections at once and loads the model in the background; `/health/ready` reports
+    when it is ready. Its `state.service` is the `Service` that the routes use.
 
     Args:
-        settings: of the process.
-        recommender: one that is loaded already, instead of `settings.bundle`.
-        store: one that is open already, instead of `settings.store`.
+        settings: settings of the process.
+        recommender: a loaded recommender, instead of `settings.bundle`.
+        store: an open store, instead of `settings.store`.
     """
     service = Service(settings, recommender, store)
     telemetry = OpenTelemetry.exporting() if settings.otel else Telemetry()
@@ -48,7 +48,7 @@ def create_app(
         await _rehearse(app)
         starting = asyncio.create_task(service.start())
         yield
-        await starting  # loading cannot be left halfway
+        await starting  # loading cannot be interrupted
         await service.stop()
         telemetry.close()
 
@@ -58,7 +58,7 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         routes=list(ROUTES),
-        openapi_url=None,  # `pages` has the route, with its scope
+        openapi_url=None,  # `pages` declares the route, with its scope
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -72,9 +72,9 @@ def create_app(
 
 
 async def _rehearse(app: FastAPI) -> None:
-    """Ask the routes something before anything is loaded, so that no client is the first.
+    """Send some requests to the routes before the model is loaded, to warm up their code.
 
-    Nobody is told: what counts, logs and guards is left out.
+    They bypass the middleware that counts, logs and checks requests.
     """
     stack: Any = app.build_middleware_stack()
     while not isinstance(stack, BodyLimit):
@@ -98,4 +98,4 @@ async def _rehearse(app: FastAPI) -> None:
             "state": {},
             "app": app,
         }
-        await stack.app(scope, receive, send)  # 503, it is not ready
+        await stack.app(scope, receive, send)  # responds 503: the model is not loaded

@@ -1,8 +1,8 @@
 """API keys and scopes: the file of keys, and the scope that each route declares.
 
-A key is 256 random bits, and the file keeps its SHA-256 only. A slow hash (bcrypt, scrypt, argon2)
-makes guesses dear where people choose the secret; nobody guesses 256 random bits however quick the
-hash, and a slow one would be paid with every request.
+A key is 256 random bits, and the file holds only its SHA-256. Slow hashes (bcrypt, scrypt, argon2)
+protect secrets that people choose. 256 random bits cannot be guessed, however fast the hash is, and
+a slow one would delay every request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recsys.errors import ConfigError
 
 PREFIX = "rk_"
 FORMAT_VERSION = 1
-LOOK_AGAIN_S = 1.0
+CHECK_INTERVAL_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ logger = logging.getLogger("recsys.serving.auth")
 
 
 class Scope(IntEnum):
-    """What a key may do; each scope includes those below it."""
+    """What a key allows; each scope includes those below it."""
 
     PUBLIC = 0  # needs no key
     READ = 1
@@ -45,7 +45,7 @@ class Scope(IntEnum):
 
     @property
     def word(self) -> str:
-        """As keys and messages spell it."""
+        """The name in files and messages."""
         return self.name.lower()
 
 
@@ -66,12 +66,12 @@ def scope_of(endpoint: Callable[..., Any]) -> Scope:
 
 @dataclass(frozen=True)
 class Key:
-    """What the file knows of a key.
+    """A key as the file holds it.
 
     Attributes:
-        name: for people, logs and revocation; unique.
+        name: unique name, for people, logs and revocation.
         scope: `read`, `write` or `admin`.
-        sha256: of the whole key, in hexadecimal.
+        sha256: hash of the whole key, in hexadecimal.
         created: ISO 8601, UTC.
     """
 
@@ -87,13 +87,13 @@ class Key:
 
 
 def create(file: Path, name: str, scope: str) -> str:
-    """Make a key and add it to the file (mode 0600), which is made where there is none.
+    """Create a key and add it to the file (mode 0600), which is created if needed.
 
     Returns:
-        The key itself. It is nowhere else, and cannot be had again.
+        The key itself. It is stored nowhere and cannot be shown again.
 
     Raises:
-        ConfigError: the name is taken or not a plain word, no such scope, a file that is not one.
+        ConfigError: the name is taken or malformed, the scope is unknown, or the file is malformed.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"key name {name!r} is not a plain word (letters, digits, '.', '_', '-')")
@@ -102,7 +102,7 @@ def create(file: Path, name: str, scope: str) -> str:
     keys = read(file) if file.exists() else []
     if any(key.name == name for key in keys):
         raise ConfigError(
-            f"{file}: there is a key {name!r} already; revoke it or take another name"
+            f"{file}: there is a key {name!r} already; revoke it or choose another name"
         )
     secret = PREFIX + secrets.token_urlsafe(32)
     created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -111,7 +111,7 @@ def create(file: Path, name: str, scope: str) -> str:
 
 
 def revoke(file: Path, name: str) -> None:
-    """Take a key out of the file; a running service refuses it within about a second.
+    """Remove a key from the file; a running service refuses it within about a second.
 
     Raises:
         ConfigError: there is no such key or no such file.
@@ -125,10 +125,10 @@ def revoke(file: Path, name: str) -> None:
 
 
 def read(file: Path) -> list[Key]:
-    """The keys of a file.
+    """Read the keys of a file.
 
     Raises:
-        ConfigError: it cannot be read or is not a file of keys.
+        ConfigError: the file cannot be read or is not a file of keys.
     """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def read(file: Path) -> list[Key]:
 
 
 def _write(file: Path, keys: Sequence[Key]) -> None:
-    """Replace the file in one step, so that a reader sees the old one or the new one."""
+    """Replace the file atomically, so that a reader sees the old one or the new one."""
     document = {"version": FORMAT_VERSION, "keys": [asdict(key) for key in keys]}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,17 +170,17 @@ def _digest(secret: str) -> str:
 
 
 class Keyring:
-    """The keys of a file, as they are now: it is read again when it has changed.
+    """The current keys of a file, which is read again when it has changed.
 
-    A file that has become unreadable keeps the keys that were last read (and says so in the log);
-    one that was emptied leaves nobody a way in, which is what revoking the last key means.
+    If the file becomes unreadable, the last keys stay valid, and the log reports it. If it becomes
+    empty (the last key was revoked), no key is accepted.
     """
 
     def __init__(self, file: Path) -> None:
         """Read the file.
 
         Raises:
-            ConfigError: it cannot be read, is not a file of keys, or has none.
+            ConfigError: the file cannot be read, is not a file of keys, or has none.
         """
         self._file = file
         self._seen = self._state()
@@ -190,14 +190,14 @@ class Keyring:
                 f"keys {file}: there is no key in it; make one with `recsys keys create`, or "
                 "delete the file to serve this machine without keys"
             )
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
     def find(self, secret: str) -> Key | None:
-        """The key that a client showed, if it is one of ours.
+        """Find the key with this secret, or None.
 
-        All keys are compared, each in constant time, so that the time taken tells nothing.
+        All keys are compared, each in constant time, so that the duration reveals nothing.
         """
-        self._look_again()
+        self._reread_if_changed()
         shown = _digest(secret)
         found = None
         for key in self._keys:
@@ -205,11 +205,11 @@ class Keyring:
                 found = key
         return found
 
-    def _look_again(self) -> None:
+    def _reread_if_changed(self) -> None:
         now = time.monotonic()
-        if now - self._looked < LOOK_AGAIN_S:
+        if now - self._checked < CHECK_INTERVAL_S:
             return
-        self._looked = now
+        self._checked = now
         if (state := self._state()) == self._seen:
             return
         self._seen = state

@@ -1,12 +1,12 @@
-"""Batcher: gathers requests by size and age, hands batches on, brings each answer home.
+"""Batcher: gathers requests into batches, and returns each result to its caller.
 
-It knows queues, deadlines and the event loop; it does not know what a request is, and no torch.
+It handles queues, deadlines and the event loop; requests and results can be of any type.
 
-A lone request never waits for company: the batcher waits only if it has reason to expect more,
-namely the batch before was larger and has just ended, so its clients are about to ask again. It
-waits as long as that batch took, and `max_wait_ms` at most: one large batch costs less than two
-small ones, and while Python's lock is shared, sending answers beside a batch slows that batch
-by as much as it saves.
+A single request does not wait for others. The batcher waits only if more requests are likely: when
+the previous batch was larger and has just ended, its clients are about to send their next requests.
+It waits as long as that batch took, and at most `max_wait_ms`. One large batch takes less time than
+two small ones; and because of Python's global lock, sending responses during a batch delays the
+batch by as much time as an earlier start would save.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ ResultT = TypeVar("ResultT")
 
 
 class QueueFullError(Exception):
-    """As many requests are waiting as the queue holds."""
+    """The queue is full."""
 
 
 class DeadlineExceededError(Exception):
-    """The request's deadline passed before its answer was there."""
+    """The deadline of the request passed before its result was available."""
 
 
 class ClosedError(Exception):
-    """The batcher is draining and takes no more requests."""
+    """The batcher is closing and accepts no more requests."""
 
 
 @dataclass(frozen=True)
 class Answer(Generic[ResultT]):
-    """A result and how it came about.
+    """A result, with its batch and durations.
 
     Attributes:
-        result: what the worker returned for this request.
-        queue_s: seconds from arrival until the batch began.
+        result: what `run` returned for the request.
+        queue_s: seconds from arrival to the start of the batch.
         compute_s: seconds that the batch took.
-        batch_size: requests in the batch.
+        batch_size: number of requests in the batch.
     """
 
     result: ResultT
@@ -62,7 +62,20 @@ class _Waiting(Generic[RequestT, ResultT]):
 
 
 class Batcher(Generic[RequestT, ResultT]):
-    """Runs `run` on batches, one at a time, in order of arrival."""
+    """Runs `run` on batches, one at a time, in order of arrival.
+
+    >>> async def double(batch):
+    ...     return [2 * number for number in batch]
+    >>> async def main():
+    ...     batcher = Batcher(double, max_batch=8, max_wait_ms=10, queue_limit=100)
+    ...     batcher.start()
+    ...     deadline = asyncio.get_running_loop().time() + 60
+    ...     answer = await batcher.submit(21, deadline=deadline)
+    ...     await batcher.close()
+    ...     return answer.result, answer.batch_size
+    >>> asyncio.run(main())
+    (42, 1)
+    """
 
     def __init__(
         self,
@@ -72,14 +85,13 @@ class Batcher(Generic[RequestT, ResultT]):
         max_wait_ms: float,
         queue_limit: int,
     ) -> None:
-        """Make a batcher; `start` it inside the event loop that will use it.
+        """Create a batcher; `start` it in the event loop that will use it.
 
         Args:
-            run: batch in, results out, in the same order.
-            max_batch: requests in a batch at most.
-            max_wait_ms: age at which the oldest request no longer waits for others, whatever the
-                last batch took.
-            queue_limit: waiting requests at most (those being computed do not count).
+            run: takes a batch and returns its results in the same order.
+            max_batch: maximum size of a batch.
+            max_wait_ms: maximum time that the oldest request waits for others.
+            queue_limit: maximum number of waiting requests, without those being computed.
         """
         self._run = run
         self._max_batch = max_batch
@@ -94,36 +106,36 @@ class Batcher(Generic[RequestT, ResultT]):
         self._collector: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Requests waiting (those being computed do not count)."""
+        """Number of waiting requests, without those being computed."""
         return len(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or is computed."""
+        """Whether any request waits or is computed."""
         return self._running or bool(self._waiting)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start to run batches."""
         self._collector = asyncio.create_task(self._collect(), name="batcher")
 
     async def close(self) -> None:
-        """Refuse new requests, answer those that wait, and return when all are answered."""
+        """Refuse new requests, and return when the waiting ones are answered."""
         self._closing = True
         self._wake.set()
         if self._collector is not None:
             await self._collector
 
     async def submit(self, request: RequestT, *, deadline: float) -> Answer[ResultT]:
-        """Wait for the answer to `request`. Cancelling the call gives its place back.
+        """Wait for the answer to `request`. Cancelling the call frees its place in the queue.
 
         Args:
-            request: handed to `run` as it is.
-            deadline: time on the event loop's clock (seconds).
+            request: passed to `run`.
+            deadline: time on the event loop's clock, in seconds.
 
         Raises:
-            QueueFullError: no place to wait.
+            QueueFullError: the queue is full.
             DeadlineExceededError: the deadline passed.
-            ClosedError: the batcher is draining.
+            ClosedError: the batcher is closing.
         """
         if self._closing:
             raise ClosedError
@@ -139,10 +151,10 @@ class Batcher(Generic[RequestT, ResultT]):
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceededError from None
-            raise  # the worker's own
+            raise  # from `run`
         finally:
             if waiting.future.cancelled():
-                with contextlib.suppress(ValueError):  # it may be being computed already
+                with contextlib.suppress(ValueError):  # it may be in a batch already
                     self._waiting.remove(waiting)
 
     async def _collect(self) -> None:
@@ -159,7 +171,7 @@ class Batcher(Generic[RequestT, ResultT]):
                 self._running = False
 
     async def _gather(self) -> None:
-        """Wait until a batch is worth starting (or no one waits any more)."""
+        """Wait until a batch should start, or no request waits any more."""
         loop = asyncio.get_running_loop()
         while self._waiting and not self._closing:
             patience = min(self._max_wait_s, PATIENCE * self._last_took)
@@ -176,7 +188,7 @@ class Batcher(Generic[RequestT, ResultT]):
                 return
 
     def _take(self) -> list[_Waiting[RequestT, ResultT]]:
-        """The next batch; what has expired is answered here and never computed."""
+        """Take the next batch; expired requests fail here and are not computed."""
         now = asyncio.get_running_loop().time()
         batch: list[_Waiting[RequestT, ResultT]] = []
         while self._waiting and len(batch) < self._max_batch:
@@ -210,7 +222,7 @@ class Batcher(Generic[RequestT, ResultT]):
     async def _answer_apart(
         self, batch: list[_Waiting[RequestT, ResultT]], error: Exception
     ) -> None:
-        """After a failure: one bad request must not take its batch mates down with it."""
+        """After a failure, run each request alone, so that only the bad one fails."""
         if len(batch) > 1:
             for waiting in batch:
                 await self._answer([waiting])

@@ -1,7 +1,7 @@
-"""Bodies: JSON as RFC 8259 has it, and no more.
+"""Strict parsing of JSON (RFC 8259).
 
-Python reads numbers that JSON does not have, takes the last of two equal names, and follows any
-nesting; what a client sends in these ways is a mistake or an attack, so it is refused.
+Python's parser accepts numbers that JSON does not have, keeps the last of two equal names, and
+follows any nesting. Such bodies are mistakes or attacks, so they are refused.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ MAX_DEPTH = 64
 
 
 class MalformedError(ValueError):
-    """The body is no JSON; the text tells why."""
+    """The body is not valid JSON; the text gives the reason."""
 
 
 def parse(body: bytes) -> Any:
-    """The value of a JSON document.
+    """Parse a JSON document.
+
+    >>> parse(b'{"k": 5}')
+    {'k': 5}
 
     Raises:
-        MalformedError: no JSON, not UTF-8, numbers beyond floating point, half a surrogate pair, a
-            name twice in an object, or nested deeper than 64.
+        MalformedError: not JSON, not UTF-8, a number out of range, half a surrogate pair, a name
+            twice in an object, or nested deeper than 64.
     """
     try:
         value = json.loads(
@@ -65,7 +68,7 @@ def _float(text: str) -> float:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise MalformedError(f"{text} is no number in JSON")
+    raise MalformedError(f"{text} is not a number in JSON")
 
 
 def _check_depth(value: Any) -> None:

@@ -1,10 +1,10 @@
-"""The catalog as a resource: items looked at, put and taken away, and changes that survive.
+"""Changes of the live catalog: items are read, added, replaced and removed, durably.
 
-A change is made in every loaded model and then kept in the store's journal; only then is it
-acknowledged. The journal is replayed on each model that is loaded later. It is one for all bundles,
-since they recommend from one shop's catalog: codes that a change was given by one bundle are used
-for that bundle again, and are found anew for another. Processes that share a store look into it
-once a second, and make each other's changes.
+A change is made in every loaded model and written to the store's journal before it is acknowledged.
+The journal is replayed on each model that is loaded later. All bundles share one journal, since
+they recommend from the same catalog. A record holds the codes that one bundle computed; they are
+reused for that bundle, and computed again for another. Processes that share a store read the
+journal once a second and make each other's changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from recsys.serving.worker import Recommends
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
-LOOK_S = 1.0  # between two looks for changes of other processes
+LOOK_S = 1.0  # interval of reading the changes of other processes
 NEAR, NEAR_ROWS = 3, 64
 
 
@@ -42,7 +42,7 @@ class UnknownItemError(LookupError):
 
 
 def item_of(catalog: EpochCatalog, row: int) -> Item:
-    """One item of the catalog."""
+    """Convert an item of the catalog to its wire model."""
     return Item.model_construct(
         item_id=catalog.item_id(row),
         title=catalog.title(row),
@@ -52,7 +52,7 @@ def item_of(catalog: EpochCatalog, row: int) -> Item:
 
 
 def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
-    """Attributes of one item; a number that is not one becomes null."""
+    """Attributes of an item; numbers that are not finite become null."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in catalog.attributes(row).items()
@@ -60,10 +60,10 @@ def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
 
 
 def find(catalog: EpochCatalog, item_id: str) -> int:
-    """The row of an item.
+    """Find the row of an item.
 
     Raises:
-        UnknownItemError: there is none of this id.
+        UnknownItemError: there is no item with this id.
     """
     row = catalog.find(item_id)
     if row < 0:
@@ -73,12 +73,12 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The items of one epoch in the order of their semantic IDs.
+    """The items of an epoch in the order of their semantic IDs.
 
     Attributes:
-        epoch: that it shows.
+        epoch: the epoch.
         rows: (n,) dense items.
-        codes: (n, L) of each.
+        codes: (n, L) their codes.
     """
 
     epoch: Epoch
@@ -87,14 +87,14 @@ class Shelf:
 
     @classmethod
     def of(cls, epoch: Epoch) -> Shelf:
-        """Sort an epoch's items."""
+        """Sort the items of an epoch."""
         rows = np.flatnonzero(epoch.alive)
         codes = epoch.catalog.codes[rows]
         order = np.lexsort(codes.T[::-1])
         return cls(epoch, rows[order], codes[order])
 
     def page(self, prefix: Sequence[int], text: str, start: int, limit: int) -> ItemPage:
-        """Items below a prefix whose id or title contains the text."""
+        """A page of the items with this prefix whose id or title contains the text."""
         first, last = 0, len(self.rows)
         for level, code in enumerate(prefix):
             column = self.codes[first:last, level]
@@ -121,7 +121,7 @@ class Shelf:
         )
 
     def _containing(self, text: str) -> NDArray[np.bool_]:
-        """(items,) bool."""
+        """(items,) whether the id or the title contains the text."""
         table = self.epoch.catalog.items
         hits = [
             pc.fill_null(pc.match_substring(table[name], text, ignore_case=True), False)
@@ -131,33 +131,33 @@ class Shelf:
 
 
 class CatalogChanges:
-    """What the service does to items, in all loaded models at once."""
+    """Reads and changes the catalogs of all loaded models."""
 
     def __init__(self, models: Models, metrics: Metrics, reads: Reads) -> None:
-        """Make it for these models; changes are kept once `store` is set."""
+        """Use these models; changes are kept once `store` is set."""
         self.store: Store | None = None
         self._models, self._metrics, self._reads = models, metrics, reads
         self._changing = asyncio.Lock()
-        self._seen = 0  # place in the journal that the loaded models are at
+        self._seen = 0  # place in the journal of the last change that the models have
         self._following: asyncio.Task[None] | None = None
         self._shelves: WeakKeyDictionary[Recommends, Shelf] = WeakKeyDictionary()
 
     def start(self) -> None:
-        """Begin to follow what other processes change."""
+        """Start to follow the changes of other processes."""
         self._following = asyncio.create_task(self._follow(), name="catalog")
 
     async def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
 
     async def browse(self, query: ItemQuery) -> ItemPage:
-        """A page of the catalog.
+        """Read a page of the catalog.
 
         Raises:
-            UnknownModelError: of the alias.
-            QueueFullError, DeadlineExceededError: of `Reads`.
+            UnknownModelError: no model has the alias.
+            QueueFullError, DeadlineExceededError: as in `Reads`.
         """
         prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
@@ -166,14 +166,14 @@ class CatalogChanges:
             )
 
     async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
-        """Put items into the catalog, in place of those of their ids; all or, on an error, none.
+        """Add items to the catalog or replace them: all or, on an error, none.
 
         Returns:
-            The champion's epoch that has them, and the items.
+            The epoch of the champion that has them, and the items.
 
         Raises:
-            ItemError: one is malformed, or no place is found for it.
-            StoreError: they are recommended, but would not be after a restart; ask again.
+            ItemError: an item is malformed, or gets no semantic ID.
+            StoreError: the items are recommended, but only until a restart; repeat the call.
         """
         news = [
             NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
@@ -193,15 +193,15 @@ class CatalogChanges:
         return epoch.number, found
 
     async def remove(self, item_id: str) -> None:
-        """Take an item away.
+        """Remove an item.
 
         Raises:
-            UnknownItemError: there is none of this id.
-            StoreError: it is gone, but would be back after a restart; ask again.
+            UnknownItemError: there is no item with this id.
+            StoreError: the item is removed, but only until a restart; repeat the call.
         """
         async with self._changing:
             there = await self._gone([item_id])
-            if not there:  # another process may have put it there just now
+            if not there:  # another process may have just added it
                 await self._catch_up()
                 there = await self._gone([item_id])
             if not there and not await self._is_unkept(item_id):
@@ -209,7 +209,7 @@ class CatalogChanges:
             await self._keep([{"op": "remove", "item_id": item_id}])
 
     async def _is_unkept(self, item_id: str) -> bool:
-        """Whether the item was taken away before, and the store could not keep that."""
+        """Whether an earlier removal of the item could not be written to the journal."""
         if self.store is None:
             return False
         journal = await self.store.journal(JOURNAL)
@@ -220,7 +220,7 @@ class CatalogChanges:
         )
 
     async def replay(self, model: Model) -> None:
-        """Bring a model that was just loaded up to date."""
+        """Replay the journal on a model that was just loaded."""
         async with self._changing:
             if self.store is not None:
                 journal = await self.store.journal(JOURNAL)
@@ -237,12 +237,12 @@ class CatalogChanges:
                 async with self._changing:
                     await self._catch_up()
             except StoreError:
-                pass  # the store says so itself, and when it works again
+                pass  # the store logs it, and when it works again
             except Exception:
                 logger.exception("changes of other processes could not be read")
 
     async def _catch_up(self) -> None:
-        """Make the changes that other processes have journaled since; whoever changes, waits."""
+        """Make the changes of other processes since the last call; the caller holds the lock."""
         if self.store is None:
             return
         journal = await self.store.journal(JOURNAL, self._seen)
@@ -251,13 +251,13 @@ class CatalogChanges:
         for model in self._models.loaded:
             try:
                 await asyncio.to_thread(_apply, model, journal.records)
-            except Exception:  # the other models must not wait for it
+            except Exception:  # the other models still need the changes
                 logger.exception("%s: changes of other processes could not be made", model.name)
             self._count(model)
         self._seen = journal.place
 
     async def _gone(self, item_ids: list[str]) -> list[str]:
-        """Take items away in all models; those that were in one."""
+        """Remove items from all models; returns those that a model had."""
         there = []
         for model in self._models.loaded:
             there += await asyncio.to_thread(model.recommender.remove, item_ids)
@@ -277,7 +277,7 @@ class CatalogChanges:
             self._count(model)
         if self.store is not None:
             written = await self.store.journal_append(JOURNAL, records)
-            if written.before == self._seen:  # or else others' changes lie between
+            if written.before == self._seen:  # otherwise there are changes of others between
                 self._seen = written.last
 
     def _count(self, model: Model) -> None:
@@ -286,7 +286,7 @@ class CatalogChanges:
 
 
 def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str, Any]:
-    """What the journal keeps of an item, with the codes that it was given."""
+    """The record of an item in the journal, with its codes."""
     return {
         "op": "upsert",
         "version": model.version,
@@ -301,7 +301,7 @@ def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str,
 
 
 def _near(model: Model, epoch: Epoch, item_id: str) -> list[str]:
-    """Items of the bundle with most leading codes in common; another bundle may know them."""
+    """Items of the bundle that share most leading codes; another bundle may have them."""
     catalog, trie = epoch.catalog, epoch.trie
     item = catalog.find(item_id)
     row = int(trie.item_row[item])
@@ -314,20 +314,20 @@ def _near(model: Model, epoch: Epoch, item_id: str) -> list[str]:
 
 
 def _apply(model: Model, records: Sequence[dict[str, Any]]) -> None:
-    """Make changes in a model; one that it refuses however it is put is logged and passed over."""
+    """Make changes in a model; an item that it refuses at every place is logged and skipped."""
     last = {record["item_id"]: record for record in records}
     gone = [name for name, record in last.items() if record["op"] == "remove"]
     waiting = [
         (record, _places(model, record)) for record in last.values() if record["op"] == "upsert"
     ]
-    # Removals come last: an item may be like one that goes.
+    # Removals come last: a new item may share the semantic ID of a removed one.
     while waiting:
         tried = [(record, places, next(places, None)) for record, places in waiting]
         news = [_new(record, place) for record, _, place in tried if place is not None]
         refused = _put(model, news)
         for record, _, place in tried:
             if place is None:
-                logger.warning("%s does not take item %r", model.name, record["item_id"])
+                logger.warning("%s refuses item %r", model.name, record["item_id"])
         waiting = [
             (record, places)
             for record, places, place in tried
@@ -337,7 +337,7 @@ def _apply(model: Model, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _places(model: Model, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Where an item may be put, the best first, as fields of `NewItem`."""
+    """Places for an item, the best first, as fields of `NewItem`."""
     if record["version"] == model.version:
         yield {"semantic_id": record["semantic_id"]}
         return
@@ -345,9 +345,9 @@ def _places(model: Model, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     like, near = record["like"], record.get("near", [])
     if like is not None:
         yield {"like": like}
-        if (row := catalog.find(like)) >= 0:  # it was taken away; the bundle had it
+        if (row := catalog.find(like)) >= 0:  # it was removed from the catalog; the bundle has it
             yield {"semantic_id": catalog.codes[row].tolist()}
-    yield {}  # by what it says of itself
+    yield {}  # computed from its text
     for row in (catalog.find(name) for name in near):
         if row >= 0:
             yield {"semantic_id": catalog.codes[row].tolist()}
@@ -359,7 +359,7 @@ def _new(record: dict[str, Any], place: dict[str, Any]) -> NewItem:
 
 
 def _put(model: Model, news: list[NewItem]) -> set[str]:
-    """Put items into a model but those that it refuses, found by halving; their ids."""
+    """Add items to a model; returns the ids that it refuses, which are found by bisection."""
     try:
         model.recommender.upsert(news)
     except RecsysError as error:

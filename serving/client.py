@@ -1,13 +1,13 @@
-"""Client: the service from Python, typed, with retries that heed `Retry-After`.
+"""Client: the service from Python, typed, with retries that respect `Retry-After`.
 
     with Client("http://127.0.0.1:8000") as client:
         answer = client.recommend(history=["B0012", "B0034"], k=5)
         print([item.item_id for item in answer.items])
 
-What is refused is a `ServiceError` with the problem's code. Calls that were not taken (429, 503) or
-not reached the service are repeated; they may be, since events carry ids, and the rest reads or
-sets. A rollback takes a step each time: it is repeated only where it was not taken. Not thread-safe
-beyond what `httpx.Client` is.
+A refused call raises `ServiceError` with the code of the problem. Calls that the service did not
+accept (429, 503) or did not receive are repeated. That is safe: events have ids, and other calls
+read or set. A rollback is not idempotent, so it is repeated only if it was not accepted. The client
+is as thread-safe as `httpx.Client`.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ MAX_WAIT_S = 30.0
 
 
 class ServiceError(Exception):
-    """The service refused, or could not.
+    """The service refused a call, or failed.
 
     Attributes:
-        problem: what it said; None if it was not the service that answered.
-        status: of HTTP.
+        problem: its problem; None if the response was not from the service.
+        status: HTTP status.
     """
 
     def __init__(self, status: int, problem: Problem | None) -> None:
-        """Make it of an answer."""
+        """Create the error of a response."""
         super().__init__(
             f"status {status}" if problem is None else f"{problem.code}: {problem.detail}"
         )
@@ -62,12 +62,12 @@ class ServiceError(Exception):
 
     @property
     def code(self) -> str | None:
-        """The problem's stable code."""
+        """The stable code of the problem."""
         return None if self.problem is None else self.problem.code
 
 
 class Client:
-    """One service."""
+    """A client of one service."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Client:
         retries: int = 4,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Connect when first asked.
+        """Create a client, which connects with its first call.
 
         Args:
-            url: of the service.
+            url: URL of the service.
             key: API key.
-            timeout_s: for each attempt.
-            retries: attempts after the first.
-            transport: of httpx, instead of sockets.
+            timeout_s: timeout of each attempt.
+            retries: number of attempts after the first.
+            transport: transport of httpx, instead of sockets.
         """
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._http = httpx.Client(
@@ -94,7 +94,7 @@ class Client:
         self._retries = retries
 
     def __enter__(self) -> Self:
-        """The client itself."""
+        """Return the client."""
         return self
 
     def __exit__(
@@ -103,20 +103,20 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._http.close()
 
     def live(self) -> bool:
-        """Whether the process runs."""
-        return self._is_well("live")
+        """Whether the process is running."""
+        return self._is_healthy("live")
 
     def ready(self) -> bool:
         """Whether recommendations are answered now."""
-        return self._is_well("ready")
+        return self._is_healthy("ready")
 
     def recommend(
         self,
@@ -131,7 +131,7 @@ class Client:
         Args:
             user: outside id.
             history: item ids, oldest first; give one of the two.
-            k: items wanted.
+            k: number of items.
             **options: other fields of `RecommendationsRequest` (`filter`, `mode`, `include`, ...).
         """
         body = _subject(user, history) | {"k": k} | options
@@ -141,11 +141,11 @@ class Client:
         """Top-k for a user, by GET; `options` are other fields of `UserQuery`."""
         query = {"k": k} | options
         return self._ask(
-            RecommendationsResponse, "GET", f"{_user(user)}/recommendations", params=query
+            RecommendationsResponse, "GET", _path("users", user, "recommendations"), params=query
         )
 
     def recommend_batch(self, requests: Sequence[Mapping[str, Any]]) -> BatchResponse:
-        """Several requests at once, each as `recommend` takes it."""
+        """Several requests at once, each with the arguments of `recommend`."""
         body = {"requests": [dict(request) for request in requests]}
         return self._ask(BatchResponse, "POST", "/v1/recommendations/batch", json=body)
 
@@ -157,23 +157,23 @@ class Client:
         history: Sequence[str] | None = None,
         **options: Any,
     ) -> RankResponse:
-        """Given items in the order in which the model would choose them."""
+        """Rank given items by their probability."""
         body = _subject(user, history) | {"items": list(items)} | options
         return self._ask(RankResponse, "POST", "/v1/rank", json=body)
 
     def similar(self, item_id: str, k: int = 10, *, model: str = CHAMPION) -> SimilarResponse:
-        """Items that go with one item."""
+        """Items similar to one item."""
         query = {"k": k, "model": model}
-        return self._ask(SimilarResponse, "GET", f"{_item(item_id)}/similar", params=query)
+        return self._ask(SimilarResponse, "GET", _path("items", item_id, "similar"), params=query)
 
     def item(self, item_id: str, *, model: str = CHAMPION) -> Item:
-        """One item of the catalog."""
-        return self._ask(Item, "GET", _item(item_id), params={"model": model})
+        """An item of the catalog."""
+        return self._ask(Item, "GET", _path("items", item_id), params={"model": model})
 
     def items(
         self, *, prefix: str = "", q: str = "", page: int = 200, model: str = CHAMPION
     ) -> Iterator[Item]:
-        """The catalog in the order of semantic IDs, page by page."""
+        """Iterate over the catalog in the order of semantic IDs, page by page."""
         cursor: str | None = ""
         while cursor is not None:
             query = {"prefix": prefix, "q": q, "limit": page, "cursor": cursor, "model": model}
@@ -182,20 +182,20 @@ class Client:
             cursor = found.next
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
-        """Put an item into the catalog; `fields` are those of `ItemBody`."""
-        return self._ask(ItemChange, "PUT", _item(item_id), json=fields).item
+        """Add or replace an item; `fields` are those of `ItemBody`."""
+        return self._ask(ItemChange, "PUT", _path("items", item_id), json=fields).item
 
     def put_items(self, items: Sequence[Mapping[str, Any]]) -> UpsertResponse:
-        """Put many, all or none; each with its `item_id`."""
+        """Add or replace items, all or none, each with its `item_id`."""
         body = {"items": [dict(item) for item in items]}
         return self._ask(UpsertResponse, "POST", "/v1/items", json=body)
 
     def delete_item(self, item_id: str) -> bool:
-        """Take an item away; whether it was there."""
-        return self._dropped(_item(item_id), "unknown_item")
+        """Remove an item; returns whether it existed."""
+        return self._delete(_path("items", item_id), "unknown_item")
 
     def send_events(self, events: Sequence[Mapping[str, Any]]) -> EventsResponse:
-        """Store events durably; those without an `event_id` get one, so repeating is harmless."""
+        """Store events durably; events without an `event_id` get one, so that retries are safe."""
         body = {"events": [{"event_id": uuid.uuid4().hex} | dict(event) for event in events]}
         return self._ask(EventsResponse, "POST", "/v1/events", json=body)
 
@@ -205,16 +205,16 @@ class Client:
         return self._ask(UserList, "GET", "/v1/users", params=query).users
 
     def history(self, user: str, limit: int = 100, *, before: str | None = None) -> UserHistory:
-        """A user's latest events; `before` is `next` of the page before."""
+        """A user's latest events; `before` is `next` of the previous page."""
         query = {"limit": limit} | ({} if before is None else {"before": before})
-        return self._ask(UserHistory, "GET", f"{_user(user)}/history", params=query)
+        return self._ask(UserHistory, "GET", _path("users", user, "history"), params=query)
 
     def forget(self, user: str) -> None:
         """Erase a user."""
-        self._send("DELETE", _user(user))
+        self._send("DELETE", _path("users", user))
 
     def check_filter(self, expression: Mapping[str, Any], **options: Any) -> FilterReport:
-        """What a filter comes to; `options` are other fields of `FilterCheck`."""
+        """Check a filter; `options` are other fields of `FilterCheck`."""
         body = {"filter": dict(expression)} | options
         return self._ask(FilterReport, "POST", "/v1/filters/validate", json=body)
 
@@ -223,31 +223,31 @@ class Client:
         return self._ask(ModelList, "GET", "/v1/models")
 
     def aliases(self) -> list[AliasInfo]:
-        """Which alias stands for which bundle."""
+        """All aliases and their bundles."""
         return self._ask(AliasList, "GET", "/v1/aliases").aliases
 
     def alias(self, name: str) -> AliasInfo:
-        """One alias; tells what became of a change that nobody waited for."""
-        return self._ask(AliasInfo, "GET", _alias(name))
+        """An alias, with the outcome of a change in the background."""
+        return self._ask(AliasInfo, "GET", _path("aliases", name))
 
     def set_alias(
         self, name: str, bundle: str, *, wait: bool = True, timeout_s: float = 600.0
     ) -> AliasInfo:
-        """Let an alias stand for a bundle; returns when its model answers, or at once."""
+        """Let an alias stand for a bundle; with `wait`, returns when its model answers."""
         body = {"bundle": bundle, "wait": wait}
-        return self._ask(AliasInfo, "PUT", _alias(name), json=body, timeout=timeout_s)
+        return self._ask(AliasInfo, "PUT", _path("aliases", name), json=body, timeout=timeout_s)
 
     def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:
-        """Let an alias stand for the bundle that it stood for before."""
-        path = f"{_alias(name)}/rollback"
+        """Let an alias stand for its previous bundle."""
+        path = _path("aliases", name, "rollback")
         return self._ask(AliasInfo, "POST", path, repeatable=False, timeout=timeout_s)
 
     def drop_alias(self, name: str) -> bool:
-        """Drop an alias; whether it was there."""
-        return self._dropped(_alias(name), "unknown_model")
+        """Remove an alias; returns whether it existed."""
+        return self._delete(_path("aliases", name), "unknown_model")
 
     def evaluation(self, model: str = CHAMPION) -> Evaluation:
-        """What is known of a model's quality."""
+        """The measured quality of a model."""
         return self._ask(Evaluation, "GET", "/v1/evaluation", params={"model": model})
 
     def stats(self) -> Stats:
@@ -255,16 +255,16 @@ class Client:
         return self._ask(Stats, "GET", "/v1/stats")
 
     def metrics(self) -> str:
-        """Everything that is counted, in Prometheus' text."""
+        """All metrics in Prometheus' text format."""
         return self._send("GET", "/metrics").text
 
-    def _is_well(self, check: str) -> bool:
+    def _is_healthy(self, check: str) -> bool:
         try:
             return self._http.get(f"/health/{check}").is_success
         except httpx.TransportError:
             return False
 
-    def _dropped(self, path: str, unknown: str) -> bool:
+    def _delete(self, path: str, unknown: str) -> bool:
         try:
             self._send("DELETE", path)
         except ServiceError as error:
@@ -306,16 +306,8 @@ def _subject(user: str | None, history: Sequence[str] | None) -> dict[str, Any]:
     return given
 
 
-def _item(item_id: str) -> str:
-    return f"/v1/items/{quote(item_id, safe='')}"
-
-
-def _alias(name: str) -> str:
-    return f"/v1/aliases/{quote(name, safe='')}"
-
-
-def _user(user: str) -> str:
-    return f"/v1/users/{quote(user, safe='')}"
+def _path(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def _problem(response: httpx.Response) -> Problem | None:
@@ -326,11 +318,11 @@ def _problem(response: httpx.Response) -> Problem | None:
 
 
 def _wait(response: httpx.Response, attempt: int) -> float:
-    """Seconds that the service asks for, and a little, so that clients do not come back at once."""
-    asked = response.headers.get("retry-after", "")
-    if not asked.isdecimal():
+    """Seconds of `Retry-After` with jitter, so that clients do not return at the same time."""
+    seconds = response.headers.get("retry-after", "")
+    if not seconds.isdecimal():
         return _backoff(attempt)
-    return min(float(asked), MAX_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311
+    return min(float(seconds), MAX_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311
 
 
 def _backoff(attempt: int) -> float:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recsys.options import ConfigFile, Json, Name, Overrides
-
-
-class Engine(StrEnum):
-    """Where the models run."""
-
-    local = "local"
-    ray = "ray"
+from recsys.serving.cluster.settings import SECTION, ClusterSettings, Engine
 
 
 def serve(
@@ -25,8 +18,8 @@ def serve(
     histories: Annotated[
         Path | None,
         typer.Option(
-            help="Data set whose users are known to the service; imported at the first start "
-            "(default: the data set of the bundle's name)."
+            help="Data set whose histories are imported at the first start (default: the data set "
+            "of the bundle's name)."
         ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address (default 127.0.0.1).")] = None,
@@ -35,13 +28,13 @@ def serve(
     ] = None,
     insecure_listen: Annotated[
         bool,
-        typer.Option("--insecure-listen", help="Accept that others on the network can ask."),
+        typer.Option("--insecure-listen", help="Accept requests from the network without keys."),
     ] = False,
     engine: Annotated[
         Engine, typer.Option(help="In this process, or in replicas on Ray (extra 'ray').")
     ] = Engine.local,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="With --engine ray: how many (default 2).")
+        int | None, typer.Option(min=1, help="Number of replicas with --engine ray (default 2).")
     ] = None,
     name: Name = None,
     config: ConfigFile = None,
@@ -68,13 +61,13 @@ def serve(
     )
     from recsys.artifacts import read_manifest
 
-    read_manifest(settings.bundle, "bundle")  # a wrong path is told before torch is imported
+    read_manifest(settings.bundle, "bundle")  # fail on a wrong path before torch is imported
     if engine is Engine.ray:
-        from recsys.serving.cluster.settings import ClusterSettings
-
-        cluster = ClusterSettings.load(config, replicas=replicas)
+        from recsys.config import Settings
         from recsys.serving.cluster.ray import import_ray
 
+        flags = [] if replicas is None else [f"{SECTION}.replicas={replicas}"]
+        cluster = Settings.load(config, flags).section(SECTION, ClusterSettings)
         import_ray("serve")
         from recsys.serving.cluster.server import serve_on_ray
 
@@ -98,20 +91,22 @@ KeysFile = Annotated[
 
 @keys.callback()
 def _keys() -> None:
-    """API keys of the service: create, list, revoke. The file keeps hashes only."""
+    """Create, list and revoke API keys of the service. The file holds only hashes."""
 
 
 @keys.command("create")
 def create_key(
-    name: Annotated[str, typer.Option(help="Whose it is: a plain word, in logs and for revoke.")],
-    scope: Annotated[str, typer.Option(help="read, write (and read) or admin (all).")] = "read",
+    name: Annotated[str, typer.Option(help="A plain word, for logs and revocation.")],
+    scope: Annotated[
+        str, typer.Option(help="read, write or admin; each includes the former.")
+    ] = "read",
     file: KeysFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Make a key and print it, this once: it is kept nowhere.
+    """Create a key and print it once: it is stored nowhere.
 
-    A service that runs with the file takes it within about a second. One that was started without
-    any key has to be started again.
+    A service that runs with the file accepts the key within about a second. A service that was
+    started without any key must be restarted.
 
     Example: recsys keys create --scope read --name shop-frontend
     """
@@ -125,7 +120,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """Names, scopes and dates of the keys.
+    """List names, scopes and dates of the keys.
 
     Example: recsys keys list
     """
@@ -144,11 +139,11 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
 
 @keys.command("revoke")
 def revoke_key(
-    name: Annotated[str, typer.Argument(help="Of the key.")],
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
     file: KeysFile = None,
     config: ConfigFile = None,
 ) -> None:
-    """Take a key away; a running service refuses it within about a second.
+    """Revoke a key; a running service refuses it within about a second.
 
     Example: recsys keys revoke shop-frontend
     """
@@ -164,5 +159,5 @@ def _keys_file(file: Path | None, config: Path | None) -> Path:
         return file
     from recsys.serving.settings import ServingSettings, default_keys
 
-    # the first key is made before anything may listen beyond this machine
+    # the first key is created before the service may listen on the network
     return ServingSettings.load(config, insecure_listen=True).keys or default_keys()

@@ -1,8 +1,8 @@
-"""Diversity: puts a list in an order in which neighbours differ (maximal marginal relevance).
+"""Diversity: reorders a list by maximal marginal relevance (Carbonell & Goldstein 1998).
 
-Carbonell & Goldstein 1998: the next item is the one with the most (1 - d) relevance - d likeness,
-where likeness is to the most alike of the items already listed. Two items are as alike as the share
-of leading codes that their semantic IDs have in common.
+The next item is the one with the largest (1 - d) relevance - d similarity, where similarity is the
+largest one to the items chosen before. The similarity of two items is the share of leading codes
+that their semantic IDs have in common.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ MOST = 200
 
 
 def pool(k: int) -> int:
-    """How many items to choose k from."""
+    """Number of items to choose k from."""
     return min(MOST, max(3 * k, k + 20))
 
 
 def diversify(
     scores: Sequence[float], semantic_ids: Sequence[Sequence[int]], diversity: float, k: int
 ) -> list[int]:
-    """The places of k items, in the order they are chosen.
+    """Choose k items; returns their positions in the order of choice.
+
+    >>> diversify([-1.0, -1.1, -1.2], [(0, 0), (0, 1), (1, 0)], diversity=0.5, k=2)
+    [0, 2]
 
     Args:
-        scores: of n items, best first.
-        semantic_ids: codes of each, L of them.
+        scores: (n,) log-probabilities, best first.
+        semantic_ids: (n, L) codes.
         diversity: d, 0 to 1.
-        k: items wanted; fewer if there are no more.
+        k: number of items; all of them if there are fewer.
     """
     n = len(scores)
     if not n:

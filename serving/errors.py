@@ -1,6 +1,6 @@
 """Errors over HTTP: every failure becomes an RFC 9457 problem with a stable code.
 
-The table below is the list of codes; the OpenAPI document is made from it too.
+`KINDS` lists the codes; the OpenAPI document is made from it too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_ERRORS = 20
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of problem: its HTTP status, its title, and when to try again (seconds)."""
+    """A kind of problem: HTTP status, title, and seconds after which to try again."""
 
     status: int
     title: str
@@ -47,56 +47,56 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
-    "unknown_host": Kind(400, "The service does not answer to this host name"),
-    "unauthenticated": Kind(401, "A key is needed"),
+    "unknown_host": Kind(400, "The host name is not one of this service"),
+    "unauthenticated": Kind(401, "A key is required"),
     "cross_origin": Kind(403, "Pages of other origins may only read"),
-    "forbidden": Kind(403, "The key does not reach this far"),
-    "not_found": Kind(404, "There is nothing at this path"),
-    "unknown_user": Kind(404, "The user has no history here"),
+    "forbidden": Kind(403, "The scope of the key is not sufficient"),
+    "not_found": Kind(404, "There is no resource at this path"),
+    "unknown_user": Kind(404, "The user has no history"),
     "unknown_item": Kind(404, "The model does not know the item"),
-    "unknown_model": Kind(404, "No model answers to this alias"),
+    "unknown_model": Kind(404, "No model has this alias"),
     "unknown_bundle": Kind(404, "There is no bundle of this name"),
-    "method_not_allowed": Kind(405, "The path does not answer to this method"),
-    "alias_conflict": Kind(409, "The alias cannot be changed like this"),
+    "method_not_allowed": Kind(405, "The path does not support this method"),
+    "alias_conflict": Kind(409, "The alias cannot be changed in this way"),
     "bundle_refused": Kind(409, "The bundle cannot be served"),
-    "unsupported_by_model": Kind(409, "The model cannot do this"),
-    "event_conflict": Kind(409, "An event of this id is there with other content"),
+    "unsupported_by_model": Kind(409, "The model does not support this"),
+    "event_conflict": Kind(409, "An event with this id has other content"),
     "body_too_large": Kind(413, "The body is too large"),
     "target_too_long": Kind(414, "The path and query are too long"),
     "unsupported_media_type": Kind(415, "The body must be application/json"),
     "invalid_request": Kind(422, "The request is not valid"),
     "invalid_filter": Kind(422, "The filter is not valid"),
-    "invalid_item": Kind(422, "The item cannot be taken into the catalog"),
+    "invalid_item": Kind(422, "The item cannot be added to the catalog"),
     "queue_full": Kind(429, "Too many requests are waiting", 1),
-    "rate_limited": Kind(429, "This client asks too often", 1),
+    "rate_limited": Kind(429, "This client sends too many requests", 1),
     "headers_too_large": Kind(431, "The headers are too large"),
     "internal_error": Kind(500, "The service failed"),
-    "non_finite_scores": Kind(500, "The model gave scores that are not finite"),
+    "non_finite_scores": Kind(500, "The model returned scores that are not finite"),
     "not_ready": Kind(503, "The model is not ready", 1),
     "shutting_down": Kind(503, "The service is shutting down", 5),
-    "store_unavailable": Kind(503, "The store is out of reach", 5),
+    "store_unavailable": Kind(503, "The store is unreachable", 5),
     "deadline_exceeded": Kind(504, "The answer was not ready in time", 1),
 }
 EVERYWHERE = ("body_too_large", "internal_error")
 _OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-# The text of these exceptions stays in the log: it may name files.
+# The texts of these exceptions are only logged: they may name files.
 _OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
     QueueFullError: ("queue_full", "The queue is full; try again shortly."),
     DeadlineExceededError: ("deadline_exceeded", "The request waited too long and was dropped."),
-    ClosedError: ("shutting_down", "No new requests are taken; ask another instance."),
-    NotReadyError: ("not_ready", "The model is being loaded; /health/ready tells when it is."),
+    ClosedError: ("shutting_down", "No new requests are accepted; use another instance."),
+    NotReadyError: ("not_ready", "The model is being loaded; see /health/ready."),
     NonFiniteError: (
         "non_finite_scores",
         "The model has no answer for this request: its logits are not finite. Other requests are "
-        "not affected; the bundle's checkpoint should be checked.",
+        "not affected. Check the checkpoint of the bundle.",
     ),
     StoreError: (
         "store_unavailable",
-        "The store did not take or give what it should; asking again is safe. A recommendation "
-        "can be had with an inline history.",
+        "The store cannot be read or written now; it is safe to repeat the request. "
+        "Recommendations for an inline history do not need the store.",
     ),
 }
-# The text of these is meant for whoever asked.
+# The texts of these exceptions are sent to the client.
 _EXPLAINED: dict[type[Exception], str] = {
     UnknownUserError: "unknown_user",
     UnknownItemError: "unknown_item",
@@ -113,7 +113,7 @@ _PLACE = re.compile(r"^((?:filter|boosts)[\w.\[\]]*): ")
 
 
 class ProblemError(HTTPException):
-    """Raise to answer with a problem."""
+    """Raised to respond with a problem."""
 
     def __init__(
         self,
@@ -123,13 +123,13 @@ class ProblemError(HTTPException):
         errors: Sequence[InvalidField] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the problem `code` (a key of `KINDS`), explained by `detail`."""
+        """Create the problem `code` (a key of `KINDS`) with an explanation."""
         super().__init__(KINDS[code].status, detail, headers)
         self.code, self.errors = code, errors
 
 
 def problem_body(error: ProblemError, request_id: str | None) -> dict[str, Any]:
-    """A problem as a JSON object."""
+    """Convert a problem to a JSON object."""
     kind = KINDS[error.code]
     body: dict[str, Any] = {
         "type": f"urn:recsys:problem:{error.code}",
@@ -145,7 +145,7 @@ def problem_body(error: ProblemError, request_id: str | None) -> dict[str, Any]:
 
 
 def problem_response(request: Request, error: ProblemError) -> Response:
-    """The HTTP response of a problem."""
+    """Convert a problem to an HTTP response."""
     kind = KINDS[error.code]
     state = request.scope.setdefault("state", {})
     state["problem"] = error.code  # for the access log
@@ -158,7 +158,7 @@ def problem_response(request: Request, error: ProblemError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every exception that reaches the router with a problem."""
+    """Respond to every exception that reaches the router with a problem."""
 
     async def on_http(request: Request, error: Exception) -> Response:
         return problem_response(request, _from_http(request, error))
@@ -178,7 +178,7 @@ def install(app: FastAPI) -> None:
 
 
 def problem_of(error: Exception) -> ProblemError | None:
-    """The problem that an exception of the service is; None for one that nobody foresaw."""
+    """Convert an exception of the service to a problem; None for an unexpected exception."""
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
             return ProblemError(code, detail)
@@ -190,7 +190,7 @@ def problem_of(error: Exception) -> ProblemError | None:
 
 
 def invalid_part(error: FilterError) -> list[InvalidField]:
-    """Which part of the body a filter's error is about; its text begins with the place."""
+    """The part of the body that a filter's error is about; its text begins with the path."""
     text = str(error)
     found = _PLACE.match(text)
     if found is None:
@@ -200,7 +200,7 @@ def invalid_part(error: FilterError) -> list[InvalidField]:
 
 
 def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """`responses=` of a route that may answer with these problems (and those of every route)."""
+    """Build `responses=` of a route with these problems, and those of every route."""
     by_status: dict[int, list[str]] = defaultdict(list)
     for code in (*codes, *EVERYWHERE):
         by_status[KINDS[code].status].append(code)
@@ -222,7 +222,7 @@ def _from_http(request: Request, error: Exception) -> ProblemError:
         return error
     assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
     code = _OF_STATUS.get(error.status_code)
-    if code is None:  # the framework's other answers are about bodies that it cannot read
+    if code is None:  # other errors of the framework are about unreadable bodies
         code = "malformed_body" if error.status_code == HTTPStatus.BAD_REQUEST else "internal_error"
     detail = {
         "not_found": f"No resource is at {request.url.path}; /docs lists what there is.",
@@ -257,7 +257,7 @@ def _from_validation(error: Exception) -> ProblemError:
 
 
 def _pointer(parts: Sequence[Any]) -> str:
-    """RFC 6901."""
+    """A JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
@@ -267,5 +267,5 @@ def _sentence(entry: Mapping[str, Any]) -> str:
     if entry["type"] in ("model_attributes_type", "missing") and len(entry["loc"]) == 1:
         return "a JSON object is required"
     if entry["type"] == "string_pattern_mismatch" and NO_CONTROLS in entry["msg"]:
-        return "an id has no control characters (U+0000 to U+001F, U+007F)"
+        return "an id must not have control characters (U+0000 to U+001F, U+007F)"
     return str(entry["msg"]).removeprefix("Value error, ")

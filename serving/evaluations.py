@@ -1,4 +1,4 @@
-"""Evaluations: the files that tell of a bundle's quality, read as they are."""
+"""Files with the measured quality of a bundle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from recsys.artifacts import Workspace
 from recsys.bundle import EVAL, Bundle
 
 logger = logging.getLogger("recsys.serving.evaluations")
-LARGEST = 4 << 20  # bytes of a file
+LARGEST = 4 << 20  # largest size of a file, in bytes
 REPORT = "report"  # what `recsys evaluate` writes
 
 
 def evaluations(bundle: Bundle) -> dict[str, Any]:
-    """JSON files of a bundle's folder `eval`, by name without suffix, and the workspace's report.
+    """Read the JSON files of a bundle's folder `eval`, by name, and the workspace's report.
 
-    The report is there if it was made from this very bundle. A damaged or a huge file is left out.
+    The report is included if it was made from this version of the bundle. Damaged and very large
+    files are left out.
     """
     read = {file.stem: _read(file) for file in sorted((bundle.path / EVAL).glob("*.json"))}
     files = {name: content for name, content in read.items() if content is not None}

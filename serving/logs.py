@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line."""
+"""Logs: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _request: ContextVar[str | None] = ContextVar("request", default=None)
 
 @contextmanager
 def of_request(request_id: str) -> Iterator[None]:
-    """Lines logged meanwhile, in the tasks begun meanwhile too, carry this request_id."""
+    """Add a request_id to the lines of the block, and of the tasks that it starts."""
     token = _request.set(request_id)
     try:
         yield
@@ -24,10 +24,10 @@ def of_request(request_id: str) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as JSON: time, level, logger, message, request, its `fields`, and its exception."""
+    """Formats a record as JSON: time, level, logger, message, request, `fields` and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

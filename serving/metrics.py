@@ -99,9 +99,7 @@ class Metrics:
         self._errors = counter("errors", "Problem responses by code.", "code")
         self.rate_limited = counter("rate_limited", "Requests refused by the rate limit.")
         # Recommendations
-        stages = histogram(
-            "recommend_seconds", f"Time by stage: {', '.join(STAGES)}.", SECONDS, "stage"
-        )
+        stages = histogram("recommend_seconds", "Time of each stage.", SECONDS, "stage")
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         self._answers = counter(
             "recommendations", "Answers by model and certificate.", "model", "certificate"

@@ -26,7 +26,7 @@ from recsys.serving.errors import ProblemError, problem_response
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
-from recsys.serving.telemetry import RequestSpan, Telemetry
+from recsys.serving.telemetry import Telemetry
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -107,13 +107,13 @@ class RequestContext:
                 ours = [(_REQUEST_ID, request_id.encode()), *_SECURITY]
                 if scope["path"].startswith(("/v1/", "/metrics")):
                     ours.append((b"cache-control", b"no-store"))
-                named = {name for name, _ in ours}
-                theirs = [pair for pair in message.get("headers", ()) if pair[0] not in named]
+                names = {name for name, _ in ours}
+                theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
                 message["headers"] = [*theirs, *ours]
             await send(message)
 
         self.metrics.in_flight.inc()
-        with logs.of_request(request_id), self.telemetry.request(scope, headers) as span:
+        with logs.of_request(request_id), self.telemetry.request(headers):
             try:
                 await self.app(scope, receive, send_marked)
             except ClientDisconnect:
@@ -127,9 +127,9 @@ class RequestContext:
                 await problem_response(Request(scope), error)(scope, receive, send_marked)
             finally:
                 answered = CLIENT_CLOSED if status is None else status
-                self._record(scope, answered, time.perf_counter() - start, span)
+                self._record(scope, answered, time.perf_counter() - start)
 
-    def _record(self, scope: AsgiScope, status: int, seconds: float, span: RequestSpan) -> None:
+    def _record(self, scope: AsgiScope, status: int, seconds: float) -> None:
         """Log and count a request."""
         state, method = scope["state"], scope["method"]
         # Paths hold user ids and are unlimited in number; their templates are few.
@@ -150,7 +150,7 @@ class RequestContext:
         self.metrics.http_seconds.labels(template).observe(seconds)
         if "problem" in state:
             self.metrics.error(state["problem"])
-        span.end(method, None if route is None else template, status)
+        self.telemetry.respond(method, None if route is None else template, status)
 
 
 class Guard:

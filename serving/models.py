@@ -128,7 +128,7 @@ class Models:
     def __init__(
         self,
         settings: ServingSettings,
-        engine: DecodeWorker,
+        worker: DecodeWorker,
         metrics: Metrics,
         *,
         prepare: Callable[[Model], Awaitable[None]],
@@ -138,13 +138,13 @@ class Models:
 
         Args:
             settings: settings of the process.
-            engine: loads and runs the models.
+            worker: loads and runs the models.
             metrics: counts batches and changes.
             prepare: called with a model before an alias stands for it; brings its catalog up to
                 date.
             changed: called after every change with the aliases to keep.
         """
-        self._settings, self._engine, self._metrics = settings, engine, metrics
+        self._settings, self._worker, self._metrics = settings, worker, metrics
         self._prepare, self._changed = prepare, changed
         self._aliases: dict[str, Alias] = {}
         self._changing = asyncio.Lock()
@@ -391,7 +391,7 @@ class Models:
                     raise AliasConflictError(
                         f"{MAX_MODELS} models are loaded already; drop an alias first."
                     )
-            recommender = await self._engine.load(path, loaded)
+            recommender = await self._worker.load(path, loaded)
         except RecsysError as error:
             text = str(error).replace(str(path), bundle)  # clients do not learn paths
             raise BundleRefusedError(f"{text}.") from error
@@ -404,7 +404,7 @@ class Models:
 
         async def run(batch: Sequence[Work]) -> list[Done]:
             start = time.perf_counter()
-            done = await self._engine.run(recommender, batch)
+            done = await self._worker.run(recommender, batch)
             self._metrics.batch(len(batch), time.perf_counter() - start)
             return done
 
@@ -462,7 +462,7 @@ class Models:
         # all objects would block the event loop, whichever thread it ran on.
         model.recommender.close()
         del model
-        await self._engine.read(self._engine.freeze)  # the objects of the new models
+        await self._worker.read(self._worker.freeze)  # the objects of the new models
 
     def _names(self, model: Model) -> list[str]:
         return sorted(name for name, alias in self._aliases.items() if alias.model is model)

@@ -1,4 +1,4 @@
-"""Reads: what is asked of a catalog and needs no model, bounded like what waits for one."""
+"""Reads: calls that need no model, limited in number and time like requests that do."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ T = TypeVar("T")
 
 
 class Reads:
-    """Calls on the engine's helpers: so many at once, each with a deadline."""
+    """Runs functions on the helper threads: a limited number, each with a deadline."""
 
-    def __init__(self, settings: ServingSettings, engine: DecodeWorker) -> None:
-        """Nothing waits yet."""
+    def __init__(self, settings: ServingSettings, worker: DecodeWorker) -> None:
+        """Use the limits of the settings."""
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
-        self._engine = engine
+        self._worker = worker
         self._under_way = 0
 
     async def __call__(
         self, function: Callable[..., T], *arguments: Any, deadline: float | None = None
     ) -> T:
-        """What `function` returns, called off the event loop.
+        """Call `function` off the event loop and return its result.
 
-        Cancelling the call gives its place back; what runs already is run to its end.
+        Cancelling the call frees its place; a function that runs already is not interrupted.
 
         Args:
-            function: that blocks, and asks no model.
-            *arguments: of it.
-            deadline: time on the event loop's clock; by default as long from now as any request
-                may take.
+            function: blocks, and runs no model.
+            *arguments: its arguments.
+            deadline: time on the event loop's clock; by default that of a request which arrives
+                now.
 
         Raises:
-            QueueFullError: as many calls are under way as may wait.
+            QueueFullError: the limit of calls is reached.
             DeadlineExceededError: the deadline passed.
         """
         if self._under_way >= self._limit:
@@ -47,10 +47,10 @@ class Reads:
         self._under_way += 1
         try:
             async with asyncio.timeout_at(deadline) as timeout:
-                return await self._engine.read(function, *arguments)
+                return await self._worker.read(function, *arguments)
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceededError from None
-            raise  # of the function
+            raise  # from the function
         finally:
             self._under_way -= 1

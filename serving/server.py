@@ -1,4 +1,4 @@
-"""Server: binds the socket, runs the application until a signal, tells a person where it is."""
+"""The local server: binds the socket and runs the application until a signal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.worker import Recommends
 
-MAX_HEAD = 64 * 1024  # bytes of one request's head; the guard's limits are lower, and explained
-GRACE_S = 5  # at a stop, beyond the deadline that every request has: to send the last answers
+MAX_HEAD = 64 * 1024  # limit of the request head in bytes; the limits of `Guard` are lower
+GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests
 
 
 def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way are answered first.
+    """Serve until SIGINT or SIGTERM; requests in progress are answered first.
 
     Raises:
-        ConfigError: the port is taken or the address is not this machine's.
+        ConfigError: the port is in use, or the address is not one of this machine.
         RecsysError: the bundle or the histories cannot be loaded.
     """
     listener, url = bind(settings.host, settings.port)
@@ -51,7 +51,7 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
 
     service.on_phase = on_phase
     say(escape(f"Loading {settings.bundle} ..."))
-    # uvicorn raises the signal again after a clean stop, if it comes after start-up
+    # after a clean stop, uvicorn raises the signal again
     with listener, contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     if isinstance(service.failure, RecsysError):
@@ -62,7 +62,7 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
 
 
 def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
-    """What speaks HTTP for an ASGI application; it is run on a socket of `bind`."""
+    """The HTTP server of an ASGI application, to run on a socket of `bind`."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -78,10 +78,10 @@ def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
 
 
 def bind(host: str, port: int) -> tuple[socket.socket, str]:
-    """A listening socket, and the URL to ask it at from this machine.
+    """Open a listening socket; also returns its URL for this machine.
 
     Raises:
-        ConfigError: the port is taken or the address is not this machine's.
+        ConfigError: the port is in use, or the address is not one of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -100,5 +100,5 @@ def bind(host: str, port: int) -> tuple[socket.socket, str]:
             "choose another with --host or --port"
         ) from error
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where to ask it
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for a client here
     return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

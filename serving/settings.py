@@ -1,7 +1,7 @@
-"""Settings of the service: flags over `--set` over environment over YAML over defaults.
+"""Settings of the service, from flags, `--set`, environment, YAML and defaults, in this order.
 
-Environment variables are named `RECSYS_SERVE_<FIELD>`; the YAML section is `serve`. A key nobody
-knows is refused wherever it comes from.
+Environment variables are named `RECSYS_SERVE_<FIELD>`; the YAML section is `serve`. Every source
+refuses unknown keys.
 """
 
 # Annotations stay live here: pydantic reads them.
@@ -25,7 +25,7 @@ SECTION = "serve"
 
 
 def _workspace(fields: dict[str, Any]) -> Workspace:
-    """The workspace of the bundle's own name: its data set and its store lie there."""
+    """The workspace with the name of the bundle, which has its data set and its store."""
     return Workspace.of(Path(fields["bundle"]).absolute().name)
 
 
@@ -35,57 +35,57 @@ def _default_store(fields: dict[str, Any]) -> Path:
 
 
 def default_keys() -> Path:
-    """Where keys lie if nothing else is said."""
+    """The default file of keys."""
     return Workspace.of("demo").home / "serving" / "keys.json"
 
 
 class ServingSettings(BaseSettings):
-    """Everything that configures one serving process.
+    """The configuration of a serving process.
 
     Attributes:
         host: address to listen on; beyond loopback only with `keys` or `insecure_listen`.
         port: TCP port; 0 takes a free one.
-        insecure_listen: accept that whoever reaches `host` may ask anything, without a key.
-        bundle: artifact to serve.
+        insecure_listen: accept requests without a key from everyone who can reach `host`.
+        bundle: bundle to serve.
         histories: canonical data set whose histories are imported at the first start; None imports
             nothing. Default: the data set of the bundle's name, if there is one.
-        store: histories and events: a SQLite file, `sqlite:///...` or `postgresql://...`. By
-            default a file for each bundle's name, because user ids of different data sets have
-            nothing to do with each other.
-        device: where the models run.
-        dtype: their arithmetic.
-        threads: CPU threads of one forward pass; None leaves one core of more than two to all else,
-            since threads that wait for a core hold up all others of their pass.
-        mode: how to decode: `auto` plans on an accelerator and searches plainly on a CPU; `beam`,
-            `exhaustive`, `draft` and `planned` insist (`recsys.decoding.Engine`).
-        prefix_mb: memory for what was computed of users' histories, from which a returning user's
-            next answer goes on; 0 keeps none. No answer changes by it.
-        max_batch: requests computed together at most.
-        max_wait_ms: how long a request may wait for company; never longer than the last batch took.
-        queue_limit: requests waiting at most; more are answered 429.
-        deadline_ms: a request not answered by then is answered 504.
-        max_body_bytes: larger request bodies are answered 413.
-        models_dir: folder of the bundles that an alias may be given, each by its folder's name;
-            None for the folder that `bundle` lies in.
+        store: store of histories and events: a SQLite file, `sqlite:///...` or `postgresql://...`.
+            Default: one file for each bundle name, because user ids of different data sets are
+            unrelated.
+        device: device of the models.
+        dtype: data type of the models.
+        threads: CPU threads of a forward pass; None leaves one core free if there are more than
+            two, because a thread that waits for a core delays the whole pass.
+        mode: decoding mode: `auto` plans on an accelerator and uses plain beam search on a CPU;
+            `beam`, `exhaustive`, `draft` and `planned` are fixed (`recsys.decoding.Engine`).
+        prefix_mb: memory of the prefix cache in MiB, which speeds up the next answer for a
+            returning user; 0 turns it off. Answers do not depend on it.
+        max_batch: maximum number of requests in a batch.
+        max_wait_ms: maximum time that a request waits for others; also limited by the duration of
+            the last batch.
+        queue_limit: maximum number of waiting requests; more are refused with 429.
+        deadline_ms: a request without an answer by then fails with 504.
+        max_body_bytes: larger request bodies are refused with 413.
+        models_dir: folder of the bundles that an alias may be given, by the names of their folders;
+            None for the folder that contains `bundle`.
         history_cache: `redis://...` of a cache of histories that several processes share; None
-            for none.
-        not_history: types of events that are kept and are no part of a history.
+            for no cache.
+        not_history: types of events that are stored and are not part of a history.
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. Default: `keys.json` beside the stores, if there
             is one.
-        rate_limit: requests a second that each key, or each address without keys, may make on
-            average; more are answered 429. None for no limit.
-        rate_burst: requests that it may make at once.
-        forwarded_allow_ips: addresses of proxies, with commas, whose `X-Forwarded-For` and
-            `X-Forwarded-Proto` are believed; `*` believes everybody.
-        allowed_hosts: values of the header Host that are answered, with commas; `*.example.org`
-            takes subdomains; `*` takes all. By default, names of this machine where only it can
-            reach the service, and all names otherwise.
+        rate_limit: average number of requests per second for each key, or without keys for each
+            address; more are refused with 429. None for no limit.
+        rate_burst: number of requests at once.
+        forwarded_allow_ips: addresses of trusted proxies, separated by commas, whose
+            `X-Forwarded-For` and `X-Forwarded-Proto` are used; `*` trusts every address.
+        allowed_hosts: accepted values of the header Host, separated by commas; `*.example.org`
+            accepts subdomains; `*` accepts all. Default: names of this machine if the service
+            listens on loopback, and all names otherwise.
         shadow_fraction: share of the requests that are run again in the background.
-        shadow_alias: alias of the model that does it; None searches plainly with the model that
-            answered.
-        otel: send traces by OpenTelemetry (extra `otel`), configured by its own variables.
-        gc_freeze: take what is loaded at the start out of the garbage collector's sight.
+        shadow_alias: alias of the model for it; None for plain beam search with the same model.
+        otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
+        gc_freeze: exclude the objects of loaded models from garbage collection.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
@@ -149,7 +149,7 @@ class ServingSettings(BaseSettings):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Values of the header Host that are answered, lower case, without port."""
+        """Accepted values of the header Host, in lower case, without port."""
         if self.allowed_hosts is not None:
             return tuple(host.strip().lower() for host in self.allowed_hosts.split(","))
         if _is_loopback(self.host):
@@ -165,8 +165,8 @@ class ServingSettings(BaseSettings):
         Args:
             config: YAML file; its section `serve` is read.
             overrides: `serve.key=value` strings of `--set`.
-            **flags: fields given on the command line; None is skipped. `name` is the name of the
-                run, from which the bundle's default place follows.
+            **flags: fields from the command line; None is skipped. `name` is the name of the run,
+                which determines the default bundle.
 
         Raises:
             ConfigError: an unknown key or a value out of range, naming it.
@@ -230,4 +230,4 @@ def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name may lead anywhere
+        return False  # the address of a name is not known

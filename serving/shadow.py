@@ -1,8 +1,8 @@
-"""Shadow: some requests are run once more in the background, and compared.
+"""Shadow: a sample of the requests is run again in the background, and the answers are compared.
 
-By plain beam search of the model that answered, which an exact answer must equal; or by the model
-of an alias, to see how it would do. A shadow runs only while nobody waits and nothing is computed;
-what does not get a turn soon is dropped, and counted.
+The second run uses plain beam search with the same model, which must equal an exact answer, or
+another model by its alias. It runs only while no request waits or is computed. Samples that wait
+too long are dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recsys.serving.worker import DecodeWorker
 logger = logging.getLogger("recsys.serving.shadow")
 BACKLOG = 64
 MAX_AGE_S = 30.0
-LOOK_S = 0.005  # between two looks whether the worker is idle, while a sample waits
+LOOK_S = 0.005  # interval of the checks whether the worker is idle
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Shadow:
     """Samples requests and runs them again."""
 
     def __init__(
-        self, settings: ServingSettings, models: Models, engine: DecodeWorker, metrics: Metrics
+        self, settings: ServingSettings, models: Models, worker: DecodeWorker, metrics: Metrics
     ) -> None:
-        """Make it; `start` it inside the event loop."""
+        """Create it; `start` it in the event loop."""
         self._fraction, self._alias = settings.shadow_fraction, settings.shadow_alias
-        self._models, self._engine, self._metrics = models, engine, metrics
+        self._models, self._worker, self._metrics = models, worker, metrics
         self._samples: deque[_Sample] = deque()
         self._wake = asyncio.Event()
         self._random = random.Random()  # noqa: S311 - a sample, not a secret
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, if any requests are to be sampled."""
+        """Start, if the settings ask for samples."""
         if self._fraction > 0:
             self._task = asyncio.create_task(self._work(), name="shadow")
 
     async def close(self) -> None:
-        """Stop; samples that wait are forgotten."""
+        """Stop; waiting samples are dropped."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -62,10 +62,10 @@ class Shadow:
     def offer(
         self, alias: str, request: RecommendRequest, item_ids: Sequence[str], *, blended: bool
     ) -> None:
-        """A request that was answered with these items; now and then it is sampled.
+        """Sample an answered request with the probability of the settings.
 
-        A blended list is none that plain beam search must equal, so it is sampled for another
-        model only.
+        A blended list need not equal that of plain beam search, so it is sampled only for another
+        model.
         """
         if self._task is None or (blended and self._alias is None):
             return
@@ -92,8 +92,8 @@ class Shadow:
                 continue
             try:
                 await self._run(sample)
-            except Exception:  # no answer depends on it; the next sample may do better
-                logger.warning("a shadow failed", exc_info=True)
+            except Exception:  # no answer depends on it
+                logger.warning("a shadow run failed", exc_info=True)
                 self._metrics.shadow_drops.labels("failed").inc()
 
     async def _run(self, sample: _Sample) -> None:
@@ -103,7 +103,7 @@ class Shadow:
         clock = asyncio.get_running_loop().time
         with self._models.lease(self._alias or sample.alias) as model:
             start = clock()
-            (result,) = await self._engine.run(model.recommender, [request])
+            (result,) = await self._worker.run(model.recommender, [request])
             seconds = clock() - start
         assert isinstance(result, RecommendResult)  # noqa: S101 - of a request for one
         found = {item.item_id for item in result.recommendations}

@@ -15,24 +15,24 @@ if TYPE_CHECKING:  # the command loads these when it runs
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 Location = Annotated[
     str | None,
-    typer.Option("--store", help="Path or URL of the store (default: the service's)."),
+    typer.Option("--store", help="Path or URL of the store (default: serve.store)."),
 ]
 
 
 @app.callback()
 def _store() -> None:
-    """Carry the service's events to a file and back."""
+    """Export the service's events to a file, and import them."""
 
 
 @app.command("export")
 def export(
-    file: Annotated[Path, typer.Argument(help="Ends with .ndjson, .jsonl or .parquet.")],
+    file: Annotated[Path, typer.Argument(help="File that ends with .ndjson, .jsonl or .parquet.")],
     store: Location = None,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Write every event to a file. The service may run meanwhile.
+    """Write all events to a file. The service may be running.
 
     Example: recsys store export events.parquet
     """
@@ -47,13 +47,13 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="As export writes it, or as POST /v1/events takes.")],
+    file: Annotated[Path, typer.Argument(help="File of `export`, or lines of POST /v1/events.")],
     store: Location = None,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Append a file's events. Those that are there already are passed over, so it can be run again.
+    """Append the events of a file. Stored ones are skipped, so the command can be repeated.
 
     Example: recsys store import events.parquet --store postgresql://localhost/shop
     """

@@ -1,54 +1,40 @@
-"""Traces by OpenTelemetry, where it is asked for: a span a request, and one a stage below it.
+"""OpenTelemetry traces (`serve.otel`): a span for each request, with a span for each stage.
 
-Without `serve.otel` its SDK is not imported, and a request pays an empty `with`.
-The exporter is configured by the variables of the standard (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
+Without the setting, the SDK is not imported, and a request costs an empty `with` block. The
+exporter is configured by the standard's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from recsys.errors import ConfigError
 
 SERVICE = "recsys"
 
 
-class RequestSpan(Protocol):
-    """The span of one request."""
-
-    def end(self, method: str, route: str | None, status: int) -> None:
-        """Say how it was answered."""
-
-
 class Telemetry:
-    """Traces nothing."""
+    """Records no traces; the default."""
 
-    def request(
-        self, scope: MutableMapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractContextManager[RequestSpan]:
-        """The span around a request."""
-        return _NOTHING
+    def request(self, headers: Mapping[str, str]) -> AbstractContextManager[object]:
+        """Open the span of a request, below that of the client if it sent a `traceparent`."""
+        return nullcontext()
+
+    def respond(self, method: str, route: str | None, status: int) -> None:
+        """Record the response in the span of the request."""
 
     def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
-        """Spans of the stages, in seconds and in order, of which the last has just ended."""
+        """Record the stages by duration in seconds, in order; the last one has just ended."""
 
     def close(self) -> None:
-        """Send what was not sent yet."""
-
-
-class _NoSpan:
-    def end(self, method: str, route: str | None, status: int) -> None:
-        pass
-
-
-_NOTHING: AbstractContextManager[RequestSpan] = nullcontext(_NoSpan())
+        """Export the remaining spans."""
 
 
 class OpenTelemetry(Telemetry):
-    """Traces by OpenTelemetry."""
+    """Records traces with OpenTelemetry."""
 
     def __init__(self, provider: Any) -> None:
         """Trace with `provider`, a `TracerProvider` of the SDK."""
@@ -59,10 +45,10 @@ class OpenTelemetry(Telemetry):
 
     @classmethod
     def exporting(cls) -> OpenTelemetry:
-        """Send to the collector that the environment names.
+        """Export to the collector of the environment variables.
 
         Raises:
-            ConfigError: the extra is not installed.
+            ConfigError: the extra `otel` is not installed.
         """
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -77,21 +63,28 @@ class OpenTelemetry(Telemetry):
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider)
 
-    @contextmanager
-    def _request(self, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
-        with self._tracer.start_as_current_span(
-            "request", context=self._extract(dict(headers)), kind=self._trace.SpanKind.SERVER
-        ) as span:
-            yield _Span(span)
+    def request(self, headers: Mapping[str, str]) -> AbstractContextManager[object]:
+        """Open the span of a request, below that of the client if it sent a `traceparent`."""
+        context, kind = self._extract(dict(headers)), self._trace.SpanKind.SERVER
+        span: AbstractContextManager[object] = self._tracer.start_as_current_span(
+            "request", context=context, kind=kind
+        )
+        return span
 
-    def request(
-        self, scope: MutableMapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractContextManager[RequestSpan]:
-        """The span around a request, below the caller's if it sent a `traceparent`."""
-        return self._request(headers)
+    def respond(self, method: str, route: str | None, status: int) -> None:
+        """Record the response in the span of the request."""
+        span = self._trace.get_current_span()
+        span.update_name(f"{method} {route}" if route else method)
+        span.set_attributes(
+            {
+                "http.request.method": method,
+                "http.route": route or "",
+                "http.response.status_code": status,
+            }
+        )
 
     def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
-        """Spans of the stages, in seconds and in order, of which the last has just ended."""
+        """Record the stages by duration in seconds, in order; the last one has just ended."""
         moment = time.time_ns() - round(sum(stages.values()) * 1e9)
         for name, seconds in stages.items():
             if seconds <= 0:
@@ -103,20 +96,5 @@ class OpenTelemetry(Telemetry):
             span.end(end_time=moment)
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Export the remaining spans."""
         self._provider.shutdown()
-
-
-class _Span:
-    def __init__(self, span: Any) -> None:
-        self._span = span
-
-    def end(self, method: str, route: str | None, status: int) -> None:
-        self._span.update_name(f"{method} {route}" if route else method)
-        self._span.set_attributes(
-            {
-                "http.request.method": method,
-                "http.route": route or "",
-                "http.response.status_code": status,
-            }
-        )

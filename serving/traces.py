@@ -1,4 +1,4 @@
-"""Traces on the wire: the tree of one decode, in codes instead of tokens."""
+"""Traces on the wire: the tree of a decode, with codes instead of tokens."""
 
 from __future__ import annotations
 

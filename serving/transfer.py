@@ -1,8 +1,8 @@
-"""Export and import of events: NDJSON or parquet, streamed, the same fields as on the wire.
+"""Export and import of events as NDJSON or parquet, streamed, with the fields of the wire format.
 
-A row is an event as `POST /v1/events` takes it, and two columns more: `digest` (what a late
-repetition of the event is known by) and `seed` (the data set that it was imported from). Every
-exported event has an id, so an import that was interrupted is simply run again.
+A row is an event as in `POST /v1/events`, with two more columns: `digest` (by which repeated events
+are recognised) and `seed` (the data set that it was imported from). Every exported event has an id,
+so an interrupted import can be repeated.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a file's events.
+    """Number of events of a file by outcome.
 
     Attributes:
         accepted: written.
-        duplicates: there already.
+        duplicates: stored before.
         ignored: of users who were erased since.
-        seeded: left out, because the store has been seeded from a data set by itself.
+        seeded: of a data set, left out because the store has imported a data set itself.
     """
 
     accepted: int = 0
@@ -62,13 +62,13 @@ class Imported:
 
 
 def export_events(store: Store, path: Path) -> int:
-    """Write every event to a file, which appears whole or not at all.
+    """Write all events to a file, atomically.
 
     Returns:
-        Events written.
+        Number of events.
 
     Raises:
-        DataError: the file's name ends with none of the known formats.
+        DataError: the suffix of the file is unknown.
         StoreError: the store cannot be read.
     """
     is_text = _is_text(path)
@@ -85,11 +85,11 @@ def export_events(store: Store, path: Path) -> int:
 
 
 async def import_events(store: Store, path: Path) -> Imported:
-    """Append a file's events; those that are there already are counted and passed over.
+    """Append the events of a file; stored ones are counted and skipped.
 
     Raises:
-        DataError: the file cannot be read; the text names the row.
-        EventConflictError: an event is there with other content; what came before it is written.
+        DataError: a row is malformed, or an event is stored with other content; earlier rows are
+            written.
         StoreError: the store cannot be written.
     """
     was_seeded = bool(store.seeds())
@@ -127,7 +127,7 @@ def _is_text(path: Path) -> bool:
 
 def _row(event: StoredEvent) -> dict[str, Any]:
     event_id, digest = event.event_id, event.digest
-    if event_id is None:  # of a data set: it needs a name that is the same in every export
+    if event_id is None:  # of a data set: it gets an id that is the same in every export
         event_id = f"seed-{str(event.seed)[:16]}-{event.place}"
     return {
         "event_id": event_id,

@@ -17,6 +17,7 @@ MODULES = sorted(
     if ">>>" in file.read_text(encoding="utf-8")
 )
 CENTRAL = [
+    "recsys.catalog.Catalog",
     "recsys.constraint.boost.Boost",
     "recsys.constraint.filters.ItemFilter",
     "recsys.constraint.mask.RowMask",
@@ -27,15 +28,20 @@ CENTRAL = [
     "recsys.decoding.request.SearchRequest",
     "recsys.decoding.tree.TokenTree",
     "recsys.evaluation.metrics.Hits",
+    "recsys.interactions.Histories",
     "recsys.live_catalog.NewItem",
     "recsys.models.cache.SlotCache",
     "recsys.models.prefix_store.PrefixStore",
     "recsys.models.tree_forward.TreeModel",
+    "recsys.prompts.PromptEncoder",
     "recsys.requests.RecommendRequest",
     "recsys.semantic_ids.rqkmeans.RQKMeans",
     "recsys.semantic_ids.rqvae.RQVAE",
+    "recsys.serving.batcher.Batcher",
+    "recsys.serving.limits.RateLimit",
     "recsys.text.grammar.Grammar",
     "recsys.text.titles.TitleTrie",
+    "recsys.vocabulary.Vocabulary",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark in toy sizes on a CPU: it runs, and every way of decoding gives one answer."""
+"""The GPU benchmark in toy sizes on a CPU: all ways of decoding give the same answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_way_is_timed_at_every_size(result):
     found = [(row["beams"], row["batch"], row["way"]) for row in result["rows"]]
     assert found == [(*case, way) for case in cases for way in WAYS]
     assert not result["skipped"]
-    assert all(0 < row["ms"][0] <= row["ms"][1] <= row["ms"][2] for row in result["rows"])
+    assert all(0 < row["ms"]["p25"] <= row["ms"]["p75"] for row in result["rows"])
 
 
 def test_all_answers_agree_and_a_perfect_draft_takes_one_pass(result):
@@ -58,8 +58,8 @@ def test_all_answers_agree_and_a_perfect_draft_takes_one_pass(result):
             assert row["cached_tokens"] == result["prompt"] - result["new_tokens_with_history"]
 
 
-def test_what_is_compared_on_graphs_runs_on_graphs(result):
+def test_compared_passes_run_as_graphs(result):
     fixed = [row for row in result["rows"] if row["way"] not in ("generate", "planned")]
     eager = {row["way"]: row["passes_without_graph"] for row in fixed}
     assert not any(eager.values())
-    assert all(told["graphs"] for told in result["graphs_of_target_and_draft"]["toy"])
+    assert all(found["graphs"] for found in result["graphs_of_target_and_draft"]["toy"])

@@ -1,54 +1,153 @@
-"""A short run of the hot catalog's benchmark: no wrong answer, and wrong ones are seen."""
+"""Items are inserted and removed by threads while batches decode: no answer has a wrong item."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections import deque
+import random
+import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "hot_catalog.py"
+from recsys.artifacts import Manifest
+from recsys.bundle import Bundle
+from recsys.catalog import Catalog
+from recsys.live import NewItem
+from recsys.prompts import PromptConfig
+from recsys.recommender import Recommender, RecommendRequest
+from recsys.testing import tiny_model
+from recsys.vocabulary import Vocabulary
+
+ITEMS, LEVELS, COLORS, K = 400, (16, 8, 16), ("red", "green", "blue"), 10
 
 
-@pytest.fixture(scope="module")
-def hot():
-    spec = importlib.util.spec_from_file_location("hot_catalog", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hot_catalog"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["hot_catalog"]
+class Changes:
+    """Threads that change the catalog of a recommender, and a record of every item.
+
+    Attributes:
+        born: number of the first epoch that has an item.
+        gone: number of an epoch without it, from when its removal has returned.
+        seen: number of the newest epoch that a caller knows.
+    """
+
+    def __init__(self, recommender: Recommender) -> None:
+        self.recommender = recommender
+        self.born = dict.fromkeys(recommender.catalog.item_ids, 0)
+        self.gone: dict[str, int] = {}
+        self.seen, self.stop, self.errors = 0, threading.Event(), []
+        self._removable, self._lock = list(self.born), threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._run, args=(change, caller))
+            for change in (self._insert, self._remove)
+            for caller in range(2)
+        ]
+
+    def __enter__(self) -> Changes:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, change, caller: int) -> None:
+        rng, count = random.Random(f"{change.__name__} {caller}"), 0
+        try:
+            while not self.stop.wait(0.01):
+                number = change(rng, f"{caller}-{count}")
+                with self._lock:
+                    self.seen = max(self.seen, number)
+                count += 1
+        except Exception as error:
+            self.errors.append(error)
+
+    def _insert(self, rng: random.Random, name: str) -> int:
+        """Two items, the second one with codes like the first one's."""
+        color, codes = {"color": rng.choice(COLORS)}, tuple(rng.randrange(n) for n in LEVELS)
+        names = [f"new-{name}-0", f"new-{name}-1"]
+        items = [
+            NewItem(names[0], "", "", color, codes),
+            NewItem(names[1], "", "", color, like=names[0]),
+        ]
+        epoch = self.recommender.upsert(items)
+        with self._lock:
+            self.born |= dict.fromkeys(names, epoch.number)
+            self._removable += names
+        return epoch.number
+
+    def _remove(self, rng: random.Random, _: str) -> int:
+        with self._lock:
+            name = self._removable.pop(rng.randrange(len(self._removable)))
+        assert self.recommender.remove([name]) == [name]
+        self.gone[name] = self.recommender.epoch.number
+        return self.gone[name]
+
+    def faults(self, request: RecommendRequest, result, before: int) -> list[str]:
+        """What is wrong with an answer, given the newest epoch known before it began."""
+        number, found = result.epoch_number, []
+        names = [item.item_id for item in result.recommendations]
+        if number < before:
+            found.append(f"epoch {number} when {before} was known")
+        if len(set(names)) != K or set(names) & set(request.history):
+            found.append(f"{names} for {request.history}")
+        with self._lock:
+            for name in names:
+                # A batch may be quicker than the caller who has just inserted the item.
+                born, gone = self.born.get(name, number), self.gone.get(name, number + 1)
+                if not born <= number < gone:
+                    found.append(f"{name} is not in epoch {number}")
+        return found
 
 
-def test_every_answer_is_right_while_items_come_and_go(hot):
-    recommender = hot.synthetic(400, (16, 8, 16), hidden=32)
-    result = hot.measure(recommender, 2.0, rate=200, callers=2, kept=6)
-    assert result["wrong_answers"] == result["decoded_again_wrong"] == 0
-    assert result["answers"] >= 8
-    assert result["decoded_again"] >= 8
-    assert result["inserts_per_second"] > 0 < result["removals_per_second"]
-    assert result["items_now"] < result["rows_now"]
+@pytest.fixture
+def recommender() -> Recommender:
+    rng = np.random.default_rng(0)
+    vocabulary = Vocabulary.from_levels(LEVELS)
+    codes = rng.integers(0, LEVELS, (ITEMS, len(LEVELS))).astype(np.int32)
+    ids = [f"i{i}" for i in range(ITEMS)]
+    color = rng.choice(COLORS, ITEMS)
+    table = pa.table({"item_id": ids, "title": ids, "text": [""] * ITEMS, "color": color})
+    catalog, prompt = Catalog(table, codes), PromptConfig(max_items=20)
+    bundle = Bundle(Path("shop"), Manifest(kind="bundle"), catalog, vocabulary, prompt)
+    return Recommender(bundle, tiny_model(vocabulary=vocabulary.size, hidden=32))
 
 
-def test_a_wrong_answer_is_seen(hot):
-    recommender = hot.synthetic(400, (16, 8, 16), hidden=32)
-    recommender.__class__ = hot.Watched
-    catalog = recommender.catalog
-    lives = {
-        n: hot.Life(tuple(c)) for n, c in zip(catalog.item_ids, catalog.codes.tolist(), strict=True)
-    }
-    run = hot.Run(recommender, lives, list(catalog.item_ids), deque())
-    asked = hot.ask(run, np.random.default_rng(0), True)
-    assert hot.wrong(run, asked) == hot.decoded_again(run, asked) == []
-    shown = asked.results[0].recommendations[0].item_id
-    lives[shown].gone = 0
-    assert f"{shown} was gone" in hot.wrong(run, asked)
-    lives[shown].gone, lives[shown].born = None, 5
-    assert f"{shown} before its time" in hot.wrong(run, asked)
-    asked.begun = 3
-    assert "epoch 0 when 3 had been seen" in hot.wrong(run, asked)
-    asked.results[0].recommendations.pop(0)
-    assert hot.decoded_again(run, asked)
+def test_answers_have_items_of_their_epoch_only(recommender):
+    rng = np.random.default_rng(1)
+    with Changes(recommender) as changes:
+        while len(changes.gone) < 40 and not changes.errors:
+            requests = []
+            for i in range(8):
+                catalog = recommender.catalog
+                items = rng.integers(0, len(catalog), 5).tolist()
+                history = [catalog.item_id(item) for item in items]
+                color = COLORS[i % 3]
+                wanted = {"must": [{"key": "color", "match": color}]} if i % 2 else None
+                requests.append(RecommendRequest(history, K, filter=wanted, blend=False))
+            before = changes.seen
+            results = recommender.recommend_batch(requests)
+            for request, result in zip(requests, results, strict=True):
+                assert not changes.faults(request, result, before)
+                catalog = result.epoch.catalog
+                for item in result.recommendations if request.filter else ():
+                    found = catalog.row(catalog.find(item.item_id))["color"]
+                    assert found == request.filter["must"][0]["match"]
+    assert not changes.errors
+    assert len(changes.born) > ITEMS
+
+
+def test_a_wrong_item_is_noticed(recommender):
+    changes = Changes(recommender)
+    request = RecommendRequest(["i0"], K, blend=False)
+    result = recommender.recommend_batch([request])[0]
+    shown = result.recommendations[0].item_id
+    assert changes.faults(request, result, 0) == []
+    assert changes.faults(request, result, 3) == ["epoch 0 when 3 was known"]
+    changes.gone[shown] = 0
+    assert changes.faults(request, result, 0) == [f"{shown} is not in epoch 0"]
+    del changes.gone[shown]
+    changes.born[shown] = 5
+    assert changes.faults(request, result, 0) == [f"{shown} is not in epoch 0"]

@@ -1,9 +1,9 @@
-"""Canonical data -> models: semantic IDs, target, draft, bundle."""
+"""Trains models on canonical data: semantic IDs, SASRec, target, draft, retrieval, bundle."""
 
 from __future__ import annotations
 
 import os
 
-# Threads that wait for each other sleep instead of spinning: on a machine that others use too, two
-# spinning threads were ten times slower than one. Read when torch's OpenMP is loaded, hence here.
+# Waiting threads sleep instead of spinning: on a shared machine, two spinning threads were ten
+# times slower than one. OpenMP reads the variable when torch is loaded, so it is set here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,11 +1,10 @@
-"""Alignment of a draft: batches of teacher trees, and the loss modules that `fit` trains.
+"""Alignment of a draft with its target: batches of teacher trees, and the loss modules for `fit`.
 
-One forward runs a batch of windows (a prompt and, behind it, the item that came next) and the trees
-below the prompts (`recsys.training.tree`). The next items carry the recommendation loss, the tree
-nodes the alignment loss: alpha * align + (1 - alpha) * rec, AtSpeed's eq. 5 and 9.
+One forward runs a batch of windows (a prompt followed by the next item) and the trees below the
+prompts (`recsys.training.tree`). The next items carry the recommendation loss, the tree nodes the
+alignment loss: alpha * align + (1 - alpha) * rec (AtSpeed, eq. 5 and 9).
 
-What is summed over which nodes is the business of this module; what a node's loss is, that of
-`recsys.training.losses`.
+This module weights and sums the losses of nodes; `recsys.training.losses` defines them.
 """
 
 from __future__ import annotations
@@ -37,28 +36,28 @@ from recsys.training.tree import (
 Objective = Literal[
     "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd"
 ]
-# What each objective learns from, besides the next items.
-ON_WORDS = ("wordkd", "tvdkd")  # the target, asked at every token of the training windows
+# What each objective learns from, in addition to the next items.
+ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
 ON_TREES = ("seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd")  # the teacher's trees
-# Objectives that look at what a draft tree holds, levels 1 .. L - 1: nothing below level L - 1.
+# Objectives over the levels of a draft tree, 1 .. L - 1.
 _DRAFTED = ("tree-kd", "beam-kd")
 
 
 @dataclass(frozen=True)
 class AlignmentSettings:
-    """What a draft is aligned by.
+    """The settings of an alignment objective.
 
     Attributes:
-        objective: see the page on alignment.
-        alpha: weight of the alignment loss; the rest is the recommendation loss.
+        objective: see docs/alignment.md.
+        alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
         beam_steps: whether the sequences of a history are the beams of every step, or of the last.
         density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over allowed tokens; False takes the whole vocabulary,
-            for which the target is asked again at every step of training.
-        top_k: learn from all K sequences; False from the best one.
-        tree_attention: one row a history; False runs every node as a row of its own.
+        constrained: compare distributions over the allowed tokens. False compares them over the
+            whole vocabulary, for which the target runs again in every training step.
+        top_k: learn from all K sequences; False: only from the best one.
+        tree_attention: one row per history; False: one row per node.
         temperature: of beam-kd.
-        flatten: nodes of tree-kd weigh p(prefix)^(1 / flatten).
+        flatten: the weight of a node in tree-kd is p(prefix)^(1 / flatten).
     """
 
     objective: Objective = "sft"
@@ -74,13 +73,13 @@ class AlignmentSettings:
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """Rows of one forward.
+    """The arrays of one training batch.
 
     Attributes:
         window: (B, T) int64 prompt and next item, padded on the right.
         asked: (B, T) bool, tokens that carry the recommendation loss.
         lengths: (B,) int64 tokens of each prompt.
-        states: (B, L, K) int64, -1 where no beam is.
+        states: (B, L, K) int64, -1 where there is no beam.
         parents: (B, L, K) int64.
         scores: (B, L, K) float32.
         log_probs: L arrays (B, 1 or K, C) float32, the target's, -inf for padding.
@@ -104,22 +103,22 @@ class TreeBatch:
 
     @property
     def size(self) -> int:
-        """Tokens of the forward, padding included."""
+        """Number of tokens of the forward, padding included."""
         levels, width = self.states.shape[1:]
         return int(self.window.size + len(self.states) * (levels - 1) * width)
 
 
 @dataclass(frozen=True)
 class TreeBatches:
-    """All batches of all epochs over teacher data; their order follows from (seed, epoch).
+    """The batches of all epochs over teacher data; (seed, epoch) determines their order.
 
     Attributes:
-        prompts: what the teacher was asked.
-        trees: its answers, in the same order.
+        prompts: of the teacher.
+        trees: of the teacher's searches, in the same order.
         encoder: history -> prompt.
-        trie: the catalog, as the teacher had it.
+        trie: the catalog.
         max_tokens: most tokens of a batch, nodes and padding included.
-        min_context: items of a window that carry no loss.
+        min_context: items at the start of a window that carry no loss.
         seed: of the order.
     """
 
@@ -137,7 +136,7 @@ class TreeBatches:
             yield self.batch(places)
 
     def count(self, epoch: int = 0) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         return len(self.groups(epoch))
 
     def groups(self, epoch: int) -> list[NDArray[np.int64]]:
@@ -150,14 +149,14 @@ class TreeBatches:
         return group_rows(items, tokens, self.max_tokens, rng)
 
     def batch(self, places: NDArray[np.int64], trees: Trees | None = None) -> TreeBatch:
-        """The batch of the prompts at `places`, with other trees for them if given."""
+        """The batch of the prompts at `places`; `trees`, if given, replace the stored ones."""
         levels, prefix = self.encoder.item_tokens.shape[1], len(self.encoder.prefix)
-        asked = self.prompts.take(places)
-        prompts = self.encoder.encode_all(asked.histories)
+        chosen = self.prompts.take(places)
+        prompts = self.encoder.encode_all(chosen.histories)
         lengths = np.asarray([len(p) for p in prompts], np.int64)
         window = np.full((len(places), lengths.max() + levels), self.encoder.pad, np.int64)
         loss = np.zeros(window.shape, np.bool_)
-        for line, (prompt, item) in enumerate(zip(prompts, asked.following.tolist(), strict=True)):
+        for line, (prompt, item) in enumerate(zip(prompts, chosen.following.tolist(), strict=True)):
             stop = len(prompt)
             window[line, :stop] = prompt
             if item >= 0:
@@ -487,7 +486,7 @@ def _node_places(states: torch.Tensor) -> list[slice]:
 class WordDistillation(nn.Module):
     """alpha * KL or TVD over the whole vocabulary + (1 - alpha) * next-item loss, at every token.
 
-    The target is asked as training goes: a vocabulary at every token is too much to store.
+    The target runs in every training step, because whole distributions are too large to store.
 
     Attributes:
         model: the draft.
@@ -502,7 +501,7 @@ class WordDistillation(nn.Module):
         label_smoothing: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Wrap `model`; `target` is asked under the same autocast."""
+        """Wrap `model`; `target` runs under the same autocast."""
         super().__init__()
         self.model = model
         self._target = (target,)

@@ -1,8 +1,8 @@
-"""Training batches: windows of histories become padded token rows under a budget of tokens.
+"""Training batches: turns windows of histories into padded token rows, within a budget of tokens.
 
-Everything about an epoch follows from (seed, epoch): which items are dropped, how rows are grouped
-by length, the order of batches. A position in the data is therefore two integers, and a run that
-was stopped goes on with the very batch that it would have seen. NumPy only.
+The pair (seed, epoch) determines an epoch: which items are dropped, how rows are grouped by length,
+and the order of batches. A position in the data is therefore two integers, and a run that was
+stopped resumes with the next batch. NumPy only.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from recsys.training.soft_labels import SoftLabels
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one forward pass.
+    """The arrays of one training batch.
 
     Attributes:
         tokens: (B, T) int64, padded on the right.
-        loss: (B, T) bool, the tokens that are asked for; never the prefix, never padding.
-        soft: for each asked item, rows first, the (N, k, L) int64 tokens of the items of its soft
-            label and their (N, k) float32 shares; None without soft labels.
+        loss: (B, T) bool, the tokens that carry loss; never the prefix or padding.
+        soft: soft labels of the N items with loss, in row order: the (N, k, L) int64 tokens of
+            their items and the (N, k) float32 shares; None without soft labels.
     """
 
     tokens: NDArray[np.int64]
@@ -41,24 +41,24 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Tokens, padding included."""
+        """Number of tokens, padding included."""
         return self.tokens.size
 
 
 @dataclass(frozen=True)
 class TrainingBatches:
-    """All batches of all epochs.
+    """The batches of all epochs.
 
     Attributes:
-        windows: sequences of events by number, and where each one's loss begins.
+        windows: sequences of event numbers, and the start of each one's loss.
         items: (events,) int32 the item of each event.
         item_tokens: (items, L) int64 token ids.
         prefix: tokens in front of every row.
         pad: fills rows up to the longest of their batch.
         max_tokens: most tokens of a batch, padding included (a longer row is a batch of its own).
-        item_dropout: share of items left out of a window, as if they had never happened.
+        item_dropout: share of items that are removed from a window.
         seed: of dropout and order.
-        soft: what each event is asked for beside its item.
+        soft: soft labels of each event, or None.
     """
 
     windows: Windows
@@ -81,7 +81,7 @@ class TrainingBatches:
         min_context: int = 1,
         **settings: object,
     ) -> TrainingBatches:
-        """Batches over training histories, windowed as serving will ask (`training_windows`)."""
+        """Batches over training histories, cut into windows by `training_windows`."""
         events = Histories(histories.offsets, np.arange(len(histories.items), dtype=np.int32))
         windows = training_windows(events, prompt, min_context=min_context)
         return cls(windows, histories.items, item_tokens, **settings)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class TrainingBatches:
             yield self._batch(windows.take(rows), first[rows])
 
     def count(self, epoch: int = 0) -> int:
-        """Batches of an epoch (it varies a little with what is dropped)."""
+        """Number of batches of an epoch; it depends on the dropped items."""
         rng = np.random.default_rng([self.seed, epoch])
         return len(self._group(self._drop(rng)[0], rng))
 
@@ -103,7 +103,7 @@ class TrainingBatches:
         return group_rows(windows.lengths, tokens, self.max_tokens, rng)
 
     def _drop(self, rng: np.random.Generator) -> tuple[Histories, NDArray[np.int64]]:
-        """Windows without the dropped items; windows that then ask nothing are left out."""
+        """Windows without the dropped items and without windows that then have no loss."""
         sequences, first = self.windows.sequences, self.windows.first
         if self.item_dropout > 0:
             keep = rng.random(len(sequences.items)) >= self.item_dropout
@@ -112,9 +112,9 @@ class TrainingBatches:
             first = np.bincount(sequences.rows[early], minlength=len(sequences))
             sequences = sequences.where(keep)
             if not self.prefix:
-                first = np.maximum(first, 1)  # nothing stands before the first, so it is not asked
-        asking = np.flatnonzero(sequences.lengths > first)
-        return sequences.take(asking), first[asking]
+                first = np.maximum(first, 1)  # the first item has no context
+        kept = np.flatnonzero(sequences.lengths > first)
+        return sequences.take(kept), first[kept]
 
     def _batch(self, sequences: Histories, first: NDArray[np.int64]) -> Batch:
         events = sequences.padded()

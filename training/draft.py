@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
@@ -52,7 +52,7 @@ from recsys.training.validation import Acceptance, Validation
 from recsys.vocabulary import Vocabulary
 
 KIND = "draft"
-# Objectives whose optimum is the target itself need no other loss beside them.
+# Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "beam-kd")
 
 
@@ -64,8 +64,8 @@ class DraftConfig(SupervisedConfig):
         layers: decoder layers.
         init_from_target: take the target's sizes and start as its embeddings, head and first
             layers; otherwise the preset's sizes and random weights.
-        objective: what it learns: `sft` (next items) or one of the alignments.
-        alpha: weight of the alignment loss; None takes .5, or 1 for tree-kd and beam-kd.
+        objective: `sft` (next items) or one of the alignment objectives.
+        alpha: weight of the alignment loss; None means .5, or 1 for tree-kd and beam-kd.
         beam_steps: see `AlignmentSettings`, as for the next six.
         density: keep AtSpeed-S's density regularisation.
         constrained: compare distributions over allowed tokens only.
@@ -73,10 +73,10 @@ class DraftConfig(SupervisedConfig):
         tree_attention: run a history's tree as one row.
         temperature: of beam-kd.
         flatten: of tree-kd.
-        on_policy: batches after which the teacher's trees are searched anew, in the mixture of the
-            target and the draft as it is then; 0 keeps to the teacher artifact.
-        accept_users: validation users whose requests are verified at each validation; 0 for none.
-        accept_beams: K of these requests.
+        on_policy: number of batches after which trees are searched again, with a mixture of the
+            target and the current draft; 0 uses only the teacher artifact.
+        accept_users: validation users for whom acceptance is measured; 0 for none.
+        accept_beams: K of these searches.
         accept_nodes: nodes of their draft trees.
     """
 
@@ -101,19 +101,17 @@ class DraftConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha: want 0 <= alpha <= 1, got {self.alpha}")
+            raise ConfigError(f"alpha: expected 0 <= alpha <= 1, got {self.alpha}")
         if self.alpha == 1 and self.objective == "atspeed-s" and self.density:
             raise ConfigError(
-                "alpha: 1 leaves AtSpeed-S without the recommendation loss, and all of the draft's "
-                "probability would go to one token; use less, or density: false"
+                "alpha: with 1, AtSpeed-S has no recommendation loss and moves all probability of "
+                "the draft to one token; use a smaller alpha, or density: false"
             )
-        for name in ("temperature", "flatten"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: want more than 0, got {getattr(self, name)}")
+        check_bounds(self, above_zero=["temperature", "flatten"])
 
     @property
     def alignment(self) -> AlignmentSettings:
-        """The objective's own settings."""
+        """The settings of the objective."""
         own = {f.name: getattr(self, f.name) for f in fields(AlignmentSettings)}
         if self.alpha is None:
             own["alpha"] = 1.0 if self.objective in _COMPLETE else 0.5
@@ -259,7 +257,7 @@ def _tree_alignment(
 
 
 def cut(target: Any, layers: int) -> Any:
-    """A new model of the target's widths with only its first `layers` layers, and their weights."""
+    """A new model with the target's widths and weights, but only its first `layers` layers."""
     if hasattr(target, "peft_config"):
         target = target.merge_and_unload()
     config = copy.deepcopy(target.config)

@@ -1,4 +1,4 @@
-"""Stage `ids`: a data set -> semantic IDs, their quantiser and their health report."""
+"""Stage `ids`: makes the semantic IDs of a data set, their quantiser and their health report."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class IdsConfig:
     """Section `ids`.
 
     Attributes:
-        method: how items get their codes; `imported` takes those that came with the data set, and
+        method: `rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set, and
             `bundle` those of an earlier run, so that its target can be refreshed.
-        bundle: the bundle of that run (used by `bundle` alone).
-        levels: codes of a semantic ID, L (learned ones only, as for the next two).
-        codebook_size: codes a level, V.
-        features: what is known of an item.
+        bundle: the bundle of that run, for method `bundle`.
+        levels: codes of a semantic ID, L (only for learned codes, as the next two).
+        codebook_size: codes per level, V.
+        features: of items.
         rqkmeans: settings of `rq-kmeans`.
         rqvae: settings of `rq-vae`.
     """
@@ -56,21 +56,21 @@ class IdsConfig:
 
     def __post_init__(self) -> None:
         if (self.method == "bundle") != (self.bundle is not None):
-            raise ConfigError("ids.bundle: method bundle wants the PATH of one, the others none")
+            raise ConfigError("ids.bundle: give a path with method bundle, and only with it")
 
 
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
-    It holds `codes.npy` ((items, L) int32, dense order), `report.json`, `report.svg` and, where
-    learned, `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32),
-    `quantizer/` and, unless texts go through a model, `item_encoder/`, which finds codes of new
-    items (a bundle's codes keep its quantiser and its encoder).
+    It has `codes.npy` ((items, L) int32, dense order), `report.json` and `report.svg`. Learned IDs
+    also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32),
+    `quantizer/` and, unless a text model encodes the texts, `item_encoder/`, which computes codes
+    of new items. IDs of a bundle keep its quantiser and its encoder.
 
     Raises:
-        ConfigError: `imported` without codes in the data set, `bundle` without one for each of its
-            items, or sizes that do not fit it.
-        ArtifactError: the data set, the bundle or the SASRec that features want is missing.
+        ConfigError: the data set or the bundle has no codes for its items, or the sizes do not fit
+            the data set.
+        ArtifactError: the data set, the bundle or the SASRec model for the features is missing.
     """
     config = context.settings.section("ids", IdsConfig)
     settings = as_dict(config) | {"seed": context.settings.seed}
@@ -147,8 +147,8 @@ def print_report(path: Path, as_json: bool = False) -> None:
 def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
     if dataset.codes is None:
         raise ConfigError(
-            "ids.method: 'imported' needs a data set with codes (data.index), and this one has "
-            "none; use rq-kmeans or rq-vae"
+            "ids.method: 'imported' needs a data set with codes (data.index); this one has none: "
+            "use rq-kmeans or rq-vae"
         )
     return dataset.codes.astype(np.int32), health(dataset.codes)
 
@@ -156,15 +156,15 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
 def _kept(
     dataset: Dataset, bundle: Bundle, folder: Path
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
-    """The codes that items have in a bundle, with what they are from."""
+    """The codes of the items in a bundle; copies its quantiser and its encoder."""
     ids = dataset.item_ids
     found = bundle.catalog.index(ids.tolist())
     unknown = np.flatnonzero(found < 0)
     if len(unknown):
         raise ConfigError(
             f"ids.bundle: {len(unknown)} items have no code in {bundle.path}, one of them "
-            f"{str(ids[unknown[0]])!r}; leave them out of the data set, or learn new IDs (with "
-            "rq-kmeans, say) and train a new target"
+            f"{str(ids[unknown[0]])!r}; remove them from the data set, or learn new IDs (for "
+            "example with rq-kmeans) and train a new target"
         )
     codes = bundle.catalog.codes[found]
     for part in (QUANTIZER, ITEM_ENCODER):

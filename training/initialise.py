@@ -1,4 +1,4 @@
-"""Starting weights: token embeddings from what the quantiser knows, a draft from its target."""
+"""Initial weights: token embeddings from the quantiser's centroids, a draft from its target."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recsys.vocabulary import Vocabulary
 def centroid_embeddings(
     centroids: NDArray[np.floating], level_sizes: tuple[int, ...], width: int, rms: float
 ) -> list[NDArray[np.float32]]:
-    """Embeddings of codes that lie to each other as their centroids do.
+    """Embeddings of codes whose relative positions are those of their centroids.
 
-    All levels are projected on the same leading principal axes where the centroids are wider than
-    `width`, and filled with zeros where they are narrower. Each level is centred and scaled by
-    itself: deep levels quantise small residuals, which would else be lost beside the first.
+    Centroids wider than `width` are projected on the leading principal axes of all levels; narrower
+    ones are filled up with zeros. Each level is centred and scaled separately, because deep levels
+    quantise small residuals.
 
     Args:
         centroids: (L, V, D).
@@ -48,9 +48,9 @@ def centroid_embeddings(
 def initialise_from_centroids(
     model: Any, vocabulary: Vocabulary, centroids: NDArray[np.floating]
 ) -> None:
-    """Put `centroid_embeddings` into the rows of the semantic tokens, in embedding and head.
+    """Copy `centroid_embeddings` to the rows of the semantic tokens, in embedding and head.
 
-    The rows get the spread that the model's own rows have.
+    They are scaled to the root mean square of the model's rows.
     """
     for matrix in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
         rms = float(matrix.float().pow(2).mean().sqrt())
@@ -71,6 +71,6 @@ def initialise_from_model(draft: Any, target: Any) -> None:
     if odd:
         raise ValueError(
             f"the draft's {odd[0]} {tuple(state[odd[0]].shape)} does not fit the target; give both "
-            "the same sizes but for the number of layers, or set init_from_target: false"
+            "the same sizes except the number of layers, or set init_from_target: false"
         )
     draft.load_state_dict({key: source[key] for key in state})

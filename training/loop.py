@@ -1,9 +1,8 @@
-"""fit: steps, schedule, validation, checkpoints, log. Knows a loss module, batches and a callback.
+"""The training loop: steps, schedule, validation, checkpoints, log.
 
-accelerate places the model and joins processes, so the same program runs on a CPU, a GPU, or
-several under `accelerate launch`: each with all parameters (DDP), or with its share of them (FSDP,
-torch's `fully_shard`, layer by layer). What is learned from the batches is the loss module's
-business, and what "good" means is the callback's.
+`fit` takes a loss module, batches and a validation callback. accelerate places the model and
+connects processes, so the same program runs on a CPU, a GPU, or several under `accelerate launch`:
+each process has all parameters (DDP), or a shard of them (FSDP, torch's `fully_shard` per layer).
 """
 
 from __future__ import annotations
@@ -26,42 +25,43 @@ from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 from torch import nn
 
+from recsys.config import check_bounds
 from recsys.errors import ConfigError
 from recsys.progress import Bar, say, track
 from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state, whole
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
-SHARED = "ACCELERATE_USE_FSDP"  # what `accelerate launch` sets for a configuration with FSDP
+SHARDED = "ACCELERATE_USE_FSDP"  # set by `accelerate launch` for a configuration with FSDP
 
 
 @atexit.register
 def _leave_process_group() -> None:
-    """Several processes part in order: one that only ends may take the others down with it."""
+    """Leave the process group in order: a process that merely exits may abort the others."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How a model is trained.
+    """Settings of the training loop.
 
     Attributes:
         epochs: passes over the training windows, at most.
-        max_minutes: time budget, validation included; the schedule then follows the clock, and
+        max_minutes: time budget, including validation. The schedule then follows the clock, and
             training ends when either budget is spent.
         learning_rate: peak of the schedule.
-        min_learning_rate: its end, as a share of the peak.
-        warmup_steps: steps of linear rise; cosine fall from there.
-        weight_decay: of matrices (norms have none).
+        min_learning_rate: end of the schedule, as a share of the peak.
+        warmup_steps: steps of linear warm-up, followed by a cosine decay.
+        weight_decay: of matrices; norms have none.
         beta2: of AdamW.
         clip: largest norm of the gradient; 0 does not clip.
-        accumulate: batches added up to one step.
-        precision: `bf16` runs matrix products in it, `float32` nothing; `auto` takes bf16 where the
-            processor has it in hardware.
-        threads: of torch in each process; 0 leaves its default.
+        accumulate: batches per step.
+        precision: of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
+            supports it in hardware.
+        threads: of torch in each process; 0 keeps its default.
         evaluate_every: epochs between validations; 0 never validates.
-        patience: validations without a better one before training stops; 0 never stops early.
+        patience: validations without improvement before training stops; 0 never stops early.
         checkpoint_minutes: between checkpoints; one is also written after each validation.
         tensorboard: also write TensorBoard events (extra `tensorboard`).
     """
@@ -83,15 +83,12 @@ class LoopConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("accumulate", 1), ("evaluate_every", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: want at least {least}, got {getattr(self, name)}")
-        if self.max_minutes is not None and self.max_minutes <= 0:
-            raise ConfigError(f"max_minutes: want more than 0, got {self.max_minutes}")
+        least = {"epochs": 1, "accumulate": 1, "evaluate_every": 0}
+        check_bounds(self, at_least=least, above_zero=["max_minutes"])
 
 
 class Inputs(Protocol):
-    """One batch: what the loss module is called with."""
+    """One batch."""
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
@@ -99,17 +96,17 @@ class Inputs(Protocol):
 
     @property
     def size(self) -> int:
-        """Tokens, padding included."""
+        """Number of tokens, padding included."""
 
 
 class Data(Protocol):
-    """What `fit` reads batches from (`recsys.training.batches.TrainingBatches`)."""
+    """The batches of all epochs (`recsys.training.batches.TrainingBatches`)."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Inputs]:
         """Batches of one epoch from number `start` on."""
 
     def count(self, epoch: int = 0) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -144,7 +141,7 @@ def fit(
     Args:
         module: a batch's inputs -> scalar loss (`recsys.training.objective.NextToken`).
         data: batches by epoch and number.
-        config: how.
+        config: the settings.
         checkpoints: where state and `log.jsonl` are stored.
         name: of the model, for progress and messages.
         validate: called on the main process with the module in evaluation mode; returns metrics.
@@ -153,10 +150,10 @@ def fit(
         max_steps: the most steps to take.
 
     Returns:
-        Where training ended, with the metrics of the weights that were kept.
+        Progress at the end, with the metrics of the selected weights.
 
     Raises:
-        ConfigError: the loss is no longer finite, or TensorBoard is asked for and not installed.
+        ConfigError: the loss is not finite, or TensorBoard is not installed but required.
     """
     run = _Run(
         module, data, config, checkpoints, name=name, validate=validate, seed=seed,
@@ -188,17 +185,17 @@ class _Run:
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
         torch.manual_seed(seed + self.accelerator.process_index)
-        self.sharded = self.world > 1 and os.environ.get(SHARED, "").lower() == "true"
+        self.sharded = self.world > 1 and os.environ.get(SHARDED, "").lower() == "true"
         if self.sharded:
-            # What is not trained needs no more digits than products are computed with.
+            # Frozen parameters need no higher precision than the matrix products.
             dtype = autocast_dtype(config.precision, self.accelerator.device)
-            _share_out(module, self.accelerator.device, frozen=dtype)
+            _shard(module, self.accelerator.device, frozen=dtype)
         self.optimizer = _optimizer(module.to(self.accelerator.device), config)
         resumed = checkpoints.load(module, self.optimizer)
         self.progress, self.best = resumed or (Progress(), {})
         if resumed:
             say(
-                f"{name}: going on from step {self.progress.step}, {self.progress.seconds:.0f} s in"
+                f"{name}: resuming at step {self.progress.step} after {self.progress.seconds:.0f} s"
             )
         self.wrapped: Any = module if self.sharded else self.accelerator.prepare(module)
         self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
@@ -211,11 +208,11 @@ class _Run:
 
     @property
     def seconds(self) -> float:
-        """Time spent, over all sittings."""
+        """Training time, including earlier parts of a resumed run."""
         return time.monotonic() - self.start
 
     def train(self) -> Progress:
-        """Epochs until a budget is spent or validation no longer improves."""
+        """Train until a budget is spent or validation no longer improves."""
         progress, patience = self.progress, self.config.patience
         timed = not math.isinf(self.budget_s)
         left = self.budget_s - self.seconds if timed else self.total_steps - progress.step
@@ -233,12 +230,12 @@ class _Run:
         if self.best:
             restore_trainable(self.module, self.best)
         if self.sharded:
-            _bring_together(self.module)
+            _unshard(self.module)
         self.module.eval()
         return progress
 
     def _epoch(self, bar: Bar, timed: bool) -> None:
-        """Train to the end of the epoch, or of the budget."""
+        """Train to the end of the epoch or of the budget."""
         progress, group = self.progress, self.config.accumulate * self.world
         batches = self.data.epoch(progress.epoch, progress.batch)
         last = time.monotonic()
@@ -270,8 +267,8 @@ class _Run:
                 torch.from_numpy(array).to(accelerator.device, non_blocking=True)
                 for array in batch.inputs
             ]
-            # Gradients are exchanged once a step, with the last of its batches.
-            with self._exchange(number == len(mine)):
+            # Gradients are synchronised once per step, with its last batch.
+            with self._synchronise(number == len(mine)):
                 loss = self.wrapped(*inputs) / len(mine)
                 accelerator.backward(loss)
             self.loss += loss.detach()
@@ -284,30 +281,30 @@ class _Run:
         progress.loss_steps += 1
         progress.batch += len(group)
 
-    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
-        """Exchange gradients with the backward pass inside, or not."""
+    def _synchronise(self, last: bool) -> AbstractContextManager[Any]:
+        """A context in which the backward pass synchronises gradients only for the last batch."""
         if self.sharded:
             self.wrapped.set_requires_gradient_sync(last)
             return nullcontext()
         return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
     def _learning_rate(self, share: float) -> float:
-        """Linear warm-up by steps, then a cosine over the share of the budget that is spent."""
+        """Linear warm-up by steps, then a cosine over the spent share of the budget."""
         least = self.config.min_learning_rate
         cosine = least + (1 - least) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
         warmup = min(1.0, (self.progress.step + 1) / max(self.config.warmup_steps, 1))
         return self.config.learning_rate * warmup * cosine
 
     def _spent(self) -> float:
-        """Share of the budget that is gone; processes take the first one's word."""
+        """Spent share of the budget; all processes use the value of the main process."""
         share = max(self.progress.step / self.total_steps, self.seconds / self.budget_s)
         return float(self._agree(share))
 
     def _evaluate(self) -> None:
         progress = self.progress
         metrics: dict[str, float] = {}
-        with _whole_on_each(self.module) if self.sharded else nullcontext():
-            # Shared-out layers remember who ran them: all processes do, the main one's word counts.
+        with _unsharded(self.module) if self.sharded else nullcontext():
+            # Sharded layers must run on all processes; the main process's metrics are used.
             if self.validate is not None and (self.main or self.sharded):
                 self.module.eval()
                 metrics = self.validate()
@@ -358,13 +355,13 @@ class _Run:
         return broadcast_object_list([value])[0] if self.world > 1 else value
 
 
-def _share_out(module: nn.Module, device: torch.device, *, frozen: torch.dtype) -> None:
-    """Give each process its share of every parameter (FSDP2), layer by layer.
+def _shard(module: nn.Module, device: torch.device, *, frozen: torch.dtype) -> None:
+    """Shard the parameters over the processes (FSDP2), layer by layer.
 
     Args:
-        module: its largest list of layers is shared out one by one, the rest together.
+        module: the layers of its longest list are sharded one by one, the rest together.
         device: of this process.
-        frozen: what parameters that are not trained are kept in.
+        frozen: type of the parameters that are not trained.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -379,8 +376,8 @@ def _share_out(module: nn.Module, device: torch.device, *, frozen: torch.dtype) 
 
 
 @contextmanager
-def _whole_on_each(module: nn.Module) -> Iterator[None]:
-    """Every process has all parameters meanwhile, and runs any part of the model as it is."""
+def _unsharded(module: nn.Module) -> Iterator[None]:
+    """A context in which every process has all parameters, to run any part of the model."""
     from torch.distributed.fsdp import FSDPModule
 
     parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
@@ -393,8 +390,8 @@ def _whole_on_each(module: nn.Module) -> Iterator[None]:
         part.set_reshard_after_forward(part is not module, recurse=False)
 
 
-def _bring_together(module: nn.Module) -> None:
-    """Put whole parameters in the place of shares, for good: to be saved, not to be trained on."""
+def _unshard(module: nn.Module) -> None:
+    """Replace the shards by whole parameters, for saving; the model cannot be trained further."""
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
@@ -417,14 +414,14 @@ def _optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
 
 
 class _NoBar:
-    """The bar of a process that nobody watches."""
+    """The progress bar of all processes but the main one: shows nothing."""
 
     def advance(self, amount: float = 1, **columns: float | str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class _Log:
-    """`log.jsonl`, cut back to what the checkpoint knew; TensorBoard beside it if asked for."""
+    """Writes `log.jsonl`, first truncated to the checkpoint's length, and TensorBoard events."""
 
     def __init__(self, folder: Path, size: int, config: LoopConfig, main: bool) -> None:
         self._file = folder / LOG
@@ -447,11 +444,11 @@ class _Log:
 
     @property
     def size(self) -> int:
-        """Bytes written."""
+        """Length of the log in bytes."""
         return self._file.stat().st_size
 
     def write(self, progress: Progress, seconds: float, values: dict[str, float]) -> None:
-        """One line: where training stands, and `values`."""
+        """Write one line with the progress and `values`."""
         if not self._main:
             return
         line = {

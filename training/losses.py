@@ -1,9 +1,9 @@
-"""Alignment losses: pure functions of log-probabilities, each beside its equation.
+"""Alignment losses: pure functions of log-probabilities, each with its equation.
 
-A row is one node of a tree: p is the target's distribution over the tokens there, q the draft's.
-All functions take rows in any leading shape, (..., C), and return one number a row, (...). `real`
-marks the tokens that exist; the others are padding. Where a function says *allowed*, p and q are
-renormalised over the real tokens; *whole* means that they are normalised over the whole vocabulary.
+A row is one node of a tree: p is the target's distribution over the node's tokens, q the draft's.
+All functions take rows of any leading shape, (..., C), and return one number per row, (...). `real`
+marks the tokens that exist; the others are padding. *Allowed* distributions are renormalised over
+the real tokens; *whole* ones are normalised over the whole vocabulary.
 
 Sources: AtSpeed (Lin et al., ICLR 2025), eq. 4 and 8; Hinton et al., 2015 (WordKD); Kim and Rush,
 2016 (SeqKD); Wen et al., 2023 (TVDKD).
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-NOWHERE = -1e9  # a log-prob whose exponential is zero, and whose product with zero is too
+NOWHERE = -1e9  # a finite log-prob whose exponential is zero, so that 0 * NOWHERE is 0
 
 
 def allowed(log_probs: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -22,10 +22,10 @@ def allowed(log_probs: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 
 def with_rest(log_probs: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """(..., C + 1): the real tokens, and one bucket for all that the vocabulary has besides.
+    """(..., C + 1): the real tokens, and one bucket for the rest of the vocabulary.
 
-    rest = 1 - sum_{v allowed} p(v). Without it a draft that is right among a node's children may be
-    wrong about the node, and scores of beams are compared across nodes.
+    rest = 1 - sum_{v allowed} p(v). Without the bucket a draft may have the right distribution
+    among the children of a node but the wrong total, and beams of different nodes are compared.
     """
     log_probs = log_probs.masked_fill(~real, NOWHERE)
     taken = log_probs.exp().sum(-1, keepdim=True)
@@ -55,15 +55,15 @@ def atspeed_s(
 
     sum_{v in V_c} q(v) log(q(v) / p(v)) - sum_{v in V_c} q(v) log(q(v) / p(y_K))
 
-    The first sum is the reverse KL, the second the density regularisation; together they are linear
-    in q: sum q(v) (log p(y_K) - log p(v)), least where all mass is on the target's best token.
+    The first sum is the reverse KL, the second the density regularisation. Their difference is
+    linear in q: sum q(v) (log p(y_K) - log p(v)), minimal with all mass on the target's best token.
 
     Args:
         log_p: (..., C) allowed.
         log_q: (..., C) allowed.
-        log_p_last: (...) log p(y_K): the target's, of the K-th best sequence's token at this step.
-        top: K, the size of V_c: the most probable tokens under q.
-        density: False leaves the second sum out (the ablation "w/o DR").
+        log_p_last: (...) log p(y_K), of the K-th best sequence's token at this step.
+        top: K, the size of V_c, the most probable tokens under q.
+        density: False omits the second sum (the ablation "w/o DR").
     """
     chosen = log_q.detach().topk(min(top, log_q.shape[-1]), dim=-1).indices  # V_c
     log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
@@ -94,7 +94,7 @@ def sequence_cross_entropy(log_q: torch.Tensor, share: torch.Tensor) -> torch.Te
 
     Args:
         log_q: (..., C) whole.
-        share: (..., C) how many of the target's sequences go on with each token, over all of them.
+        share: (..., C) share of the target's sequences that continue with each token.
     """
     return -(share * log_q.masked_fill(share == 0, 0.0)).sum(-1)
 
@@ -104,8 +104,8 @@ def listwise(
 ) -> torch.Tensor:
     """Ranking of candidates across beams: tau^2 KL(softmax(s_p / tau) || softmax(s_q / tau)).
 
-    A candidate is a prefix with its sum of log-probs s, as beam search compares them. tau > 1 makes
-    the tail of the top K count, which is where a draft misses (tau^2 keeps gradients alike).
+    A candidate is a prefix with its sum of log-probs s, as in beam search. tau > 1 increases the
+    weight of the tail of the top K, where a draft errs most; tau^2 keeps the scale of gradients.
 
     Args:
         score_p: (..., C) of the target.

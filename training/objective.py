@@ -1,7 +1,7 @@
 """NextToken: the training loss of a causal LM on a batch, as one module that accelerate can wrap.
 
-The LM head is applied only to the places that carry loss. On request the model's first layers are
-trained to say what the whole model says, and it to say what they can (`agreement`).
+The LM head is applied only to the positions that carry loss. Optionally the target is trained with
+an early-exit KL loss (`agreement`), and with soft labels.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from recsys.errors import ConfigError
 
 
 class NextToken(nn.Module):
-    """Mean label-smoothed cross-entropy of the asked tokens, over the whole vocabulary.
+    """Mean label-smoothed cross-entropy of the tokens with loss, over the whole vocabulary.
 
-    With agreement a, `a * KL(p || q)` is added while training: p is the model's own distribution, q
-    what its last norm and head make of the hidden state behind layer `exit_layer`. Gradients flow
-    into both, so the model also learns to be followed: a draft cut from its first layers proposes
-    what it will say. (Early-exit losses as in LayerSkip, Elhoushi et al., 2024, teach q the labels
-    and leave p alone.)
+    With agreement a, the early-exit loss `a * KL(p || q)` is added in training: p is the model's
+    distribution, q the distribution of its last norm and head on the hidden state after layer
+    `exit_layer`. Gradients flow into both p and q, so that a draft cut from the first layers
+    predicts the model better. (In LayerSkip, Elhoushi et al., 2024, q is trained on the labels
+    instead.)
 
-    With soft labels, a share of each token's target is what they say of that token: their items
-    that begin as the asked item does, up to it, by the next code. So the first code gets all of a
-    label, the later ones what of it lies below the asked item's prefix; a token below which there
-    is nothing keeps its hard target.
+    With soft labels, a share of each token's target is distributed over the items of the label that
+    have the same preceding codes, by their code at the token's level. The first code therefore uses
+    the whole label, later codes the part below the item's prefix. A token without such items keeps
+    its hard target.
 
     Attributes:
         model: a Hugging Face causal LM, or a peft model of one.
@@ -47,16 +47,16 @@ class NextToken(nn.Module):
         """Wrap `model`.
 
         Args:
-            model: what is trained.
+            model: the model to train.
             label_smoothing: share of a token's probability that is spread over the vocabulary.
-            dropout: of the token embeddings, while training.
-            dtype: bfloat16 runs matrix products in it (autocast); weights stay what they are.
-            exit_layer: layers behind which q is read.
-            agreement: a; 0 does without.
-            soft_labels: share of the target that is the soft label's, where a batch has them.
+            dropout: of the token embeddings in training.
+            dtype: bfloat16 runs matrix products in it (autocast); the weights keep their type.
+            exit_layer: number of layers before the early exit.
+            agreement: a; 0 omits the early-exit loss.
+            soft_labels: share of the target that comes from soft labels, if a batch has them.
 
         Raises:
-            ConfigError: agreement without a layer behind the exit.
+            ConfigError: agreement with an exit after the last layer.
         """
         super().__init__()
         self.model = model
@@ -82,10 +82,10 @@ class NextToken(nn.Module):
         """Loss of one batch.
 
         Args:
-            tokens: (B, T) int64, padded on the right. Under a causal mask real tokens never see
-                the padding, so no mask is passed.
-            loss: (B, T) bool, tokens that are asked for.
-            soft_tokens: (N, k, L) int64 tokens of the items of the N asked items' soft labels.
+            tokens: (B, T) int64, padded on the right. No mask is needed, because under the causal
+                mask real tokens do not attend to the padding.
+            loss: (B, T) bool, tokens that carry loss.
+            soft_tokens: (N, k, L) int64 tokens of the soft labels of the N items with loss.
             soft_shares: (N, k) their shares, which add up to 1 or to 0.
 
         Returns:
@@ -120,20 +120,20 @@ class NextToken(nn.Module):
 def mixed_targets(
     targets: torch.Tensor, soft_tokens: torch.Tensor, soft_shares: torch.Tensor, share: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets of each asked token: its own first, then those of its item's soft label.
+    """Targets of each token with loss: its own first, then those of its item's soft label.
 
     Args:
-        targets: (N * L,) int64 tokens of the asked items, level by level.
+        targets: (N * L,) int64 tokens of the items with loss, level by level.
         soft_tokens: (N, k, L) int64.
         soft_shares: (N, k).
-        share: of the soft label, where it has anything below the asked item's prefix.
+        share: of the soft label, if it has items below the prefix.
 
     Returns:
         (N * L, 1 + k) int64 tokens and their float32 shares, which add up to 1.
     """
     n, k, levels = soft_tokens.shape
     own = targets.view(n, 1, levels)
-    # An item counts at a level if all its codes before are the asked item's.
+    # An item counts at a level if all its preceding codes are those of the target item.
     same = (soft_tokens == own).cumprod(-1)
     below = torch.cat([same.new_ones(n, k, 1), same[..., :-1]], dim=-1) * soft_shares[..., None]
     total = below.sum(1, keepdim=True)
@@ -148,8 +148,8 @@ def smoothed_cross_entropy(
 ) -> torch.Tensor:
     """Mean over rows of `-(1 - s) log p(target) - s mean_v log p(v)`.
 
-    The same as `torch.nn.functional.cross_entropy(..., label_smoothing=s)` in half its time on a
-    CPU: one pass over the (rows, vocabulary) array forward, one backward.
+    Equal to `torch.nn.functional.cross_entropy(..., label_smoothing=s)` in half its time on a CPU:
+    one pass over the (rows, vocabulary) array forward, one backward.
 
     Args:
         logits: (n, V) of any float type; computed in float32.
@@ -164,11 +164,11 @@ def smoothed_cross_entropy(
 def soft_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, shares: torch.Tensor, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """The same with several targets a row: `-(1 - s) sum_j share_j log p(target_j) - ...`.
+    """Cross-entropy with several targets: `-(1 - s) sum_j share_j log p(target_j) - ...`.
 
     Args:
         logits: (n, V) of any float type; computed in float32.
-        targets: (n, j) int64; one that is there twice counts with both shares.
+        targets: (n, j) int64; a repeated target counts with the sum of its shares.
         shares: (n, j) float32 that add up to 1.
         smoothing: s.
     """

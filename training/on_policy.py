@@ -1,8 +1,8 @@
-"""Teacher data from the draft as it is: trees of the mixture, searched anew while it is trained.
+"""On-policy teacher data: trees of the mixture of target and current draft, searched in training.
 
-Every so many batches the draft's weights are copied, and the batches that follow are searched with
-that copy (AtSpeed's D' with q as it goes, after Gu et al., 2024). The copy is also written beside
-the checkpoints, so that a run that was killed between two of them goes on with the same one.
+After a fixed number of batches the draft's weights are copied, and the following batches are
+searched with that copy (AtSpeed's D' with an updated q, after Gu et al., 2024). The copy is also
+written beside the checkpoints, so that a resumed run continues with the same copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recsys.training.teacher import search_trees
 
 
 class OnPolicyBatches:
-    """`TreeBatches` whose trees come from target and current draft."""
+    """`TreeBatches` whose trees are searched with the target and a recent copy of the draft."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class OnPolicyBatches:
         num_beams: int,
         mixture: float,
     ) -> None:
-        """Nothing is searched yet.
+        """Store the arguments; nothing is searched yet.
 
         Args:
-            data: which prompts; its trees are not looked at.
+            data: has the prompts; its trees are ignored.
             target: p.
             draft: q, the model being trained.
             folder: of the run's checkpoints.
-            every: batches that are searched with one copy of the draft.
+            every: number of batches that are searched with one copy of the draft.
             num_beams: K.
             mixture: share of p.
         """
@@ -54,13 +54,13 @@ class OnPolicyBatches:
         self._policy: Any = None
 
     def count(self, epoch: int = 0) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         return self._data.count(epoch)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[TreeBatch]:
         """Batches of one epoch from number `start` on."""
         if start % self._every:
-            self._recall(self._file(epoch, start - start % self._every))
+            self._restore(self._file(epoch, start - start % self._every))
         trie = DeviceTrie.of(self._data.trie, self._draft.device)
         for number, places in enumerate(self._data.groups(epoch)[start:], start):
             if number % self._every == 0:
@@ -79,7 +79,7 @@ class OnPolicyBatches:
         return self._folder / f"policy-{epoch}-{number}.safetensors"
 
     def _copy(self, epoch: int, number: int) -> None:
-        """Copy the draft, and write the copy."""
+        """Copy the draft, write the copy, and delete the copies that no checkpoint needs."""
         self._policy = copy.deepcopy(self._draft).eval()
         if not Accelerator().is_main_process:
             return
@@ -88,21 +88,21 @@ class OnPolicyBatches:
         temporary = file.with_name(f".{file.name}")
         save_file({k: v.cpu().clone() for k, v in self._policy.state_dict().items()}, temporary)
         temporary.rename(file)
-        kept = {file, *self._wanted()}
+        kept = {file, *self._needed()}
         for other in self._folder.glob("policy-*"):
             if other not in kept:
                 other.unlink()
 
-    def _wanted(self) -> list[Path]:
-        """The copies that a run would need that goes on from a checkpoint."""
+    def _needed(self) -> list[Path]:
+        """The files of the copies that a run resumed from a checkpoint would need."""
         stands = (
             json.loads(state.read_text(encoding="utf-8"))["progress"]
             for state in self._folder.glob(f"step-*/{STATE}")
         )
         return [self._file(s["epoch"], s["batch"] - s["batch"] % self._every) for s in stands]
 
-    def _recall(self, file: Path) -> None:
-        """The copy that was in use when the run was stopped."""
+    def _restore(self, file: Path) -> None:
+        """Load the copy that was in use when the run was stopped."""
         self._policy = copy.deepcopy(self._draft).eval()
         state = load_file(file)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A pretrained LLaMA checkpoint learns semantic tokens: new vocabulary rows, LoRA on the rest."""
+"""Adapts a pretrained LLaMA checkpoint to semantic tokens: new vocabulary rows, and LoRA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recsys.config import check_bounds
 from recsys.errors import ConfigError
 from recsys.vocabulary import Vocabulary
 
@@ -23,11 +24,11 @@ class LoraSettings:
         rank: of the added matrices.
         alpha: their scale is alpha / rank.
         dropout: of their input.
-        modules: linear layers that get one.
-        merge: add them into the weights at the end; otherwise they stay an adapter beside them.
+        modules: linear layers that get such matrices.
+        merge: add them to the weights at the end; otherwise they are stored as an adapter.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: a value out of range.
     """
 
     rank: int = 16
@@ -39,12 +40,8 @@ class LoraSettings:
     merge: bool = True
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"lora.rank: want at least 1, got {self.rank}")
-        if self.alpha <= 0:
-            raise ConfigError(f"lora.alpha: want more than 0, got {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"lora.dropout: want 0 <= dropout < 1, got {self.dropout}")
+        least = {"rank": 1}
+        check_bounds(self, "lora.", at_least=least, above_zero=["alpha"], below_one=["dropout"])
         if not self.modules:
             raise ConfigError("lora.modules: empty; name linear layers, such as q_proj and v_proj")
 
@@ -63,8 +60,8 @@ def load_base(
 ) -> tuple[Any, Any, Vocabulary]:
     """Read a checkpoint with its tokenizer and add a token for each code.
 
-    The new tokens are appended, so a level's codes are a contiguous range of ids. Embedding and
-    head grow with them; their new rows start near the mean of the old ones.
+    The new tokens are appended, so that the codes of a level are a contiguous range of ids. The new
+    rows of embedding and head start near the mean of the old ones.
 
     Args:
         folder: a local Hugging Face checkpoint directory with a tokenizer.
@@ -72,10 +69,10 @@ def load_base(
         instruction: text in front of every history, after the tokenizer's bos token.
 
     Returns:
-        Model (float32), tokenizer, and where the semantic tokens are.
+        Model (float32), tokenizer, and vocabulary.
 
     Raises:
-        ConfigError: no tokenizer, or one that knows a semantic token already; more than 26 levels.
+        ConfigError: no tokenizer, one that already has a semantic token, or more than 26 levels.
         ArtifactError: no loadable checkpoint.
     """
     import torch
@@ -95,9 +92,9 @@ def load_base(
         raise ConfigError(f"base: the tokenizer of {folder} has tokens like {names[0]} already")
     rows = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it tells at length how rows are drawn
+    logging.set_verbosity_error()  # transformers prints long notes about new rows
     try:
-        with torch.random.fork_rng(devices=[]):  # the draw is not part of the run's
+        with torch.random.fork_rng(devices=[]):  # does not change the run's random numbers
             torch.manual_seed(0)
             model.resize_token_embeddings(rows, pad_to_multiple_of=8)
     finally:
@@ -119,10 +116,10 @@ def load_base(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a checkpoint folder.
+    """Read the tokenizer in a checkpoint folder.
 
     Raises:
-        ConfigError: none there, or an unreadable one.
+        ConfigError: it is missing or unreadable.
     """
     from transformers import AutoTokenizer
 
@@ -135,9 +132,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
-    """`model` with trainable LoRA matrices and trainable rows of the semantic tokens.
+    """Add trainable LoRA matrices, and make the rows of the semantic tokens trainable.
 
-    The rows are trained in embedding and head, tied or not; all else is frozen.
+    The rows are trained in embedding and head, tied or not; all other weights are frozen.
 
     Raises:
         ConfigError: a module that the model does not have.
@@ -160,8 +157,8 @@ def add_lora(model: Any, vocabulary: Vocabulary, settings: LoraSettings) -> Any:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=list(settings.modules),
-        # For tied weights peft trains one copy; naming the embedding alone would otherwise leave
-        # the head at its first values.
+        # For tied weights peft trains one copy; without naming the head too, the head of an untied
+        # model would keep its initial values.
         trainable_token_indices={"embed_tokens": rows, "lm_head": rows},
     )
     try:

@@ -1,4 +1,4 @@
-"""A deployed target goes on learning: newer interactions, the same codes and vocabulary."""
+"""Refreshes a deployed target on newer interactions, with the same codes and vocabulary."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from recsys.training.supervised import Material
 
 
 def open_bundle(path: Path, workspace: Workspace) -> Bundle:
-    """The bundle that a run refreshes, its files checked.
+    """Load the bundle that a run refreshes, and verify its files.
 
     Raises:
         ArtifactError: no bundle, or a damaged one.
-        ConfigError: the run's own, which the run would replace.
+        ConfigError: the run's own bundle, which the run would replace.
     """
     if path.resolve() == workspace.bundle.resolve():
         raise ConfigError(
-            f"refresh: {path} is the bundle that run {workspace.name!r} writes; a refresh is a run "
-            "of its own, so give it another --name, with a data set and IDs of that name"
+            f"refresh: {path} is the bundle that run {workspace.name!r} writes; a refresh is a "
+            "separate run, so give it another --name, with a data set and IDs of that name"
         )
     return Bundle.load(path)
 
 
 def load_deployed(bundle: Bundle, material: Material) -> tuple[Any, Any]:
-    """The bundle's target as it is served (an adapter is added in), and its tokenizer or None.
+    """Load the bundle's target with any adapter merged, and its tokenizer or None.
 
     Raises:
         ConfigError: the items' codes are not those of the bundle.
@@ -40,15 +40,15 @@ def load_deployed(bundle: Bundle, material: Material) -> tuple[Any, Any]:
 
     check_codes(bundle, material)
     model = load_model(bundle.target, dtype=torch.float32)
-    written = (bundle.target / "tokenizer_config.json").is_file()
-    return model, load_tokenizer(bundle.target) if written else None
+    has_tokenizer = (bundle.target / "tokenizer_config.json").is_file()
+    return model, load_tokenizer(bundle.target) if has_tokenizer else None
 
 
 def check_codes(bundle: Bundle, material: Material) -> None:
-    """Items that bundle and data set share have one code in both; others fit the vocabulary.
+    """Check that common items have equal codes in both, and that all codes fit the vocabulary.
 
     Raises:
-        ConfigError: otherwise, or they share no item.
+        ConfigError: they do not, or there are no common items.
     """
     remedy = "; use its codes (ids.method: bundle), or train a new target"
     try:

@@ -1,9 +1,9 @@
-"""Stage `retrieval`: neighbours, popularity and item vectors of a run, and how to blend with them.
+"""Stage `retrieval`: fits neighbours, popularity and item vectors, and chooses how to blend them.
 
-All is fitted on training events alone. The blend is then chosen on validation: a sample of users is
-decoded once, as the service will decode it. Of the settings of a small grid whose NDCG@10 is the
-best, or next to it, the one that finds rare targets most often is kept; where none beats the
-model's own list, the blend is off.
+Everything is fitted on training events alone. The blend is then chosen on validation: a sample of
+users is decoded once, as in serving. Among the settings of a small grid whose NDCG@10 is within
+`slack` of the best, the one with the best recall of rare targets is chosen. If none is better than
+the model alone, the blend is off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.blending import Union, candidate_rows
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.listing import items_of_rows
@@ -32,7 +32,7 @@ from recsys.training.validation import TOP, discounted_gains
 
 KIND = "retrieval"
 BATCH = 64
-RARE = 5  # training events below which a target is rare
+RARE = 5  # a target with fewer training events is rare
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ class RetrievalConfig:
     """Section `retrieval`.
 
     Attributes:
-        window: as `ItemItem.directional`, like the next four.
-        reverse: see there.
-        source_damping: see there.
-        target_damping: see there.
-        decay: see there.
-        half_life_days: of popularity; None counts all events alike, as do data without times.
+        window: see `ItemItem.directional`, as for the next four.
+        reverse: see `ItemItem.directional`.
+        source_damping: see `ItemItem.directional`.
+        target_damping: see `ItemItem.directional`.
+        decay: see `ItemItem.directional`.
+        half_life_days: of popularity; with None, or without times, all events count equally.
         smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
-        vectors: keep the items' feature vectors: those that the run's semantic IDs were learned
-            from, if any, beside those that its SASRec reads, if it has one.
-        near: items nearest by their vectors that each item speaks for as well.
+        vectors: store item vectors: the features that the semantic IDs were learned from, and the
+            features of SASRec, as far as the run has them.
+        near: number of nearest items by vectors that share each item's weight.
         near_share: share of an item's weight that they get (`ItemItem.with_near`).
-        candidates: items proposed to the model.
-        nodes: of the target's tree that they may take.
-        beams: beam width of the search that is blended, while choosing.
-        users: validation users to choose with, at most; 0 makes no blend.
-        weights: retrieval's shares to try.
+        candidates: items that retrieval proposes to the model.
+        nodes: of the target's tree that the candidates may use.
+        beams: beam width of the search for choosing the blend.
+        users: validation users for choosing the blend, at most; 0 makes no blend.
+        weights: shares of retrieval to try.
         sharpness: powers of the model's probabilities to try.
-        nearness: factors of vectors' cosines to try.
+        nearness: factors of the vectors' cosines to try.
         slack: share of the best NDCG@10 that may be given up for rare targets.
     """
 
@@ -82,22 +82,18 @@ class RetrievalConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.near_share <= 1:
-            raise ValueError(f"near_share must lie in [0, 1], got {self.near_share}")
-        if not 0 <= self.slack < 1:
-            raise ValueError(f"slack must lie in [0, 1), got {self.slack}")
+            raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
         least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        check_bounds(self, at_least=least, below_one=["slack"])
 
 
 def stage(context: Context) -> Path:
-    """Write the `retrieval` artifact of a run: what `Retrieval.save` writes.
+    """Write the `retrieval` artifact of a run with `Retrieval.save`.
 
-    Its manifest's `info` has Recall@10 and NDCG@10 on validation, plain and blended.
+    The manifest's `info` has Recall@10 and NDCG@10 on validation, of the model alone and blended.
 
     Raises:
-        ConfigError: the run has a SASRec that these settings know nothing of.
+        ConfigError: the semantic IDs need a SASRec model that these settings do not have.
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
     config = context.settings.section("retrieval", RetrievalConfig)
@@ -107,7 +103,7 @@ def stage(context: Context) -> Path:
         parents[sasrec.KIND] = known[1]
     elif sasrec.KIND in workspace.manifest("ids").parents:
         raise ConfigError(
-            "sasrec.epochs: 0, but this run's semantic IDs were learned from a SASRec; give the "
+            "sasrec.epochs: 0, but this run's semantic IDs were learned from SASRec; use the "
             "configuration that they were made with (--config)"
         )
     output = context.output(KIND, as_dict(config), parents)
@@ -138,13 +134,13 @@ def fit(
     ids: Path,
     content: NDArray[np.float32] | None = None,
 ) -> Retrieval:
-    """Neighbours, popularity and vectors from the training events alone, without a blend.
+    """Fit neighbours, popularity and vectors on the training events alone, without a blend.
 
     Args:
         dataset: canonical data.
         config: the settings.
-        ids: the run's `ids` artifact, whose features the vectors are.
-        content: (items, F) more of them, which count as much.
+        ids: the run's `ids` artifact, which may have features.
+        content: (items, F) further features with the same weight, or None.
     """
     events, size = dataset.interactions, len(dataset.item_ids)
     trained = dataset.split == TRAIN
@@ -182,12 +178,12 @@ def _choose(
     trained: NDArray[np.int64],
     config: RetrievalConfig,
 ) -> tuple[Blend, dict[str, Any]]:
-    """The best blend of the grid, and what it and the model alone reach.
+    """Choose the best blend of the grid; also return its metrics and those of the model alone.
 
     Args:
-        retrieval: that is blended with the model.
-        unions: of the examples.
-        targets: (examples,) what was wanted.
+        retrieval: is blended with the model.
+        unions: candidates of the examples, in batches of rows.
+        targets: (examples,) the target items.
         trained: (items,) training events of each item.
         config: the grid.
     """
@@ -222,7 +218,7 @@ def _choose(
 def _unions(
     retrieval: Retrieval, examples: Examples, config: RetrievalConfig, target: TrainedTarget
 ) -> list[tuple[NDArray[np.int64], Union]]:
-    """What the model and retrieval say of each example, seen items masked, batch by batch."""
+    """Candidates of the model and of retrieval for each example without seen items, by batch."""
     from recsys.constraint import ItemTrie
     from recsys.decoding import SearchRequest, beam_search
     from recsys.models.tree_forward import TreeModel
@@ -244,7 +240,7 @@ def _unions(
             beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
             own = items_of_rows(trie, found, scores, config.beams, excluded=histories)
-            if beams.candidate_scores is not None:  # they were asked for
+            if beams.candidate_scores is not None:  # None without candidates
                 union = Union.of(
                     own,
                     candidates,
@@ -261,7 +257,7 @@ def _unions(
 def _measure(
     items: NDArray[np.int32], wanted: NDArray[np.int32], rare: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """Recall@10 and NDCG@10 of (n, <= 10) lists, one item wanted of each; and of the rare ones."""
+    """Recall@10 and NDCG@10 of (n, <= 10) lists with one target each, and recall of rare ones."""
     hits = items == wanted[:, None]
     return {
         "recall@10": float(hits.any(1).mean()),

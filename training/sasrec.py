@@ -5,12 +5,12 @@ SASRec is a baseline and a teacher: semantic IDs may be learned from its item ve
 It is trained like the target: each event of a history is predicted from the events before it, with
 soft labels from other users.
 
-Sampled softmax (Jean et al., 2015): the partition function is that of the asked item, of its soft
-label, of the history, and of a uniform sample of all items, whose terms count (items / sample)
-times. With as many negatives as items it is the whole softmax, but for what the row holds after the
-asked event (padding is item 0), which is left out: the user does take it. The history is there
-because its items are the likeliest to a model that reads and answers with the same vectors: seldom
-among the sample, they took four fifths of all probability.
+Sampled softmax (Jean et al., 2015): the partition function sums over the target item, its soft
+label, the history, and a uniform sample of all items, whose terms are multiplied by items / sample.
+With as many negatives as items it is the full softmax without the later items of the row (and
+without item 0, the padding), which the user does choose. The items of the history must be included
+because input and output vectors are the same: when they were rarely sampled, they received four
+fifths of the probability.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
@@ -43,8 +43,8 @@ from recsys.training.supervised import describe, open_checkpoints, write_trained
 from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
-SPREAD = 0.02  # standard deviation of starting weights
-NOTHING = -1e9  # logit of what does not count
+SPREAD = 0.02  # standard deviation of initial weights
+NOTHING = -1e9  # logit of an excluded item
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class SasRecConfig(LoopConfig):
         epochs: as `LoopConfig`; 0, the default, makes no model.
         hidden: D, width of states and item vectors.
         layers: of attention.
-        heads: of a layer.
+        heads: per layer.
         dropout: of inputs, attention and residuals.
-        features: of items (`recsys.semantic_ids.features`), a projection of which is added to their
-            vectors; weights of 0 do without.
-        negatives: items that a batch is contrasted with.
-        soft_labels: share of the target that is what other users took.
+        features: of items (`recsys.semantic_ids.features`); a projection of them is added to the
+            item vectors. With weights of 0 there are none.
+        negatives: sampled items per batch.
+        soft_labels: share of the target that comes from other users.
         batch_tokens: most events of a batch, padding included.
-        item_dropout: share of items left out of a history, anew each epoch.
-        window: how much of a history is read.
-        eval_users: validation users that are ranked, a fixed sample.
+        item_dropout: share of items removed from a history, drawn again in each epoch.
+        window: how much of a history the model sees.
+        eval_users: validation users, a fixed sample.
     """
 
     epochs: int = 0
@@ -88,23 +88,19 @@ class SasRecConfig(LoopConfig):
     def __post_init__(self) -> None:
         if self.epochs:
             super().__post_init__()
-        for name in ("dropout", "soft_labels", "item_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}: want 0 <= {name} < 1, got {getattr(self, name)}")
-        for name in ("hidden", "layers", "heads", "negatives"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: want at least 1, got {getattr(self, name)}")
+        sizes = dict.fromkeys(("hidden", "layers", "heads", "negatives"), 1)
+        check_bounds(self, at_least=sizes, below_one=["dropout", "soft_labels", "item_dropout"])
         if self.hidden % self.heads:
             raise ConfigError(f"hidden: {self.hidden} is not a multiple of heads, {self.heads}")
         if self.features.collaborative != "ppmi":
-            raise ConfigError("features.collaborative: sasrec is what is made here; want ppmi")
+            raise ConfigError("features.collaborative: SASRec cannot use its own vectors; use ppmi")
 
 
 def stage(context: Context) -> Path | None:
-    """Write the `sasrec` artifact of a run, what `SasRec.save` writes; nothing without epochs.
+    """Write the `sasrec` artifact of a run with `SasRec.save`; without epochs return None.
 
     Raises:
-        ConfigError: nobody has two training events, or features that the data do not have.
+        ConfigError: no user has two training events, or the data lack the features.
         ArtifactError: the data set is missing.
     """
     workspace, seed = context.workspace, context.settings.seed
@@ -137,25 +133,25 @@ def stage(context: Context) -> Path | None:
 
 
 def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
-    """(items, F) what the run's SASRec knows of items before it is trained; None for nothing.
+    """(items, F) item features of the run's SASRec, or None if it has none.
 
     Raises:
-        ConfigError: features that the data do not have.
+        ConfigError: the data lack the features.
     """
     config = context.settings.section(KIND, SasRecConfig)
-    about = config.features
-    weights = about.text_weight, about.attribute_weight, about.collaborative_weight
+    wanted = config.features
+    weights = wanted.text_weight, wanted.attribute_weight, wanted.collaborative_weight
     if not config.epochs or not any(weights):
         return None
     histories, seed = dataset.train_histories, context.settings.seed
-    return build_features(dataset.items, histories, about, seed).matrix
+    return build_features(dataset.items, histories, wanted, seed).matrix
 
 
 def trained(context: Context) -> tuple[SasRec, str] | None:
-    """The model of a run and its digest; None where the run's settings ask for none.
+    """The SASRec model of a run and its digest, or None if the settings have no epochs.
 
     Raises:
-        ArtifactError: it is asked for, and not there or damaged.
+        ArtifactError: it is missing, damaged, or of another data set.
     """
     if not context.settings.section(KIND, SasRecConfig).epochs:
         return None
@@ -174,25 +170,25 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
 
 
 def wanted(context: Context, key: str) -> tuple[SasRec, str]:
-    """The same for a setting that cannot do without.
+    """The same for a setting that requires the model.
 
     Raises:
-        ConfigError: the run's settings ask for no model; the text names `key`.
+        ConfigError: the settings have no epochs for SASRec; the message names `key`.
         ArtifactError: see `trained`.
     """
     known = trained(context)
     if known is None:
-        raise ConfigError(f"{key}: sasrec wants a SASRec; set sasrec.epochs, 20 for a start")
+        raise ConfigError(f"{key}: sasrec needs a SASRec model; set sasrec.epochs, 20 for a start")
     return known
 
 
 class SasRecModel(nn.Module):
-    """The model as it is taught; `frozen` is the model as it is asked."""
+    """The model in training; `frozen` makes the model for ranking."""
 
     def __init__(
         self, num_items: int, config: SasRecConfig, features: NDArray[np.floating[Any]] | None
     ) -> None:
-        """Start from small random weights.
+        """Draw small random weights.
 
         Args:
             num_items: items of the catalog.
@@ -225,7 +221,7 @@ class SasRecModel(nn.Module):
             nn.init.normal_(table.weight, std=SPREAD)
 
     def vectors(self, items: torch.Tensor) -> torch.Tensor:
-        """(n, D) of n items."""
+        """(n, D) vectors of n items."""
         vectors: torch.Tensor = self.items(items)
         if self.project is not None:
             vectors = vectors + self.project(self.features[items])  # type: ignore[index]
@@ -243,14 +239,14 @@ class SasRecModel(nn.Module):
 
     @torch.no_grad()
     def frozen(self) -> SasRec:
-        """A copy of the weights, features folded into the items' vectors."""
+        """A copy of the weights, with features added to the item vectors."""
         weights = {
             ITEMS: self.vectors(
                 torch.arange(len(self.items.weight), device=self.items.weight.device)
             ),
             POSITIONS: self.positions.weight,
         }
-        for name, weight in self.encoder.named_parameters():  # a state dict is shared out again
+        for name, weight in self.encoder.named_parameters():  # a state dict would be sharded
             weights[name if name.startswith("layers.") else f"{NORM}.{name.split('.')[1]}"] = weight
         weights = {name: whole(weight.detach()) for name, weight in weights.items()}
         arrays = {name: weight.float().cpu().numpy().copy() for name, weight in weights.items()}
@@ -273,12 +269,12 @@ class SampledSoftmax(nn.Module):
         soft_tokens: torch.Tensor | None = None,
         soft_shares: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mean loss of the asked events.
+        """Mean loss of the events to predict.
 
         Args:
-            tokens: (B, T) int64 items, padded on the right with any.
-            loss: (B, T) bool, the events that are asked for.
-            soft_tokens: (N, k, 1) int64 items of the N asked events' soft labels.
+            tokens: (B, T) int64 items, padded on the right with any item.
+            loss: (B, T) bool, the events that carry loss.
+            soft_tokens: (N, k, 1) int64 items of the soft labels of the N events with loss.
             soft_shares: (N, k) their shares, which add up to 1 or to 0.
         """
         size = len(self.model.items.weight)
@@ -319,7 +315,7 @@ class SampledSoftmax(nn.Module):
     def _with_soft(
         self, own: torch.Tensor, soft: torch.Tensor, soft_shares: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, 1 + k) items and their shares, each item once; -1 for one that does not count."""
+        """(N, 1 + k) items and their shares, each item once; the share of an unused place is -1."""
         share = self._config.soft_labels
         again = soft == own
         there = soft_shares > 0
@@ -352,7 +348,7 @@ def _batches(dataset: Dataset, config: SasRecConfig, seed: int) -> TrainingBatch
 
 @dataclass(frozen=True)
 class _Validation:
-    """Full ranking of a fixed sample of validation users, seen items left out."""
+    """Full ranking for a fixed sample of validation users; seen items are excluded."""
 
     model: SasRecModel
     examples: Examples

@@ -1,9 +1,9 @@
-"""Soft labels: what others say of a history, beside the item that did come next.
+"""Soft labels: distributions over further items for each training event, from another model.
 
-Others are the users, by the item-item model that retrieval uses too (`ItemItem.directional`), with
-the user's own part taken out of its counts: the very pair that is to be learned is among them, and
-a teacher that has seen the answer teaches to learn by heart. And SASRec, which learns too little by
-heart to be a bad teacher (dropout of a half). Dense items alone; no codes.
+One source is the item-item model of retrieval (`ItemItem.directional`). The counts of the user are
+subtracted from it, because they contain the pair to be learned, and a teacher that has seen the
+answer teaches memorisation. The other source is SASRec, whose dropout of 0.5 limits memorisation.
+Labels are over dense items, not codes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from recsys.retrieval import ItemItem, SasRec
 from recsys.retrieval.item_item import best_of
 
 WINDOW, DAMPING = 5, 0.5  # of the item-item model
-EVENTS_AT_A_TIME = 2048  # bounds memory: a few hundred neighbours for each of them
-LEAST = 1e-6  # evidence; what is below is what the subtraction leaves of nothing
+EVENTS_AT_A_TIME = 2048  # limits memory: each event has a few hundred neighbours
+LEAST = 1e-6  # smaller evidence is a rounding error of the subtraction
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class SoftLabels:
     """A distribution over a few items for each training event.
 
     Attributes:
-        items: (events, k) int32, best first, -1 where there are no more.
-        shares: (events, k) float32 that add up to 1, or to 0 where other users say nothing.
+        items: (events, k) int32, best first, filled up with -1.
+        shares: (events, k) float32 that add up to 1, or to 0 without evidence.
     """
 
     items: NDArray[np.int32]
@@ -37,12 +37,12 @@ class SoftLabels:
 
     @classmethod
     def of(cls, histories: Histories, num_items: int, k: int = 32) -> SoftLabels:
-        """Of every event of training histories: the k best items after the events before it.
+        """Labels by item-item: for each event, the k best items given the events before it.
 
         Args:
-            histories: training events; nothing else may come in.
+            histories: training events only.
             num_items: items of the catalog.
-            k: items kept of each event.
+            k: items of each label.
         """
         model = ItemItem.directional(
             histories, num_items, window=WINDOW, source_damping=DAMPING, target_damping=0.0
@@ -55,34 +55,34 @@ class SoftLabels:
             evidence = _without_own(model, histories, asked)
             line, place, item, score = best_of(evidence, k)
             items[asked[line], place], shares[asked[line], place] = item, score
-        return cls(items, _shared_out(shares))
+        return cls(items, _normalise(shares))
 
     @classmethod
     def of_sasrec(cls, model: SasRec, histories: Histories, k: int = 32) -> SoftLabels:
-        """The same by a trained SASRec: its k likeliest unseen items."""
+        """Labels by a trained SASRec: its k most probable unseen items."""
         events, k = len(histories.items), min(k, len(model))
         items = np.full((events, k), -1, np.int32)
         shares = np.zeros((events, k), np.float32)
         place = np.arange(events) - histories.offsets[histories.rows]
-        order = np.argsort(place, kind="stable")  # alike lengths are computed together
+        order = np.argsort(place, kind="stable")  # equal lengths are computed together
         order = order[place[order] > 0]
         for start in range(0, len(order), EVENTS_AT_A_TIME):
             asked = order[start : start + EVENTS_AT_A_TIME]
             items[asked], scores = model.rank(_before(histories, asked)[0], k, exclude_seen=True)
             likely = np.exp(scores - scores[:, :1])
             shares[asked] = np.where(items[asked] >= 0, likely, 0)
-        return cls(items, _shared_out(shares))
+        return cls(items, _normalise(shares))
 
 
-def _shared_out(shares: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows that add up to 1, or to 0."""
+def _normalise(shares: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Normalise rows to add up to 1; rows of zeros remain."""
     total = shares.sum(axis=1, keepdims=True)
     np.divide(shares, total, out=shares, where=total > 0)
     return shares
 
 
 def _before(histories: Histories, asked: NDArray[np.int64]) -> tuple[Histories, NDArray[np.int64]]:
-    """What came before each asked event, as one sequence each, and the numbers of those events."""
+    """The sequence of events before each asked event: their items, and their numbers."""
     first = histories.offsets[histories.rows[asked]]
     lengths = asked - first
     offsets = np.append(0, np.cumsum(lengths))
@@ -93,10 +93,10 @@ def _before(histories: Histories, asked: NDArray[np.int64]) -> tuple[Histories, 
 def _without_own(
     model: ItemItem, histories: Histories, asked: NDArray[np.int64]
 ) -> sparse.csr_array:
-    """(asked, items) evidence before each event, of unseen items, as if its user were not there.
+    """(asked, items) evidence for unseen items before each event, without the user's own counts.
 
-    What is left of the user among unseen items are pairs of an event before and one from the asked
-    one on, at most `WINDOW` apart, counted 1/gap.
+    The user's own counts of unseen items come from pairs of an earlier event and the asked or a
+    later event, at most `WINDOW` apart, which count 1/gap.
     """
     user = histories.rows
     taken, event = _before(histories, asked)

@@ -1,11 +1,10 @@
-"""Training state on disk: what a run needs to go on after a SIGKILL as if nothing had happened.
+"""Checkpoints: the training state on disk, from which a killed run resumes with the same result.
 
-A checkpoint is a folder `step-<n>` written under another name and renamed, so it is there whole or
-not at all; the one before is removed only then. Tensors are safetensors, numbers are JSON.
+A checkpoint is a folder `step-<n>` that is written under another name and renamed, so that it is
+always complete; then the previous one is removed. Tensors are safetensors, numbers are JSON.
 
-Where processes share the parameters out among them (FSDP), a checkpoint still holds whole tensors:
-all processes gather, the first one writes. So it does not hang on how many they were, and a run may
-go on with more of them or fewer.
+With sharded parameters (FSDP) a checkpoint has whole tensors too: all processes gather them and the
+main process writes. A run may therefore be resumed with another number of processes.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ _WEIGHT, _BEST, _OPTIMIZER, _RNG = "weight.", "best.", "optimizer.", "rng."
 
 @dataclass
 class Progress:
-    """Where a run stands.
+    """The progress of a training run.
 
     Attributes:
-        epoch: epochs finished.
+        epoch: finished epochs.
         batch: batches of the current epoch that were trained on.
         step: optimizer steps taken.
-        tokens: tokens trained on by this process.
-        seconds: time spent, over all sittings.
+        tokens: tokens that this process has trained on.
+        seconds: training time, including earlier parts of a resumed run.
         loss_sum: of the steps since the last line of the log.
-        loss_steps: how many these are.
+        loss_steps: number of these steps.
         evaluated: step of the last validation, -1 before the first.
         best: metrics of the best validation, empty before the first.
         stale: validations since then.
@@ -64,8 +63,8 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Attributes:
-        folder: where they lie; may not exist yet.
-        run: identity of the run (settings and parents); checkpoints of another one are not resumed.
+        folder: of the checkpoints; it need not exist.
+        run: identity of the run (settings and parents); other runs' checkpoints are ignored.
     """
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
@@ -79,13 +78,13 @@ class Checkpoints:
         progress: Progress,
         best: dict[str, torch.Tensor],
     ) -> None:
-        """Write a checkpoint and then remove older ones; all processes call it."""
+        """Write a checkpoint, then remove older ones. All processes must call it."""
         names = _names(model)
         tensors = {_WEIGHT + name: whole(p.detach()) for name, p in names.items()}
         for name, parameter in names.items():
             for key, value in optimizer.state.get(parameter, {}).items():
                 tensors[f"{_OPTIMIZER}{key}.{name}"] = whole(value)
-        # Each process draws its own dropout.
+        # Each process has its own random numbers for dropout.
         for kind, states in _generators().items():
             tensors |= {f"{_RNG}{kind}.{rank}": state for rank, state in enumerate(states)}
         if _rank() == 0:
@@ -96,7 +95,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{progress.step}"
         temporary = self.folder / f".step-{progress.step}"
-        shutil.rmtree(temporary, ignore_errors=True)  # of a crash
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a crash
         temporary.mkdir()
         contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
         save_file(contiguous, temporary / TENSORS)
@@ -114,13 +113,13 @@ class Checkpoints:
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[Progress, dict[str, torch.Tensor]] | None:
-        """Put the newest checkpoint into `model`, `optimizer` and torch's random generators.
+        """Load the newest checkpoint into `model`, `optimizer` and torch's random generators.
 
         Returns:
-            Progress and the best weights; None where there is nothing to resume.
+            progress and the best weights, or None if there is no checkpoint of the run.
 
         Raises:
-            ArtifactError: a checkpoint of this run that does not fit the model.
+            ArtifactError: a checkpoint of this run does not fit the model.
         """
         found = sorted(self.folder.glob("step-*"), key=lambda p: int(p.name[5:]), reverse=True)
         for folder in found:
@@ -130,7 +129,7 @@ class Checkpoints:
         return None
 
     def remove(self) -> None:
-        """Delete all of it: the run is finished."""
+        """Delete all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _restore(
@@ -142,7 +141,7 @@ class Checkpoints:
         if stored != set(names):
             odd = sorted(stored ^ set(names))[0]
             raise ArtifactError(
-                f"{folder} does not fit the model (parameter {odd}); use --force to start anew"
+                f"{folder} does not fit the model (parameter {odd}); use --force to start again"
             )
         with torch.no_grad():
             for name, parameter in names.items():
@@ -155,7 +154,7 @@ class Checkpoints:
                     _like(parameter, value) if value.ndim else value.to(parameter.device)
                 )
         mine = {kind: f"{_RNG}{kind}.{_rank()}" for kind in ("cpu", "cuda")}
-        if mine["cpu"] in tensors:  # not where there were fewer processes: a new one begins anew
+        if mine["cpu"] in tensors:  # an additional process keeps its new state
             torch.set_rng_state(tensors[mine["cpu"]])
         if torch.cuda.is_available() and mine["cuda"] in tensors:
             torch.cuda.set_rng_state(tensors[mine["cuda"]])
@@ -163,25 +162,25 @@ class Checkpoints:
 
 
 def trainable_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of the trained parameters, whole and on the host; all processes call it."""
+    """A copy of the trained parameters, whole and on the host. All processes must call it."""
     return {name: whole(p.detach()).cpu().clone() for name, p in _names(model).items()}
 
 
 def restore_trainable(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Put `trainable_state` back."""
+    """Load the result of `trainable_state` into the model."""
     with torch.no_grad():
         for name, parameter in _names(model).items():
             parameter.copy_(_like(parameter, state[name]))
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
-    """All of a tensor that processes may have shared out among them; then all of them ask."""
-    # Asked for by its looks: to import torch's shared tensors takes a second that few runs need.
+    """Gather a tensor that may be sharded; then all processes must call it."""
+    # Importing torch's sharded tensors for a type check would take a second.
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def _like(parameter: Any, value: torch.Tensor) -> torch.Tensor:
-    """`value`, which every process has whole, shared out as `parameter` is."""
+    """Move a whole tensor to the device of `parameter`, and shard it in the same way."""
     value = value.to(parameter.device)
     if not hasattr(parameter, "placements"):
         return value
@@ -196,15 +195,15 @@ def _rank() -> int:
 
 
 def _generators() -> dict[str, list[torch.Tensor]]:
-    """States of torch's random generators, by kind and process."""
+    """States of torch's random generators: kind -> one state per process."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
-    everybody = [states]
+    gathered = [states]
     if dist.is_available() and dist.is_initialized():
-        everybody = [states] * dist.get_world_size()
-        dist.all_gather_object(everybody, states)
-    return {kind: [one[kind] for one in everybody] for kind in states}
+        gathered = [states] * dist.get_world_size()
+        dist.all_gather_object(gathered, states)
+    return {kind: [one[kind] for one in gathered] for kind in states}
 
 
 def _names(model: nn.Module) -> dict[str, nn.Parameter]:

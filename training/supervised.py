@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from recsys.artifacts import Output, Workspace
+from recsys.config import check_bounds
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.prompts import PromptEncoder
@@ -27,17 +28,17 @@ from recsys.training.state import Checkpoints, Progress
 
 @dataclass(frozen=True)
 class SupervisedConfig(LoopConfig):
-    """Sizes, batches, regularisation and validation, on top of `LoopConfig`.
+    """Sizes, batches, regularisation and validation, in addition to `LoopConfig`.
 
     Attributes:
         preset: sizes of a model from scratch: `tiny`, `small` or `base`.
         architecture: sizes that differ from the preset's (`recsys.models.checkpoint.Architecture`).
         batch_tokens: most tokens of a batch, padding included.
-        min_context: items that must stand before an item for it to be asked; 0 also asks the first.
-        item_dropout: share of items left out of a history, anew each epoch.
+        min_context: items that an item needs before it to be predicted; 0 also predicts the first.
+        item_dropout: share of items removed from a history, drawn again in each epoch.
         embedding_dropout: of the token embeddings.
-        label_smoothing: share of a token's probability spread over the vocabulary.
-        eval_users: validation users that are ranked, a fixed sample.
+        label_smoothing: share of a token's probability that is spread over the vocabulary.
+        eval_users: validation users, a fixed sample.
         eval_beams: width of their beam search.
     """
 
@@ -53,16 +54,14 @@ class SupervisedConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("item_dropout", "embedding_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}: want 0 <= {name} < 1, got {getattr(self, name)}")
+        check_bounds(self, below_one=["item_dropout", "embedding_dropout", "label_smoothing"])
         if self.eval_beams < 10:
             raise ConfigError(f"eval_beams: NDCG@10 needs at least 10, got {self.eval_beams}")
 
 
 @dataclass(frozen=True)
 class Material:
-    """What training reads: a data set and its semantic IDs.
+    """The input of training: a data set and its semantic IDs.
 
     Attributes:
         dataset: canonical data.
@@ -89,7 +88,7 @@ class Material:
 
     @property
     def level_sizes(self) -> list[int]:
-        """Codes of each level: the quantiser's, or as many as imported IDs use."""
+        """Number of codes of each level: the quantiser's, or those that imported IDs use."""
         if self.centroids is not None:
             return [self.centroids.shape[1]] * self.codes.shape[1]
         return [int(size) for size in self.codes.max(axis=0) + 1]
@@ -140,9 +139,9 @@ def training_batches(
 
 
 def training_dtype(model: Any, config: LoopConfig) -> torch.dtype:
-    """What matrix products run in; on a CPU the model is set to the attention that is quick there.
+    """The type of matrix products; on a CPU, also select the model's faster attention.
 
-    torch's fused attention is slow backward in bf16 on a CPU: ten times eager's time.
+    On a CPU in bf16, the backward pass of torch's fused attention takes ten times as long as eager.
     """
     device = Accelerator().device
     if device.type == "cpu":
@@ -152,7 +151,7 @@ def training_dtype(model: Any, config: LoopConfig) -> torch.dtype:
 
 
 def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
-    """What a manifest says of a training run."""
+    """The `info` of the manifest of a trained model."""
     validation = {**progress.best, "users": eval_users, "seen_items": "masked"}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

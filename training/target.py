@@ -11,7 +11,7 @@ import torch
 
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
-from recsys.config import as_dict
+from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.models.checkpoint import architecture, build, load_model, save_model
@@ -47,16 +47,17 @@ class TargetConfig(SupervisedConfig):
 
     Attributes:
         init_from_centroids: start new token embeddings from the quantiser's centroids.
-        agreement: see `recsys.training.objective.NextToken`, as for the next two.
-        exit_layer: see there.
-        soft_labels: share of the target that is what others say (`recsys.training.soft_labels`).
-        soft_labels_from: who they are: other users, by `item-item`, or the run's `sasrec`.
-        prompt: how much of a history the model sees, here and wherever the target is used.
+        agreement: weight of the early-exit KL loss (`recsys.training.objective.NextToken`).
+        exit_layer: number of layers before the early exit.
+        soft_labels: share of the target that comes from soft labels
+            (`recsys.training.soft_labels`).
+        soft_labels_from: their source: other users by `item-item`, or the run's `sasrec`.
+        prompt: how much of a history the model sees, in training and in serving.
         base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
         instruction: text in front of a history, for a pretrained model.
         refresh: a bundle whose target is adapted to the run's data, instead of a new model; codes,
-            vocabulary and prompt stay the bundle's.
-        lora: how a pretrained or deployed model is adapted.
+            vocabulary and prompt are those of the bundle.
+        lora: settings for adapting a pretrained or deployed model.
     """
 
     init_from_centroids: bool = True
@@ -72,14 +73,11 @@ class TargetConfig(SupervisedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.agreement < 0:
-            raise ConfigError(f"agreement: want at least 0, got {self.agreement}")
-        if self.exit_layer < 1:
-            raise ConfigError(f"exit_layer: want at least 1, got {self.exit_layer}")
-        if not 0 <= self.soft_labels < 1:
-            raise ConfigError(f"soft_labels: want 0 <= soft_labels < 1, got {self.soft_labels}")
+        check_bounds(self, at_least={"agreement": 0, "exit_layer": 1}, below_one=["soft_labels"])
         if self.base is not None and self.refresh is not None:
-            raise ConfigError("base and refresh: a target starts from one of them; leave one out")
+            raise ConfigError(
+                "base and refresh: a target starts from one of them; remove the other"
+            )
 
 
 @dataclass(frozen=True)

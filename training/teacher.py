@@ -1,12 +1,12 @@
-"""Stage `teacher`: what the target thinks of the beams of training histories, written once.
+"""Stage `teacher`: stores beam searches of training histories with the target's log-probs.
 
-For a sample of training prompts the artifact holds the beam search of the target (or of a mixture
-of target and draft) level by level, and at each of its nodes the target's log-probs of the tokens
-that the trie allows there. They are normalised over the whole vocabulary, so what they leave over
-is known too. Nothing else of the vocabulary is stored, in half precision: about 5 KB a history.
+For a sample of training prompts the artifact has the beam search of the target (or of a mixture of
+target and draft) level by level, and at each of its nodes the target's log-probs of the tokens that
+the trie allows. They are normalised over the whole vocabulary, so that the remaining probability is
+known too, and stored in half precision: about 5 KB per history.
 
-Work is cut into shards. Each is a function of settings and parents alone and is written whole, so a
-run that was killed goes on behind its last shard and ends with the same bytes.
+The work is divided into shards. Each depends on settings and parents alone and is written
+atomically, so that a killed run resumes after its last shard and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
-from recsys.config import as_dict, build
+from recsys.config import as_dict, build, check_bounds
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
@@ -48,18 +48,18 @@ class TeacherConfig:
     """Section `teacher`.
 
     Attributes:
-        source: whose beam search is kept: the target's, or that of `(1 - mixture) q + mixture p`.
+        source: the model to search with: the target p, or `(1 - mixture) q + mixture p`.
         mixture: share of the target in the mixture (lambda of AtSpeed's eq. 3).
-        draft: folder of the draft artifact that is q; by default the run's own. Its weights are
-            read while the teacher data are made and not again.
+        draft: folder of the draft artifact q; by default the run's own. Its weights are read only
+            while the teacher data are made.
         beams: K.
-        histories: training prompts, drawn from all that the training events hold; 0 takes all.
+        histories: number of training prompts, drawn from all prefixes; 0 takes all.
         min_context: items of a prompt, at least.
-        item_dropout: share of items left out of the prompts: a target knows its training histories
-            by heart, and is asked about others.
-        shard: histories of a file.
+        item_dropout: share of items removed from the prompts, because the target has memorised its
+            training histories.
+        shard: histories per file.
         batch: histories that are searched together.
-        threads: of torch in each process; 0 leaves its default.
+        threads: of torch in each process; 0 keeps its default.
     """
 
     source: Literal["target", "mixture"] = "target"
@@ -74,22 +74,19 @@ class TeacherConfig:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("beams", 1), ("histories", 0), ("shard", 1), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: want at least {least}, got {getattr(self, name)}")
+        least = {"beams": 1, "histories": 0, "shard": 1, "batch": 1}
+        check_bounds(self, at_least=least, below_one=["item_dropout"])
         if not 0 <= self.mixture <= 1:
-            raise ConfigError(f"mixture: want 0 <= lambda <= 1, got {self.mixture}")
-        if not 0 <= self.item_dropout < 1:
-            raise ConfigError(f"item_dropout: want 0 <= share < 1, got {self.item_dropout}")
+            raise ConfigError(f"mixture: expected 0 <= lambda <= 1, got {self.mixture}")
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the teacher is asked: beginnings of training histories, shortest first.
+    """The prompts of the teacher: prefixes of training histories, shortest first.
 
     Attributes:
         histories: n sequences of items.
-        following: (n,) int32 item that came next in training; -1 where the history ends.
+        following: (n,) int32 next training item; -1 at the end of a history.
     """
 
     histories: Histories
@@ -106,18 +103,18 @@ class Prompts:
         item_dropout: float = 0.0,
         held_out: NDArray[np.int32] | None = None,
     ) -> Prompts:
-        """Draw prompts among all beginnings of all histories.
+        """Draw prompts among all prefixes of all histories.
 
-        A whole history counts too: nothing follows it in training, but the target has an opinion,
-        and serving asks with whole histories.
+        Whole histories are included: no training item follows them, but serving uses whole
+        histories, and the target's distribution is known.
 
         Args:
             histories: training events.
-            count: prompts; 0 takes all.
+            count: number of prompts; 0 takes all.
             min_context: items of a prompt, at least.
             seed: of the draw.
-            item_dropout: share of items left out of the drawn prompts; the last one stays.
-            held_out: histories that are not taken whole, because drafts are measured on them.
+            item_dropout: share of items removed from the drawn prompts; the last item is kept.
+            held_out: histories that are not used as a whole, because drafts are measured on them.
         """
         rng = np.random.default_rng(seed)
         longest = histories.lengths.copy()
@@ -155,16 +152,16 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Trees:
-    """Beam searches, level by level, and what the target says at their nodes.
+    """Beam searches, level by level, with the target's log-probs at their nodes.
 
     Attributes:
-        states: (n, L, K) int32 trie states of the best K prefixes of each length, ascending; -1
-            where fewer exist.
-        parents: (n, L, K) int32 place of each one's parent in the level above.
-        scores: (n, L, K) float32 sum of log-probs under whatever was searched; -inf for -1.
+        states: (n, L, K) int32 trie states of the best K prefixes of each length, ascending, filled
+            up with -1.
+        parents: (n, L, K) int32 place of each state's parent in the level above.
+        scores: (n, L, K) float32 sum of log-probs of the model that was searched; -inf for -1.
         log_probs: float16, the target's log-probs of the children of the root, then of the states
-            of levels 1 .. L - 1, in order, end to end.
-        starts: (n + 1,) int64; where each tree's log-probs begin.
+            of levels 1 .. L - 1, one after another.
+        starts: (n + 1,) int64; start of each tree's log-probs.
     """
 
     states: NDArray[np.int32]
@@ -199,7 +196,7 @@ class Trees:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Trees]) -> Trees:
-        """Trees end to end."""
+        """Join several sets of trees."""
         lengths = np.concatenate([np.diff(part.starts) for part in parts])
         return cls(
             np.concatenate([part.states for part in parts]),
@@ -212,7 +209,9 @@ class Trees:
 
 def child_counts(states: NDArray[np.int32], trie: ItemTrie) -> list[NDArray[np.int64]]:
     """Children of the root, (n, 1), and of the states of levels 1 .. L - 1, (n, K)."""
-    counts = np.append(np.diff(trie.first_child.astype(np.int64)), 0)  # the last one is state -1's
+    counts = np.append(
+        np.diff(trie.first_child.astype(np.int64)), 0
+    )  # the last entry is for state -1
     root = np.full((len(states), 1), counts[0])
     return [root, *(counts[states[:, level]] for level in range(states.shape[1] - 1))]
 
@@ -227,17 +226,17 @@ def search_trees(
     draft: Any = None,
     mixture: float = 1.0,
 ) -> Trees:
-    """Constrained beam search of the target or a mixture, with the target's opinion at its nodes.
+    """Constrained beam search of the target or a mixture, with the target's log-probs at its nodes.
 
-    A prefix of the mixture is worth `sum_t log((1 - m) q(y_t) + m p(y_t))` with p and q over the
-    whole vocabulary. With m = 1 the levels are those of `recsys.decoding.beam_search`.
+    The score of a prefix under the mixture is `sum_t log((1 - m) q(y_t) + m p(y_t))` with p and q
+    over the whole vocabulary. With m = 1 the levels are those of `recsys.decoding.beam_search`.
 
     Args:
         target: p, a causal LM.
-        prompts: token ids, at least one each.
+        prompts: token ids, at least one per prompt.
         trie: the catalog, on the target's device.
         num_beams: K.
-        draft: q; None where only the target counts.
+        draft: q, or None to search with the target alone.
         mixture: m.
     """
     device = trie.device
@@ -292,12 +291,12 @@ def _pad(values: torch.Tensor, width: int, fill: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Teacher:
-    """The artifact in memory.
+    """The `teacher` artifact in memory.
 
     Attributes:
-        prompts: which prompts were asked.
-        trees: what was found.
-        config: how.
+        prompts: the prompts that were searched.
+        trees: the results.
+        config: the settings.
     """
 
     prompts: Prompts
@@ -309,7 +308,7 @@ class Teacher:
         """Read the artifact.
 
         Raises:
-            ArtifactError: none there, or a shard that is not whole.
+            ArtifactError: it is missing, or a shard is incomplete.
         """
         manifest = read_manifest(path, KIND)
         values = {k: v for k, v in manifest.config.items() if k != "seed"}
@@ -476,7 +475,7 @@ def _gather(output: Output, partial: Path, info: dict[str, Any]) -> None:
 
 
 def _save_shard(file: Path, prompts: Prompts, trees: Trees) -> None:
-    """Write under another name and rename: a shard is there whole or not at all."""
+    """Write a shard under another name and rename it, so that it is always complete."""
     temporary = file.with_name(f".{file.name}")
     histories = prompts.histories
     arrays = {

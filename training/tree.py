@@ -1,8 +1,8 @@
-"""Trees of tokens behind prompts, run by a Hugging Face model: all at once, or level by level.
+"""Runs trees of tokens after prompts on a Hugging Face model: all at once, or level by level.
 
-Training sees a whole tree in one forward (`tree_mask`, `tree_positions`); searching for it grows a
-key/value cache by one level at a time (`GrowingTree`). Both mean the same: a node sees its prompt,
-its ancestors and itself. Gradients flow here, which is why decoding's own tree is not used.
+Training runs a whole tree in one forward (`tree_mask`, `tree_positions`); the search extends a
+key/value cache by one level at a time (`GrowingTree`). In both, a node attends to its prompt, its
+ancestors and itself. The trees of `recsys.decoding` are not used because they have no gradients.
 
 Shapes: B requests, T tokens of a window, L levels, K nodes a level, N = nodes of a tree.
 """
@@ -28,8 +28,8 @@ def descent(parents: torch.Tensor) -> torch.Tensor:
     """(B, N, N) bool: which nodes each node descends from, itself included.
 
     Args:
-        parents: (B, D, K) place of each node's parent in the level above it; the first level's are
-            not looked at. Node k of level d is number d K + k.
+        parents: (B, D, K) place of each node's parent in the level above; those of the first level
+            are ignored. Node k of level d has number d K + k.
     """
     batch, depth, width = parents.shape
     nodes = depth * width
@@ -44,11 +44,11 @@ def descent(parents: torch.Tensor) -> torch.Tensor:
 def tree_mask(
     width: int, lengths: torch.Tensor, seen: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """(B, 1, T + N, T + N) additive mask: a causal window, and trees that hang from its prompt.
+    """(B, 1, T + N, T + N) additive attention mask of causal windows and the trees below them.
 
     Args:
-        width: T, tokens of the padded window; a prompt is its beginning.
-        lengths: (B,) tokens of each prompt: what the nodes see of the window.
+        width: T, tokens of the padded window, which starts with the prompt.
+        lengths: (B,) tokens of each prompt; nodes attend to them and not to the rest.
         seen: (B, N, N) from `descent`.
         dtype: of the mask.
     """
@@ -85,9 +85,9 @@ def node_logits(
     tokens: torch.Tensor,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """(B, N, V) logits of tree nodes without tree attention: each node is a row of its own.
+    """(B, N, V) logits of tree nodes without tree attention: one row per node.
 
-    The prompt is run once a node. It is what tree attention saves, and its reference.
+    The prompt runs once per node. This is the reference for tree attention, which avoids the cost.
 
     Args:
         model: a causal LM.
@@ -99,7 +99,7 @@ def node_logits(
     decoder, head = causal_parts(model)
     batch, nodes = tokens.shape
     deepest = int(seen.sum(-1).max())
-    # Ancestors of each node in order of depth, which is the order of their numbers.
+    # Ancestors of each node by depth, which is the order of their numbers.
     order = torch.where(seen, torch.arange(nodes, device=seen.device), nodes).sort(-1).values
     order = order[..., :deepest]
     path = tokens[:, None].expand(-1, nodes, -1).gather(2, order.clamp(max=nodes - 1))
@@ -114,10 +114,10 @@ def node_logits(
 
 
 class GrowingTree:
-    """A batch of prompts on one model, grown level by level over a key/value cache."""
+    """Runs trees below a batch of prompts level by level, with a key/value cache."""
 
     def __init__(self, model: Any, prompts: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Nothing is run yet.
+        """Store the arguments; nothing runs yet.
 
         Args:
             model: a causal LM.
@@ -134,7 +134,7 @@ class GrowingTree:
         self._depth = 0
 
     def prompt(self) -> torch.Tensor:
-        """(B, 1, V) log-probs behind the prompts."""
+        """(B, 1, V) log-probs after the prompts."""
         hidden = self._decoder(
             input_ids=self._prompts, past_key_values=self._cache, use_cache=True
         ).last_hidden_state
@@ -142,7 +142,7 @@ class GrowingTree:
         return self._log_probs(hidden.gather(1, last))
 
     def level(self, tokens: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """(B, K, V) log-probs behind the nodes of the next level.
+        """(B, K, V) log-probs after the nodes of the next level.
 
         Args:
             tokens: (B, K).
@@ -174,7 +174,7 @@ def child_tokens(
 
     Args:
         trie: the catalog.
-        states: (B, W) at `depth`; -1 for a beam that does not exist, which has no children.
+        states: (B, W) at `depth`; -1 for a missing beam, which has no children.
         depth: of the states.
     """
     real = states >= 0

@@ -52,10 +52,9 @@ def decode(
     hf_repeats: Annotated[
         int, typer.Option(min=0, help="Rounds of Hugging Face; 0 leaves it out.")
     ] = 3,
-    modes: Annotated[
-        str,
-        typer.Option(help="Of exhaustive, draft, planned and bound (a draft without errors)."),
-    ] = "exhaustive,draft,planned",
+    modes: Annotated[str, typer.Option(help="Modes to compare, a list.")] = (
+        "exhaustive,draft,planned"
+    ),
     quick: Quick = False,
     out: Out = None,
     seed: Seed = None,
@@ -117,12 +116,12 @@ def _loader(
 ) -> Callable[..., Any]:
     """The function that makes the workload: of a bundle and its data set, or of a shape."""
     from recsys.artifacts import Workspace
-    from recsys.benchmark.workload import of_bundle, of_shape
+    from recsys.benchmark.workload import load_bundle_workload, make_shape_workload
 
     if bundle is None and name is None:
-        return partial(of_shape, shape, items=items, history=history)
+        return partial(make_shape_workload, shape, items=items, history=history)
     workspace = Workspace.of(name or (bundle or Path()).resolve().name)
-    return partial(of_bundle, bundle or workspace.bundle, workspace.dataset)
+    return partial(load_bundle_workload, bundle or workspace.bundle, workspace.dataset)
 
 
 def constraint(

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from recsys.benchmark.timing import Side, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
@@ -34,8 +34,6 @@ from recsys.constraint.transitions import DeviceTrie
 Row = dict[str, Any]
 
 BRANDS = 1000
-EXCLUDED = 50
-KINDS = ("none", "one", "different", "excluded")
 CODES = ((4, 256), (3, 2048))  # levels and codes of the catalogs; filters are timed on the first
 SHARES = (0.001, 0.01, 0.1, 0.5)  # of the items that filters allow
 REFERENCE_ROUNDS = 5  # of Hugging Face's processor, which is slow
@@ -156,12 +154,12 @@ def _step(
 def _time(sides: Mapping[str, Side], options: Options) -> dict[str, list[float]]:
     """Processor seconds of each side, which runs once right before it is timed."""
     twice = {name: replace(side, prepare=side.run) for name, side in sides.items()}
-    times = interleaved(twice, options.rounds, seed=options.seed)
+    times = time_interleaved(twice, options.rounds, seed=options.seed)
     return {name: found.cpu for name, found in times.items()}
 
 
 def _ms(seconds: list[float]) -> dict[str, float]:
-    return spread([1000 * s for s in seconds], 4)
+    return summarize([1000 * s for s in seconds], 4)
 
 
 def _measure_filters(trie: ItemTrie, options: Options) -> list[Row]:
@@ -186,19 +184,19 @@ def _measure_filters(trie: ItemTrie, options: Options) -> list[Row]:
             for i in range(max(options.batch, options.rounds))
         ]
         first, again = _time_masks(cache, wanted)
-        masks = [cache.mask(expression) for expression in wanted[: options.batch]]
-        excluded = [rng.choice(trie.num_rows, EXCLUDED, replace=False) for _ in masks]
-        total = _time_filtered_steps(device, masks, excluded, options)
+        mask = cache.mask(wanted[0])
+        plain, filtered = _time_filtered_steps(device, mask, options)
         rows.append(
             {
                 "items": count,
                 "share": share,
-                "eligible": masks[0].eligible,
+                "eligible": mask.eligible,
                 "first_ms": _ms(first),
                 "again_ms": _ms(again),
-                "bytes": masks[0].nbytes,
-                "steps_ms": {kind: _ms(total[kind]) for kind in KINDS},
-                "cost": {kind: ratio(total[kind], total["none"]) for kind in KINDS[1:]},
+                "bytes": mask.nbytes,
+                "plain_ms": _ms(plain),
+                "filtered_ms": _ms(filtered),
+                "ratio": compare_times(filtered, plain),
             }
         )
     return rows
@@ -219,37 +217,24 @@ def _time_masks(cache: FilterCache, wanted: list[Row]) -> tuple[list[float], lis
 
 
 def _time_filtered_steps(
-    device: DeviceTrie, masks: list[RowMask], excluded: list[NDArray[np.int64]], options: Options
-) -> dict[str, list[float]]:
-    """Seconds of all steps of a search for each of `KINDS`.
-
-    The kinds are: no mask, one mask for all requests, one for each, and one with exclusions.
-
-    Args:
-        device: the catalog.
-        masks: one for each request.
-        excluded: rows that each request must not get.
-        options: of the measurement.
-    """
-    trie, one = device.source, [masks[0]] * len(masks)
-    limits: dict[str, dict[str, Any]] = {
-        "none": {},
-        "one": {"allowed": device.allow(one)},
-        "different": {"allowed": device.allow(masks)},
-        "excluded": {"allowed": device.allow(one), "excluded": device.pad_excluded(excluded, one)},
-    }
+    device: DeviceTrie, mask: RowMask, options: Options
+) -> tuple[list[float], list[float]]:
+    """Seconds of all steps of a search, without and with a mask for every request."""
+    trie = device.source
+    limits: list[dict[str, Any]] = [{}, {"allowed": device.allow([mask] * options.batch)}]
     depths = range(trie.num_levels)
     states = [_draw_states(trie, depth, options) for depth in depths]
     sides = {
         f"{kind} {depth}": Side(partial(_step, device, states[depth], depth, **limits[kind]))
-        for kind in KINDS
+        for kind in range(2)
         for depth in depths
     }
     seconds = _time(sides, options)
-    return {
-        kind: np.sum([seconds[f"{kind} {depth}"] for depth in depths], axis=0).tolist()
-        for kind in KINDS
-    }
+    plain, filtered = (
+        np.sum([seconds[f"{kind} {depth}"] for depth in depths], axis=0).tolist()
+        for kind in range(2)
+    )
+    return plain, filtered
 
 
 def _measure_huggingface(options: Options) -> list[Row]:
@@ -286,7 +271,7 @@ def _measure_huggingface(options: Options) -> list[Row]:
                 "depth": depth,
                 "trie_ms": _ms(seconds["trie"]),
                 "dict_ms": _ms(seconds["nested dict"]),
-                "ratio": ratio(seconds["nested dict"], seconds["trie"]),
+                "ratio": compare_times(seconds["nested dict"], seconds["trie"]),
                 "dict_build_s": round(dict_s, 2),
                 "dict_bytes_per_item": round(_bytes(nested) / trie.num_items, 1),
                 "trie_bytes_per_item": round(trie.nbytes / trie.num_items, 1),

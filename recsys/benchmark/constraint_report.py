@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Table
-
-KINDS = ("one", "different", "excluded")
+from recsys.benchmark.report import Document, Report, Table
 
 
 def report(document: Document) -> Report:
@@ -19,15 +17,16 @@ def report(document: Document) -> Report:
         ),
         Table(
             f"Filters: making a mask, finding it again, and the steps of a search, {size}",
-            ("items", "allowed", "first ms", "again ms", "steps", "one", "different", "+ excluded"),
+            ("items", "allowed", "first ms", "again ms", "steps ms", "filtered ms", "ratio"),
             [
                 [
                     _count(row["items"]),
                     f"{row['eligible'] / row['items']:.2%}",
                     f"{row['first_ms']['p50']:.2f}",
                     f"{row['again_ms']['p50']:.3f}",
-                    f"{row['steps_ms']['none']['p50']:.3f}",
-                    *(f"x {row['cost'][kind]['p50']:.2f}" for kind in KINDS),
+                    f"{row['plain_ms']['p50']:.3f}",
+                    f"{row['filtered_ms']['p50']:.3f}",
+                    f"{row['ratio']['p50']:.2f}",
                 ]
                 for row in document["filter"]
             ],
@@ -48,7 +47,7 @@ def report(document: Document) -> Report:
             ],
         ),
     ]
-    return Report("The item trie", _sentences(document), tables, _plots(document))
+    return Report("The item trie", _sentences(document), tables)
 
 
 def _build_lines(document: Document) -> list[list[str]]:
@@ -76,7 +75,7 @@ def _build_lines(document: Document) -> list[list[str]]:
 
 def _sentences(document: Document) -> list[str]:
     largest = max(document["build"], key=lambda row: (row["items"], row["bytes_per_item"]))
-    costs = [row["cost"]["one"]["p50"] for row in document["filter"]]
+    costs = [row["ratio"]["p50"] for row in document["filter"]]
     reference = document["huggingface"]
     theirs, ours = (sum(row[f"{way}_ms"]["p50"] for row in reference) for way in ("dict", "trie"))
     return [
@@ -87,28 +86,6 @@ def _sentences(document: Document) -> list[str]:
         "much.",
         f"Hugging Face's processor with a nested dict takes {theirs / ours:.0f} times as long as "
         "the trie over the steps of a search.",
-    ]
-
-
-def _plots(document: Document) -> list[Plot]:
-    levels = document["build"][0]["levels"]
-    steps = [row for row in document["step"] if row["levels"] == levels]
-    lines = []
-    for depth in range(levels):
-        rows = [row for row in steps if row["depth"] == depth]
-        medians = [row["ms"]["p50"] for row in rows]
-        lines.append(Line(f"depth {depth}", [row["items"] for row in rows], medians))
-    largest = max(row["items"] for row in document["filter"])
-    filters = [row for row in document["filter"] if row["items"] == largest]
-    shares = [100 * row["share"] for row in filters]
-    costs = [Line(k, shares, [row["cost"][k]["p50"] for row in filters]) for k in KINDS]
-    return [
-        Plot("steps", "Milliseconds of a step by items.", [Panel("ms", "items", lines, log="xy")]),
-        Plot(
-            "filters",
-            f"Time of a search's steps with a filter over that without, {_count(largest)} items.",
-            [Panel("ratio", "% of items allowed", costs, log="x", level=1)],
-        ),
     ]
 
 

@@ -11,28 +11,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from recsys.benchmark.timing import Side, Times, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, Times, compare_times, summarize, time_interleaved
 from recsys.benchmark.workload import Workload
-from recsys.constraint import ItemTrie
 from recsys.decoding import (
     Beams,
     DecodeStats,
     Engine,
     ModelDrafter,
-    Proposal,
-    Search,
     SearchRequest,
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.beam import grow
-from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
@@ -42,7 +37,7 @@ from recsys.testing import allowed_tokens, huggingface_beam_search, same_ranking
 Reuse = Literal["cold", "warm"]
 Ranking = list[tuple[tuple[int, ...], float]]
 Row = dict[str, Any]
-MODES = ("exhaustive", "draft", "planned", "bound")
+MODES = ("exhaustive", "draft", "planned")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"
 HF_BATCHES = (1, 8)  # batch sizes at which Hugging Face is timed
 # Largest difference of a score, and of scores whose places may be exchanged.
@@ -57,10 +52,9 @@ class Options:
     Attributes:
         beams: K.
         batches: requests decoded together.
-        nodes: sizes of draft trees, for the modes `draft` and `bound`.
+        nodes: sizes of draft trees.
         reuse: kinds of prompts.
-        modes: of `MODES`; plain beam search is always measured. `bound` verifies the beams that the
-            target itself found before the clock started, so no draft can gain more.
+        modes: of `MODES`; plain beam search is always measured.
         repeats: rounds of batches of eight requests or more; smaller batches get more rounds.
         hf_repeats: rounds of Hugging Face, likewise; 0 leaves it out.
         seed: of the order of the modes.
@@ -70,7 +64,7 @@ class Options:
     batches: tuple[int, ...] = (1, 2, 4, 8, 32)
     nodes: tuple[int, ...] = (128, 256)
     reuse: tuple[Reuse, ...] = ("cold", "warm")
-    modes: tuple[str, ...] = ("exhaustive", "draft", "planned")
+    modes: tuple[str, ...] = MODES
     repeats: int = 15
     hf_repeats: int = 3
     seed: int = 0
@@ -136,40 +130,6 @@ def _engine(workload: Workload, options: Options, reuse: Reuse) -> Engine:
     )
 
 
-class OwnTree:
-    """Drafts the beams that the target's own search found: the best that any draft could do.
-
-    Attributes:
-        levels: beams of levels 1 to L - 1.
-        draft: runs first, for the time that it takes; the tree gets its sizes, not its nodes. None
-            drafts in no time, and no more nodes than needed.
-    """
-
-    def __init__(self, levels: list[Frontier], draft: ModelDrafter | None = None) -> None:
-        """Draft `levels`; `search` finds them."""
-        self.levels, self.draft = levels, draft
-
-    @classmethod
-    @torch.inference_mode()
-    def search(
-        cls, target: Any, prompts: Sequence[Any], trie: ItemTrie, beams: int, prompt_slots: int = 0
-    ) -> OwnTree:
-        """Find the beams by plain beam search."""
-        search = Search.of(SearchRequest(prompts, prompt_slots=prompt_slots), target, trie)
-        widths = search.widths(beams)
-        with search.tree(sum(widths[:-1])) as tree:
-            return cls(list(grow(tree, search.step, widths))[:-1])
-
-    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
-        """See `recsys.decoding.Drafter`."""
-        if self.draft is None:
-            return Proposal(self.levels)
-        drafted = self.draft.propose(prompts, step, num_beams)
-        widths = [level.states.shape[1] for level in drafted.levels]
-        own = [level.padded(n) for level, n in zip(self.levels, widths, strict=True)]
-        return Proposal(own, drafted.passes)
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a mode returned in one round.
@@ -211,7 +171,6 @@ class _Cell:
         self.reuse, self.beams, self.batch = reuse, beams, batch
         self.rounds = options.rounds(options.repeats, batch)
         self.hf_rounds = options.rounds(options.hf_repeats, batch)
-        self._own_tree = cache(self._search_tree)  # is called first while answers are compared
 
     def measure(self) -> list[Row]:
         """Compare the answers, time all modes side by side, and count their work."""
@@ -223,7 +182,8 @@ class _Cell:
             rounds = self.hf_rounds if name == HUGGING_FACE else None
             return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
 
-        times = interleaved({name: side(name) for name in modes}, self.rounds)
+        sides = {name: side(name) for name in modes}
+        times = time_interleaved(sides, self.rounds, seed=self.options.seed)
         base, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
         first = answers[BEAM][0].stats[0]
         bytes_per_slot = first.kv_bytes // first.kv_slots
@@ -239,12 +199,12 @@ class _Cell:
                 "batch": self.batch,
                 "mode": name,
                 "rounds": len(taken.wall),
-                "ms": spread([1e3 * s for s in taken.wall]),
-                "cpu_ms": spread([1e3 * s for s in taken.cpu]),
-                "ws_beam": ratio(base.wall, taken.wall),
-                "ws_beam_cpu": ratio(base.cpu, taken.cpu),
-                "ws_huggingface": ratio(theirs.wall, taken.wall),
-                "ws_huggingface_cpu": ratio(theirs.cpu, taken.cpu),
+                "ms": summarize([1e3 * s for s in taken.wall]),
+                "cpu_ms": summarize([1e3 * s for s in taken.cpu]),
+                "ws_beam": compare_times(base.wall, taken.wall),
+                "ws_beam_cpu": compare_times(base.cpu, taken.cpu),
+                "ws_huggingface": compare_times(theirs.wall, taken.wall),
+                "ws_huggingface_cpu": compare_times(theirs.cpu, taken.cpu),
                 **work,
                 "kv_to_greedy": round(work["kv_bytes"] / (self._slots(1) * bytes_per_slot), 2),
                 "agreement": agreement[name],
@@ -270,47 +230,26 @@ class _Cell:
                 )
         if PLANNED in wanted:
             modes[PLANNED] = self._plan
-        if "bound" in wanted:
-            modes["bound"] = self._bound
-            if engine.draft is not None:
-                modes |= {f"bound-{n}": partial(self._bound, nodes=n) for n in nodes}
         return modes
 
     def _search(self, number: int) -> Answer:
         engine = self.engine
-        request = SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots)
-        return self._finish(beam_search(engine.target, request, engine.trie, self.beams))
+        found = beam_search(engine.target, self._request(number), engine.trie, self.beams)
+        return self._finish(found)
 
     def _generate(self, number: int, allowed: dict[tuple[int, ...], list[int]]) -> Answer:
         prompts = self._prompts(number)
         return Answer(huggingface_beam_search(self.workload.target, prompts, allowed, self.beams))
 
     def _speculate(self, number: int, drafter: Any) -> Answer:
-        engine = self.engine
+        engine, request = self.engine, self._request(number)
         return self._finish(
-            speculative_beam_search(
-                engine.target,
-                drafter,
-                SearchRequest(self._prompts(number), prompt_slots=engine.prompt_slots),
-                engine.trie,
-                self.beams,
-            )
+            speculative_beam_search(engine.target, drafter, request, engine.trie, self.beams)
         )
 
     def _plan(self, number: int) -> Answer:
         decoded = self.engine.decode(self._prompts(number), self.beams)
         return self._finish(decoded.beams, str(decoded.plan))
-
-    def _bound(self, number: int, nodes: int = 0) -> Answer:
-        draft = ModelDrafter(self.engine.draft, nodes) if nodes else None
-        return self._speculate(number, OwnTree(self._own_tree(number).levels, draft))
-
-    def _search_tree(self, number: int) -> OwnTree:
-        """The target's beams, found by a model that keeps no prompts."""
-        engine, prompts = self.engine, self._prompts(number)
-        return OwnTree.search(
-            self.workload.target, prompts, engine.trie, self.beams, engine.prompt_slots
-        )
 
     def _finish(self, beams: Beams, plan: str = "") -> Answer:
         """The answer, once the device has computed it."""
@@ -320,6 +259,9 @@ class _Cell:
     def _wait(self) -> None:
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
+
+    def _request(self, number: int) -> SearchRequest:
+        return SearchRequest(self._prompts(number), prompt_slots=self.engine.prompt_slots)
 
     def _prompts(self, number: int) -> list[Any]:
         return [self.workload.prompts[i] for i in self.workload.group(number, self.batch)]
@@ -367,6 +309,7 @@ class _Cell:
             "target_tokens": round(slots, 2),
             "draft_passes": 0,
             "drafted_nodes": 0,
+            "kv_slots": round(slots, 2),
             "kv_bytes": round(slots * bytes_per_slot),
         }
 
@@ -383,7 +326,7 @@ def _count(answers: Sequence[Answer]) -> Row:
     stats = [s for answer in answers for s in answer.stats]
     names = (
         "target_passes", "accepted_levels", "target_tokens", "draft_passes", "drafted_nodes",
-        "kv_bytes",
+        "kv_slots", "kv_bytes",
     )  # fmt: skip
     means = {name: round(float(np.mean([getattr(s, name) for s in stats])), 3) for name in names}
     return {"passes": means.pop("target_passes"), **means, "kv_bytes": round(means["kv_bytes"])}

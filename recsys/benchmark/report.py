@@ -80,7 +80,6 @@ class Panel:
         x: label of the x axis.
         lines: what is drawn.
         ticks: names of the places 0, 1, ... of the x axis; empty for numbers.
-        log: axes with a logarithmic scale, "x", "xy" or "".
         level: a horizontal line at this height; None draws none.
     """
 
@@ -88,7 +87,6 @@ class Panel:
     x: str
     lines: Sequence[Line]
     ticks: Sequence[str] = ()
-    log: str = ""
     level: float | None = None
 
 
@@ -229,12 +227,7 @@ def _draw_panels(figure: Any, panels: Sequence[Panel]) -> None:
             axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         if panel.level is not None:
             axes.axhline(panel.level, color=INK, linewidth=0.8)
-        if "x" in panel.log:
-            axes.set_xscale("log")
-        if "y" in panel.log:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(0, None)
+        axes.set_ylim(0, None)
         axes.set_xlabel(panel.x)
         axes.set_title(panel.title, loc="left")
 

@@ -42,7 +42,7 @@ class Times:
     cpu: list[float] = field(default_factory=list)
 
 
-def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dict[str, Times]:
+def time_interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dict[str, Times]:
     """Time all sides.
 
     Args:
@@ -69,7 +69,7 @@ def interleaved(sides: Mapping[str, Side], rounds: int, *, seed: int = 0) -> dic
     return times
 
 
-def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+def summarize(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     """Median, quartiles and 99th percentile."""
     found = np.percentile(values, (50, 25, 75, 99))
     return dict(
@@ -77,13 +77,16 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     )
 
 
-def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float] | None:
+def compare_times(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float] | None:
     """Median and quartiles of `slow / fast` over the rounds that both have, which come first.
 
     None without such a round.
+
+    >>> compare_times([4, 4, 90], [1, 2, 30])["p50"]
+    3.0
     """
     common = min(len(slow), len(fast))
     if not common:
         return None
-    found = spread(np.divide(slow[:common], fast[:common]).tolist())
+    found = summarize(np.divide(slow[:common], fast[:common]).tolist())
     return {key: found[key] for key in ("p50", "p25", "p75")}

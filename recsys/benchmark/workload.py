@@ -82,7 +82,7 @@ class Setup:
     seed: int
 
 
-def of_bundle(path: Path, dataset: Path, setup: Setup) -> Workload:
+def load_bundle_workload(path: Path, dataset: Path, setup: Setup) -> Workload:
     """A bundle's models and catalog, and the test users of its data set.
 
     Without the bundle's data set, users have random histories.
@@ -121,7 +121,7 @@ def _test_histories(
     return histories.take(fit) if len(fit) else None
 
 
-def of_shape(shape: str, setup: Setup, *, items: int, history: int) -> Workload:
+def make_shape_workload(shape: str, setup: Setup, *, items: int, history: int) -> Workload:
     """Random weights of a named shape and of a draft: `tiny`, or `68M` for the billions.
 
     Raises:
@@ -131,12 +131,12 @@ def of_shape(shape: str, setup: Setup, *, items: int, history: int) -> Workload:
         raise ConfigError(f"--shape {shape!r} is not one of {', '.join(SHAPES)}")
     vocabulary = Vocabulary.from_levels([CODES] * LEVELS, first=WORDS.get(shape, 2))
     shapes = (SHAPES[shape], SHAPES[DRAFTS.get(shape, "tiny")])
-    workload = of_random(shapes, vocabulary, setup, items=items, history=history)
+    workload = make_random_workload(shapes, vocabulary, setup, items=items, history=history)
     workload.facts["weights"] = f"random, {shape}"
     return workload
 
 
-def of_random(
+def make_random_workload(
     shapes: tuple[Architecture, Architecture | None],
     vocabulary: Vocabulary,
     setup: Setup,
@@ -154,11 +154,11 @@ def of_random(
         history: items in the history of each user.
     """
     rng = np.random.default_rng(setup.seed)
-    tokens = vocabulary.encode(skewed_codes(rng, items, vocabulary.level_sizes))
+    tokens = vocabulary.encode(draw_skewed_codes(rng, items, vocabulary.level_sizes))
     encoder = PromptEncoder(tokens, vocabulary.prefix, PromptConfig(history, 1))
     histories = Histories.of(rng.integers(0, items, (setup.users, history)).tolist())
     target, draft = (
-        None if shape is None else random_model(shape, vocabulary, replace(setup, seed=seed))
+        None if shape is None else make_random_model(shape, vocabulary, replace(setup, seed=seed))
         for seed, shape in enumerate(shapes, setup.seed)
     )
     facts = {"weights": "random", "prompts": f"random histories of {history} items"}
@@ -188,7 +188,7 @@ def _workload(
     return Workload(target, draft, encoder.item_tokens, prompts, earlier, encoder.max_tokens, facts)
 
 
-def skewed_codes(
+def draw_skewed_codes(
     rng: np.random.Generator, items: int, level_sizes: tuple[int, ...]
 ) -> NDArray[np.int64]:
     """(items, L) distinct codes: at each level few are common, and the prefix decides which.
@@ -212,7 +212,7 @@ def skewed_codes(
     return rng.permutation(found)[:items]
 
 
-def random_model(shape: Architecture, vocabulary: Vocabulary, setup: Setup) -> Any:
+def make_random_model(shape: Architecture, vocabulary: Vocabulary, setup: Setup) -> Any:
     """A model with random weights, made on its device so that billions need no second copy."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(setup.dtype)

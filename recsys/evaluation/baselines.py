@@ -1,7 +1,7 @@
-"""Baselines that keep a model honest: popularity, item-kNN and directional item-item.
+"""Baselines: popularity, item-kNN and a directional item-item model.
 
-All are fitted on training events alone, for validation and test alike; at test time they read the
-validation event as part of the history, as the model does, but have not learned from it.
+All are fitted on training events only. On the test split, their histories include the validation
+event, as the model's do, but they are not fitted on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recsys.retrieval import ItemItem
 
 @dataclass(frozen=True)
 class Popularity:
-    """The same list for everyone: items by training events, equal counts by the lower item.
+    """The same list for all users: items by training events; ties by item.
 
     Attributes:
         counts: (items,) int64 training events.
@@ -37,13 +37,13 @@ class Popularity:
         """First k of the list, without the history's items if `exclude_seen`.
 
         Returns:
-            (n, k) int32 items, -1 behind the last item with a training event, and their (n, k)
+            (n, k) int32 items, -1 after the last item with a training event, and their (n, k)
             float32 counts, -inf there.
         """
         order = np.argsort(-self.counts, kind="stable")
         order = order[self.counts[order] > 0]
         longest = int(histories.lengths.max(initial=0)) if exclude_seen else 0
-        order = order[: k + longest]  # nobody needs more than k beyond what was seen
+        order = order[: k + longest]  # no user needs more
         free = np.ones((len(histories), len(order)), np.bool_)
         if exclude_seen:
             place = np.full(len(self.counts), len(order))
@@ -60,7 +60,7 @@ class Popularity:
 
 
 def fit_baselines(histories: Histories, num_items: int) -> dict[str, Ranker]:
-    """All baselines, fitted on training histories, under the names that reports use."""
+    """Fit all baselines on training histories; the keys are their names in reports."""
     return {
         "popularity": Popularity.fit(histories, num_items),
         "item-kNN": ItemItem.cosine(histories, num_items),

@@ -1,7 +1,7 @@
-"""Compare: two evaluations of the same users, paired user by user.
+"""Compare two evaluations of the same users, paired by user.
 
-Read from the `users.parquet` of two reports, so that nothing is decoded again. A difference whose
-interval excludes 0 is more than the sampling of users explains.
+The comparison reads `users.parquet` of two reports, without decoding. If the interval of a
+difference excludes 0, the sampling of users alone does not explain it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from recsys.artifacts import read_manifest
 from recsys.errors import ArtifactError, DataError
 from recsys.evaluation.metrics import paired_bootstrap
 
 KIND, USERS = "evaluation", "users.parquet"
+Gains = dict[tuple[str, str], NDArray[np.float64]]
+"""Targets and metric -> a number per user."""
 
 
 def compare(
@@ -31,18 +34,18 @@ def compare(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The first report minus the second, in every mode that both have.
+    """Differences between two reports, first minus second, in every mode that both have.
 
-    Of the next event, and where users have several targets, Recall of all of them, too.
+    They are about the next event; if users have several targets, also Recall of all targets.
 
     Args:
         a: folder of a report.
         b: folder of another, or of the same one to compare two of its rankers.
         k: length of the lists.
-        ranker_a: of the first report; by default the one that it is about.
-        ranker_b: of the second.
+        ranker_a: ranker of the first report; by default the one under test.
+        ranker_b: ranker of the second report.
         resamples: draws of the bootstrap.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         `a`, `b` (report and ranker), `users`, and `rows`: mode, targets (`next` or `all`), metric,
@@ -50,7 +53,7 @@ def compare(
 
     Raises:
         ArtifactError: not a report.
-        DataError: other users, targets or splits, an unknown ranker, or lists shorter than k.
+        DataError: different users, targets or splits, an unknown ranker, or lists shorter than k.
     """
     first, second = (_read(Path(path)) for path in (a, b))
     splits = [table[1] for table in (first, second)]
@@ -71,19 +74,24 @@ def compare(
             if not mine[column].equals(theirs[column]):
                 raise DataError(f"{a} and {b} have other {what}; evaluate both on the same data")
         users = len(mine)
-        values = [_gains(table, k) for table in (mine, theirs)]
-        for (targets, metric), left in values[0].items():
-            right = values[1].get((targets, metric))
-            if right is None:
-                continue
-            gap = paired_bootstrap(left, right, resamples=resamples, seed=seed)
-            means = {"a": float(left.mean()), "b": float(right.mean())}
-            about = {"seen": mode, "targets": targets, "metric": metric, "k": k}
-            rows.append({**about, **means, **vars(gap)})
+        gaps = _differences(_gains(mine, k), _gains(theirs, k), resamples=resamples, seed=seed)
+        rows += [{"seen": mode, "k": k, **row} for row in gaps]
     if not rows:
         raise DataError(f"{a} and {b} have no mode in common: masked here, unmasked there")
     reports = [{"report": str(path), "ranker": n} for path, n in zip((a, b), names, strict=True)]
     return {"a": reports[0], "b": reports[1], "users": users, "rows": rows}
+
+
+def _differences(first: Gains, second: Gains, *, resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Both means and their paired difference, by targets and metric."""
+    rows = []
+    for (targets, metric), left in first.items():
+        right = second.get((targets, metric))
+        if right is not None:
+            gap = paired_bootstrap(left, right, resamples=resamples, seed=seed)
+            means = {"a": float(left.mean()), "b": float(right.mean())}
+            rows.append({"targets": targets, "metric": metric, **means, **vars(gap)})
+    return rows
 
 
 def _read(path: Path) -> tuple[pa.Table, str]:
@@ -111,15 +119,15 @@ def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:
     return table.filter(pc.and_(pc.equal(table["ranker"], ranker), pc.equal(table["seen"], mode)))
 
 
-def _gains(table: pa.Table, k: int) -> dict[tuple[str, str], np.ndarray[Any, np.dtype[np.float64]]]:
-    """What each user's list is worth, by targets and metric."""
+def _gains(table: pa.Table, k: int) -> Gains:
+    """Metric of each user's list, by targets and metric."""
     rank = table["rank"].fill_null(0).to_numpy()
     found = (rank >= 1) & (rank <= k)
     gains = {
         ("next", "recall"): found.astype(np.float64),
         ("next", "ndcg"): np.where(found, 1 / np.log2(1 + np.maximum(rank, 1)), 0.0),
     }
-    asked, hits = table["targets"].to_numpy(), f"hits_at_{k}"
-    if (asked > 1).any() and hits in table.column_names:
-        gains["all", "recall"] = table[hits].to_numpy() / asked
+    targets, hits = table["targets"].to_numpy(), f"hits_at_{k}"
+    if (targets > 1).any() and hits in table.column_names:
+        gains["all", "recall"] = table[hits].to_numpy() / targets
     return gains

@@ -1,7 +1,6 @@
-"""Figures of a report as inline SVG that takes its colours and font from the page around it.
+"""Figures of a report as inline SVG with the colours and the font of the page.
 
-Colours are placeholders that become CSS variables, so that one drawing serves a light and a dark
-page. Input is the report document; nothing here computes a metric.
+Placeholder colours are replaced by CSS variables, so that a figure fits a light and a dark page.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ INK, GRID = "#010203", "#040506"
 SERIES = tuple(f"#a1b2c{i}" for i in range(6))  # the ranker under test, then the others
 MARKERS = "osD^vP"
 STYLE = {
-    "svg.fonttype": "none",  # text stays text: selectable, in the page's font
-    "svg.hashsalt": "recsys",  # the same numbers give the same bytes
+    "svg.fonttype": "none",  # text is selectable and uses the page's font
+    "svg.hashsalt": "recsys",  # equal numbers give equal bytes
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": GRID,
@@ -104,7 +103,7 @@ def coverage(document: dict[str, Any]) -> str:
 
 
 def by_width(document: dict[str, Any]) -> str:
-    """Recall at the headline K, and the time of a search, by beam width."""
+    """Recall at the headline K and time of a search, by beam width."""
     k, rows = document["headline"]["k"], document["widths"]
     beams = sorted({row["beams"] for row in rows})
 
@@ -115,7 +114,7 @@ def by_width(document: dict[str, Any]) -> str:
             _line(left, i, ranker, [row for row in recall if row["ranker"] == ranker])
         times = {row["beams"]: row["milliseconds"] for row in rows}
         right.bar(range(len(beams)), [times[width] for width in beams], 0.5, color=SERIES[0])
-        for axes, title in ((left, f"Recall@{k}"), (right, "milliseconds a user, by the clock")):
+        for axes, title in ((left, f"Recall@{k}"), (right, "milliseconds per user (wall time)")):
             axes.set_xticks(range(len(beams)), [str(width) for width in beams])
             axes.set(xlabel="beams", ylim=(0, None))
             axes.set_title(title, loc="left")
@@ -132,7 +131,8 @@ def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:
 def _line(axes: Axes, i: int, label: str, rows: Rows) -> None:
     intervals = bool(rows) and "low" in rows[0]
     axes.errorbar(
-        [place + 0.05 * i * intervals for place in range(len(rows))],  # so that no bar hides one
+        # So that error bars do not overlap.
+        [place + 0.05 * i * intervals for place in range(len(rows))],
         [row["mean"] for row in rows],
         yerr=_reach(rows) if intervals else None,
         color=SERIES[i % len(SERIES)],
@@ -151,7 +151,7 @@ def _by_k_axes(axes: Axes, ks: list[int], label: str) -> None:
 
 
 def _reach(rows: Rows) -> list[list[float]]:
-    """Lengths of the error bars below and above; a percentile interval may miss its mean."""
+    """Lengths of the error bars; 0 where a percentile interval does not contain the mean."""
     return [
         [max(row["mean"] - row["low"], 0) for row in rows],
         [max(row["high"] - row["mean"], 0) for row in rows],
@@ -159,7 +159,7 @@ def _reach(rows: Rows) -> list[list[float]]:
 
 
 def svg(draw: Callable[[Figure], None], key: str, label: str) -> str:
-    """Draw into an SVG element that can stand in a page beside others."""
+    """Draw an SVG element for a page that contains several of them."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         draw(figure)
@@ -169,12 +169,13 @@ def svg(draw: Callable[[Figure], None], key: str, label: str) -> str:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the web
+    text = text[text.index("<svg") :]  # without the XML prologue, which links to a DTD
     view = re.search(r'viewBox="[^"]*"', text)
     start = f'<svg role="img" aria-label="{html.escape(label)}" {view.group() if view else ""}>'
     text = re.sub(r"<svg[^>]*>", start, text, count=1)
-    text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)  # would style all the page
-    # Two drawings of one page must not share element names.
+    # It would apply to the whole page.
+    text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)
+    # Element ids must be unique in a page.
     text = re.sub(r'\bid="', f'id="{key}-', text)
     text = re.sub(r'href="#', f'href="#{key}-', text).replace("url(#", f"url(#{key}-")
     text = re.sub(r"font-family: [^;]*; ", "", text)

@@ -18,17 +18,17 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         DataError: the split has no events, or a training history or a history reaches into it.
     """
     events, num_users = dataset.interactions, len(dataset.interactions.user_ids)
-    learned = np.flatnonzero(dataset.split == TRAIN)
-    asked = np.flatnonzero(dataset.split == LABELS[split])
-    if len(asked) == 0:
+    trained = np.flatnonzero(dataset.split == TRAIN)
+    evaluated = np.flatnonzero(dataset.split == LABELS[split])
+    if len(evaluated) == 0:
         raise DataError(
             f"the data set has no {split} events; prepare it with a split that has some"
         )
     first = np.full(num_users, len(events))
-    np.minimum.at(first, events.user[asked], asked)
-    if (learned >= first[events.user[learned]]).any():
+    np.minimum.at(first, events.user[evaluated], evaluated)
+    if (trained >= first[events.user[trained]]).any():
         raise DataError(f"leak: a user's training events reach into the {split} split")
-    if not np.array_equal(dataset.train_histories.items, events.item[learned]):
+    if not np.array_equal(dataset.train_histories.items, events.item[trained]):
         raise DataError("leak: training histories hold events that are not labelled training")
     examples = dataset.examples(split)
     before = first[examples.users] - events.histories.offsets[examples.users]

@@ -1,7 +1,6 @@
-"""Metrics of ranked lists, and how sure they are. Integer arrays in, one number a user out.
+"""Metrics of ranked lists, one number per user, and their bootstrap intervals.
 
-Hits are item-level: a list is right where it names the very item, never for naming another item
-with the same semantic ID. This module knows no models and no data sets.
+Hits are item-level: another item with the same semantic ID is not a hit.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ class Hits:
         """Compare ranked lists with targets.
 
         Args:
-            ranked: (n, k) dense items, best first, -1 where a list has ended. A list names an item
-                once.
-            targets: n non-empty sequences; a target that is repeated counts once.
+            ranked: (n, k) dense items, best first, padded with -1, without repetition.
+            targets: n non-empty sequences; a repeated target counts once.
 
         Raises:
             ValueError: shapes that do not fit, a user without a target, or a negative target.
@@ -55,12 +53,12 @@ class Hits:
             raise ValueError(f"user {int(targets.lengths.argmin())} has no target")
         if targets.items.min(initial=0) < 0:
             raise ValueError("targets must be dense items, not negative")
-        # One integer names a (user, item) pair, so that a sorted search answers for all of them.
+        # A (user, item) pair is one integer, so that one sorted search finds all pairs.
         stride = 1 + max(ranked.max(initial=0), int(targets.items.max(initial=0)))
         wanted = np.unique(targets.rows * stride + targets.items)
-        asked = np.arange(len(ranked))[:, None] * stride + ranked
-        place = np.searchsorted(wanted, asked).clip(max=max(len(wanted) - 1, 0))
-        found = (wanted[place] == asked) & (ranked >= 0)
+        shown = np.arange(len(ranked))[:, None] * stride + ranked
+        place = np.searchsorted(wanted, shown).clip(max=max(len(wanted) - 1, 0))
+        found = (wanted[place] == shown) & (ranked >= 0)
         return cls(found, np.bincount(wanted // stride, minlength=len(ranked)))
 
     def first(self, k: int) -> NDArray[np.bool_]:
@@ -75,36 +73,36 @@ class Hits:
 
 
 def recall_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
-    """(n,) share of each user's targets among the first k; with one target, whether it is there."""
+    """(n,) share of each user's targets among the first k."""
     return np.asarray(hits.first(k).sum(axis=1) / hits.num_targets)
 
 
 def ndcg_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
-    """(n,) gain 1/log2(1 + rank) of the hits over that of the best possible list of length k."""
+    """(n,) sum of 1/log2(1 + rank) over the hits, divided by that of the ideal list of length k."""
     gain = 1 / np.log2(np.arange(2, k + 2))
     ideal = np.cumsum(gain)[hits.num_targets.clip(max=k) - 1]
     return np.asarray((hits.first(k) @ gain) / ideal)
 
 
 def mrr_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
-    """(n,) 1/rank of the first hit, 0 without one among the first k."""
+    """(n,) 1/rank of the first hit among the first k, or 0."""
     found = hits.first(k)
     return np.where(found.any(axis=1), 1 / (1 + found.argmax(axis=1)), 0.0)
 
 
 def coverage_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
-    """Share of the catalog that is among the first k of at least one user."""
+    """Share of the catalog that is among the first k items of any user."""
     shown = np.unique(ranked[:, :k])
     return float((shown >= 0).sum() / num_items)
 
 
 def short_share_at_k(ranked: NDArray[np.int32], k: int) -> float:
-    """Share of users who got fewer than k items."""
+    """Share of users with fewer than k items."""
     return float(((ranked[:, :k] >= 0).sum(axis=1) < k).mean()) if len(ranked) else 0.0
 
 
 def gini_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
-    """Inequality of how often items are shown among the first k: 0 all alike, near 1 only a few.
+    """Gini coefficient of how often items are among the first k: 0 if all are equally often.
 
     G = sum_i (2 i - n - 1) x_i / (n sum x) over all n items' counts x, ascending, i from 1.
     """
@@ -117,30 +115,27 @@ def gini_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
 
 
 def novelty_at_k(ranked: NDArray[np.int32], k: int, popularity: NDArray[np.int64]) -> float:
-    """Mean bits of surprise, -log2 of an item's share of training events, over what is shown.
+    """Mean of -log2 of an item's share of training events, over the items shown, in bits.
 
-    Every item is given one event more than it has, so that unseen ones have a share too.
+    One event is added to every item, so that unseen items have a share, too.
     """
     share = (popularity + 1) / (popularity + 1).sum()
     shown = ranked[:, :k]
     return float(-np.log2(share[shown[shown >= 0]]).mean()) if (shown >= 0).any() else 0.0
 
 
-def diversity_at_k(ranked: NDArray[np.int32], k: int, vectors: NDArray[np.floating]) -> float:
-    """1 - mean cosine of the pairs of a list's first k items, over lists of two or more.
-
-    Args:
-        ranked: (n, k or more) items, -1 behind the end.
-        k: places.
-        vectors: (items, D) of length 1, or 0.
-    """
-    return diversities(ranked, (k,), vectors)[0]
-
-
 def diversities(
     ranked: NDArray[np.int32], ks: Sequence[int], vectors: NDArray[np.floating]
 ) -> list[float]:
-    """`diversity_at_k` for each of the rising `ks`; a list's vectors are read once for all."""
+    """1 - mean cosine of the pairs of a list's first k items, for each of the ascending `ks`.
+
+    It is the mean over lists with at least two items.
+
+    Args:
+        ranked: (n, max(ks) or more) items, padded with -1.
+        ks: list lengths, ascending.
+        vectors: (items, D) of length 1, or 0.
+    """
     total, lists = np.zeros(len(ks)), np.zeros(len(ks), np.int64)
     n, begin = len(ranked), 0
     square = np.einsum("nd,nd->n", vectors, vectors)
@@ -180,12 +175,12 @@ def resampled_means(
 ) -> NDArray[np.float64]:
     """Means of `values` over users drawn with replacement (Efron's bootstrap).
 
-    All columns share the draws, so a difference of two columns is the paired bootstrap.
+    All columns share the draws, so a difference of two columns is a paired bootstrap.
 
     Args:
-        values: (n, m), a row a user.
+        values: (n, m), one row per user.
         resamples: number of draws R.
-        seed: of the draws; equal seeds and n draw the same users.
+        seed: seed of the draws; equal seeds and n draw the same users.
 
     Returns:
         (R, m).
@@ -194,7 +189,7 @@ def resampled_means(
     if n == 0:
         return np.full((resamples, values.shape[1]), np.nan)
     rng = np.random.default_rng(seed)
-    # Float32 is exact enough (1e-6 of the mean) for the ends of an interval, and twice as fast.
+    # Float32 has a relative error of 1e-6, which is enough for an interval, and is twice as fast.
     narrow = values.astype(np.float32)
     means = []
     for start in range(0, resamples, RESAMPLES_AT_A_TIME):
@@ -208,7 +203,7 @@ def resampled_means(
 def interval(
     mean: float, means: NDArray[np.float64], level: float = 0.95, *, ndigits: int = 6
 ) -> Interval:
-    """Percentile interval of resampled means (R,) around the mean that was measured."""
+    """Percentile interval of (R,) resampled means, with the measured mean."""
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(*(round(float(value), ndigits) for value in (mean, low, high)))
 
@@ -216,7 +211,7 @@ def interval(
 def bootstrap(
     values: ArrayLike, *, resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Interval:
-    """Mean of one number a user, (n,), with its percentile bootstrap interval."""
+    """Mean of one number per user, (n,), with its percentile bootstrap interval."""
     column = np.asarray(values, np.float64)[:, None]
     means = resampled_means(column, resamples=resamples, seed=seed)
     return interval(float(column.mean()), means[:, 0], level)
@@ -227,10 +222,10 @@ def paired_bootstrap(
 ) -> Interval:
     """Mean difference a - b of two recommenders over the same users, with its interval.
 
-    An interval that excludes 0 says that they differ by more than the sampling of users explains.
+    If the interval excludes 0, the sampling of users alone does not explain the difference.
 
     Raises:
-        ValueError: lengths differ, so the users cannot be the same.
+        ValueError: the lengths differ.
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape:

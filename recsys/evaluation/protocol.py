@@ -1,8 +1,8 @@
-"""Protocol: which users, which history, which targets, what is masked; written down once.
+"""The evaluation protocol: users, histories, targets, and whether seen items are masked.
 
-Ranks every user of a split over the whole catalog, once with the history's items masked and once
-without, and measures the next event and all of the split's events from the same lists. Any object
-with a `rank` method can be measured; nothing here knows how it ranks, or how results are shown.
+Every user of a split gets a list over the whole catalog, once with the history's items masked and
+once without. The next event and all events of the split are measured on the same lists. Any object
+with a `rank` method can be evaluated.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from recsys.splits import LABELS, TRAIN
 
 Seen = Literal["masked", "unmasked"]
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
-# Lowest value and name of each segment: training events of the target (twice), events of the
-# history.
+# Lowest value and name of each segment. The values are training events of the target, the same, and
+# events of the history.
 SEGMENTS = {
     "target": ((0, "cold"), (1, "warm")),
     "target_popularity": ((0, "0 (cold)"), (1, "1–4"), (5, "5–19"), (20, "20–49"), (50, "50+")),
@@ -46,7 +46,7 @@ SEGMENTS = {
 
 
 class Ranker(Protocol):
-    """Anything that can be evaluated."""
+    """A recommender that can be evaluated."""
 
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool, /
@@ -54,8 +54,8 @@ class Ranker(Protocol):
         """Rank the catalog for each history.
 
         Returns:
-            (n, k) int32 dense items, best first, each at most once, -1 behind the end of a list,
-            and their (n, k) float32 scores.
+            (n, k) int32 dense items, best first, without repetition, padded with -1, and their
+            (n, k) float32 scores.
         """
 
 
@@ -64,25 +64,25 @@ class EvaluationConfig:
     """Section `evaluate`.
 
     Attributes:
-        split: `test`, or `valid` while choosing between models. Validation is the easier of the
-            two under leave-one-out: never quote it.
+        split: `test`, or `valid` for choosing between models. Do not report validation figures:
+            under leave-one-out, validation is easier.
         ks: lengths K at which lists are measured.
         beams: beam width of the model's search; by default the model's own for lists of max(ks).
-        widths: other beam widths to search with, rising; the report then says what each is worth
-            and what it costs, in the headline's mode.
-        seen: whether the items of the history may be recommended: `masked` (they may not),
-            `unmasked`, or `both`, one after the other.
-        targets: what the headline figures are about: the user's `next` event, or `all` of the
-            split's. Both are measured.
-        users: evaluate a random sample of so many users; by default all.
-        batch_size: users whose lists are searched together.
-        processes: that rank at once, each with its own copy of the model; no figure depends on it.
-            By default one a core (a thread of torch's), and one alone for a few users.
-        dtype: of the model's numbers, `float32` or `bfloat16`; the latter is quicker where the
-            processor has it, and changes the order of some lists.
+        widths: further beam widths, ascending; the report then has their quality and time, in the
+            headline's mode.
+        seen: whether the items of the history may be recommended: `masked` (no), `unmasked` (yes),
+            or `both`, one after the other.
+        targets: targets of the headline figures: the user's `next` event, or `all` events of the
+            split. Both are measured.
+        users: size of a random sample of users; by default all users.
+        batch_size: users per batch of the search.
+        processes: processes that rank in parallel, each with its own copy of the model; results do
+            not depend on it. By default one per thread of torch, or one for few users.
+        dtype: dtype of the model, `float32` or `bfloat16`. The latter is faster on processors that
+            support it, and changes the order of some lists.
         resamples: draws of the bootstrap.
         examples: users whose lists the report shows.
-        seed: of the sample, the bootstrap and the choice of examples.
+        seed: seed of the sample, the bootstrap and the choice of examples.
     """
 
     split: Literal["test", "valid"] = "test"
@@ -101,9 +101,9 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
-            raise ValueError(f"ks: want rising positive numbers, found {list(self.ks)}")
+            raise ValueError(f"ks: want ascending positive numbers, found {list(self.ks)}")
         if list(self.widths) != sorted({width for width in self.widths if width > 0}):
-            raise ValueError(f"widths: want rising positive numbers, found {list(self.widths)}")
+            raise ValueError(f"widths: want ascending positive numbers, found {list(self.widths)}")
         lowest = {
             "batch_size": 1,
             "processes": 1,
@@ -119,23 +119,23 @@ class EvaluationConfig:
 
     @property
     def headline_k(self) -> int:
-        """The K of headlines, segments' plots and examples: 10, or the nearest to it."""
+        """The K of headlines, segments and examples: 10, or the nearest to it."""
         return min(self.ks, key=lambda k: abs(k - 10))
 
     @property
     def seen_modes(self) -> tuple[Seen, ...]:
-        """The ways to treat the history's items, headline first."""
+        """Modes of treating seen items, headline first."""
         return ("masked", "unmasked") if self.seen == "both" else (self.seen,)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What one ranker answered in one mode.
+    """Lists of one ranker in one mode.
 
     Attributes:
-        items: (n, max(ks)) int32, -1 behind the end.
+        items: (n, max(ks)) int32, padded with -1.
         scores: (n, max(ks)) float32.
-        hits: for `next` and for `all` targets.
+        hits: hits for `next` and for `all` targets.
         seconds: wall time.
     """
 
@@ -151,20 +151,20 @@ Rankings = dict[str, dict[Seen, Ranking]]
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that was measured.
+    """Result of an evaluation.
 
     Attributes:
-        config: how.
+        config: the protocol.
         users: (n,) int32 dense users that were evaluated.
-        histories: what the rankers were given.
-        targets: what they were asked for, distinct items: `next` (one each) and `all`.
+        histories: histories of the users.
+        targets: distinct target items of the users: `next` (one each) and `all`.
         popularity: (items,) int64 training events of each item.
         rankings: ranker -> mode -> lists. The first ranker is the one under test.
-        facts: counts and shares of the data and the questions.
-        metrics: one row a ranker, mode, kind of targets, metric and K: `mean`, `low`, `high`.
+        facts: statistics of the data and the targets.
+        metrics: one row per ranker, mode, kind of targets, metric and K: `mean`, `low`, `high`.
         comparisons: the first ranker minus each other one, paired: `mean`, `low`, `high`.
-        coverage: one row a ranker, mode and K: `coverage`, `gini`, `novelty`, `diversity` (None
-            where items have no vectors), `short_share`.
+        coverage: one row per ranker, mode and K: `coverage`, `gini`, `novelty`, `diversity` (None
+            if items have no vectors), `short_share`.
         segments: `metrics` for `next` targets within each segment of `by`.
     """
 
@@ -187,26 +187,26 @@ def evaluate(
     config: EvaluationConfig,
     vectors: NDArray[np.floating[Any]] | None = None,
 ) -> Result:
-    """Measure rankers on one split of a data set.
+    """Evaluate rankers on one split of a data set.
 
     Args:
         rankers: name -> ranker; the first is the one under test.
-        dataset: canonical data; rankers must have learned from its training events alone.
+        dataset: canonical data; rankers must be fitted on its training events only.
         config: the protocol.
-        vectors: (items, D) of length 1, or 0, that tell how alike the items of a list are.
+        vectors: (items, D) of length 1, or 0, for the diversity of lists.
 
     Raises:
-        DataError: the split has no events, or a training event reaches into it.
-        ValueError: a ranker broke its contract; the text names it.
+        DataError: the split has no events, or training events lie in it.
+        ValueError: a ranker returned a malformed list.
     """
     check_no_leak(dataset, config.split)
-    asked_next = sample(dataset.examples(config.split, "next"), config)
-    asked_all = sample(dataset.examples(config.split, "all"), config)
+    next_examples = sample(dataset.examples(config.split, "next"), config)
+    all_examples = sample(dataset.examples(config.split, "all"), config)
     targets: dict[Targets, Histories] = {
-        "next": asked_next.targets,
-        "all": _distinct(asked_all.targets),
+        "next": next_examples.targets,
+        "all": _distinct(all_examples.targets),
     }
-    histories = asked_next.histories
+    histories = next_examples.histories
     popularity = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
     rankings = {
         name: {
@@ -218,12 +218,12 @@ def evaluate(
     metrics, comparisons = _measure(rankings, config)
     return Result(
         config,
-        asked_next.users,
+        next_examples.users,
         histories,
         targets,
         popularity,
         rankings,
-        _facts(dataset, asked_next, asked_all, popularity, config),
+        _facts(dataset, next_examples, all_examples, popularity, config),
         metrics,
         comparisons,
         _coverage(rankings, popularity, vectors, config),
@@ -240,7 +240,7 @@ def evaluate(
 
 
 def sample(examples: Examples, config: EvaluationConfig) -> Examples:
-    """The users of the sample, the same for every kind of targets."""
+    """Draw the sample of users, which is the same for every kind of targets."""
     if config.users is None or config.users >= len(examples):
         return examples
     rng = np.random.default_rng(config.seed)
@@ -248,7 +248,7 @@ def sample(examples: Examples, config: EvaluationConfig) -> Examples:
 
 
 def _distinct(targets: Histories) -> Histories:
-    """Each target of a user once, where it first stands."""
+    """Each target of a user once, at its first position."""
     keys = targets.rows * (1 + int(targets.items.max(initial=0))) + targets.items
     keep = np.zeros(len(keys), np.bool_)
     keep[np.unique(keys, return_index=True)[1]] = True
@@ -267,7 +267,7 @@ def _rank(
     k = max(config.ks)
     items = np.full((len(histories), k), -1, np.int32)
     scores = np.full((len(histories), k), -np.inf, np.float32)
-    order = np.argsort(histories.lengths, kind="stable")  # alike lengths share a batch
+    order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch
     start = time.perf_counter()
     with track(f"{name}, seen {mode}", len(histories)) as bar:
         for batch in range(0, len(order), config.batch_size):
@@ -277,19 +277,19 @@ def _rank(
             _check(name, items[rows], given if mode == "masked" else None, num_items)
             bar.advance(len(rows))
     seconds = time.perf_counter() - start
-    hits = {kind: Hits.of(items, asked) for kind, asked in targets.items()}
+    hits = {kind: Hits.of(items, wanted) for kind, wanted in targets.items()}
     return Ranking(items, scores, hits, seconds)
 
 
 def _check(name: str, items: NDArray[np.int32], masked: Histories | None, num_items: int) -> None:
-    """Hold a ranker to its contract: metrics of a malformed list would be too good."""
+    """Check a ranker's lists: the metrics of a malformed list would be too high."""
     if items.min(initial=-1) < -1 or items.max(initial=-1) >= num_items:
-        raise ValueError(f"{name}: items must lie in [0, {num_items}), or be -1 behind the end")
+        raise ValueError(f"{name}: items must lie in [0, {num_items}), or be -1 after the end")
     if ((items[:, :-1] < 0) & (items[:, 1:] >= 0)).any():
-        raise ValueError(f"{name}: an item stands behind the end of a list (-1)")
+        raise ValueError(f"{name}: an item comes after the end of a list (-1)")
     ordered = np.sort(items, axis=1)
     if ((ordered[:, :-1] == ordered[:, 1:]) & (ordered[:, 1:] >= 0)).any():
-        raise ValueError(f"{name}: a list names an item twice")
+        raise ValueError(f"{name}: a list contains an item twice")
     if masked is not None:
         seen = np.unique(masked.rows * num_items + masked.items)
         shown = np.arange(len(items))[:, None] * num_items + items
@@ -381,14 +381,14 @@ def _segments(
 
 def _facts(
     dataset: Dataset,
-    asked_next: Examples,
-    asked_all: Examples,
+    next_examples: Examples,
+    all_examples: Examples,
     popularity: NDArray[np.int64],
     config: EvaluationConfig,
 ) -> dict[str, Any]:
     events = dataset.interactions
     everything = dataset.examples(config.split, "next")
-    next_items, histories = asked_next.targets.items, asked_next.histories
+    next_items, histories = next_examples.targets.items, next_examples.histories
     pairs = 1 + max(len(dataset.item_ids), 1)
     repeated = np.isin(
         np.arange(len(next_items)) * pairs + next_items, histories.rows * pairs + histories.items
@@ -404,11 +404,11 @@ def _facts(
         "users": len(events.user_ids),
         "events": by_label,
         "users_in_split": len(everything),
-        "users_evaluated": len(asked_next),
-        "targets": {"next": len(next_items), "all": len(asked_all.targets.items)},
+        "users_evaluated": len(next_examples),
+        "targets": {"next": len(next_items), "all": len(all_examples.targets.items)},
         "cold_share": {
             "next": round(float((popularity[next_items] == 0).mean()), 6),
-            "all": round(float((popularity[asked_all.targets.items] == 0).mean()), 6),
+            "all": round(float((popularity[all_examples.targets.items] == 0).mean()), 6),
         },
         "seen_share": round(float(repeated.mean()), 6),
         "empty_history_share": round(float((histories.lengths == 0).mean()), 6),
@@ -417,10 +417,10 @@ def _facts(
 
 
 def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
-    """The one row of a result that has these values.
+    """The only row of a result with these values.
 
     Raises:
-        KeyError: none or several have.
+        KeyError: no row or several rows have them.
     """
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     if len(found) != 1:

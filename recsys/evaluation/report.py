@@ -1,7 +1,6 @@
 """Report: a result as one JSON document, as tables on a terminal, and as one HTML page.
 
-The document holds all that the tables and the page show, so both can be made again from it alone.
-Metrics come from `protocol`; nothing is computed here but choices of what to show.
+Tables and page are made from the document alone. Metrics are computed in `protocol`.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ def document(
     warnings: Sequence[str] = (),
     widths: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The result as plain JSON values; its keys and the columns of its rows are stable.
+    """The result as plain JSON values, with stable keys and columns.
 
     Args:
-        result: what was measured.
-        dataset: the data it was measured on, for titles and outside ids.
-        name: of the model under test.
+        result: result of the evaluation.
+        dataset: data of the evaluation, for titles and item ids.
+        name: name of the model under test.
         made_from: name -> digest of bundle and data set.
-        semantic_ids: health of the catalog's semantic IDs, if it has any.
-        warnings: what a reader must know before the figures.
-        widths: rows of `recsys.evaluation.widths`, if beam widths were swept.
+        semantic_ids: statistics of the catalog's semantic IDs, if it has any.
+        warnings: warnings for the reader.
+        widths: rows of `recsys.evaluation.widths`, if several beam widths were measured.
     """
     config = result.config
     return {
@@ -73,11 +72,11 @@ def document(
 
 
 def per_user(result: Result, dataset: Dataset) -> pa.Table:
-    """One row a user, ranker and mode: all metrics of the next event, recall of all events.
+    """One row per user, ranker and mode.
 
-    Columns: `user_id`, `ranker`, `seen`, `history_length`, `target_item_id` (the next one),
+    Columns: `user_id`, `ranker`, `seen`, `history_length`, `target_item_id` (next target),
     `target_popularity` (its training events), `rank` (of the next target, from 1; null beyond
-    max(ks)), `targets` (all distinct ones of the split), and `hits_at_K` (how many of them are
+    max(ks)), `targets` (number of distinct targets of the split), and `hits_at_K` (number of them
     among the first K).
     """
     next_items = result.targets["next"].items
@@ -104,17 +103,17 @@ def per_user(result: Result, dataset: Dataset) -> pa.Table:
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
-    """The figures for a terminal: one table for each kind of targets and each mode."""
+    """Tables for a terminal: one for each kind of targets and each mode."""
     shown = []
     for kind in _kinds(document):
         for mode in _modes(document):
-            asked = "next event" if kind == "next" else "all events of the split"
+            event = "next event" if kind == "next" else "all events of the split"
             table = Table(
-                box=SIMPLE_HEAD,  # with narrow gaps it fits 80 columns, so a log keeps its rows
+                box=SIMPLE_HEAD,  # narrow enough for 80 columns
                 pad_edge=False,
                 collapse_padding=True,
                 title=f"{document['name']}: [bold]{document['split'].upper()}[/bold] split, "
-                f"{document['data']['users_evaluated']:,} users,\n{asked}, seen items {mode}",
+                f"{document['data']['users_evaluated']:,} users,\n{event}, seen items {mode}",
                 caption="mean, and below it the 95 % interval over users",
             )
             table.add_column("", no_wrap=True)
@@ -138,7 +137,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
 
 
 def _width_tables(document: dict[str, Any]) -> list[Table]:
-    """What each beam width is worth, if any were swept."""
+    """Quality and time by beam width, if several were measured."""
     if not document["widths"]:
         return []
     k, seen = document["headline"]["k"], document["headline"]["seen"]
@@ -165,13 +164,13 @@ def _width_tables(document: dict[str, Any]) -> list[Table]:
 
 
 def headline(document: dict[str, Any]) -> list[str]:
-    """The report in a few sentences: the main figure, and what each comparison says of it."""
+    """The report in a few sentences: the main figure and the comparisons."""
     about = {"metric": "recall", **document["headline"]}
     k, model = about["k"], document["rankers"][0]
     row = find(document["metrics"], ranker=model, **about)
-    asked = "the next event" if about["targets"] == "next" else "an event of the split"
+    event = "the next event" if about["targets"] == "next" else "an event of the split"
     sentences = [
-        f"Recall@{k} {row['mean']:.4f}: the first {k} hold {asked} {row['mean']:.1%} of the time "
+        f"Recall@{k} {row['mean']:.4f}: the first {k} hold {event} {row['mean']:.1%} of the time "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
     for ranker in document["rankers"][1:]:
@@ -185,7 +184,7 @@ def headline(document: dict[str, Any]) -> list[str]:
 
 
 def render(document: dict[str, Any]) -> str:
-    """The document as one self-contained HTML page: no script, nothing fetched."""
+    """The document as one self-contained HTML page without scripts."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -214,13 +213,13 @@ def render(document: dict[str, Any]) -> str:
         kinds=_kinds(document),
         modes=_modes(document),
         find=find,
-        # Markup of our own making: drawn from numbers and ranker names, escaped by the drawing.
+        # Our own markup: figures escape the names of rankers.
         figures={key: Markup(value) for key, value in drawings.items()},  # noqa: S704
     )
 
 
 def _kinds(document: dict[str, Any]) -> list[str]:
-    """Kinds of targets worth a table: `all` says nothing new where each user has one target."""
+    """Kinds of targets to show: `all` is omitted if each user has one target."""
     counts = document["data"]["targets"]
     first = document["headline"]["targets"]
     other = {"next": "all", "all": "next"}[first]
@@ -232,14 +231,14 @@ def _modes(document: dict[str, Any]) -> list[str]:
 
 
 def _terminal_columns(document: dict[str, Any]) -> list[tuple[str, int]]:
-    """What fits on a line: Recall and NDCG at the headline K and the K before it, and MRR."""
+    """Columns of a table: Recall and NDCG at the headline K and the K before it, and MRR."""
     ks, k = document["protocol"]["ks"], document["headline"]["k"]
     around = ks[max(ks.index(k) - 1, 0) : ks.index(k) + 1]
     return [(metric, at) for metric in ("recall", "ndcg") for at in around] + [("mrr", k)]
 
 
 def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
-    """Users drawn at random, half of them among those whose list held a target."""
+    """Random users, half of them with a hit."""
     config = result.config
     k, mode = config.headline_k, config.seen_modes[0]
     model = next(iter(result.rankings))

@@ -1,7 +1,4 @@
-"""Stage `evaluate`: a bundle beside the baselines on one split, as an `evaluation` artifact.
-
-Joins what the rest of the package keeps apart: the bundle, the protocol and the report.
-"""
+"""Stage `evaluate`: evaluate a bundle and the baselines on one split; write the report."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ from recsys.recommender import Ranked, Recommender
 from recsys.semantic_ids.report import health
 
 KIND = "evaluation"
-# The ranker under test is `blended` where the bundle blends, with the model alone beside it.
+# The ranker under test is `blended` if the bundle blends; the model alone is then second.
 MODEL, BLENDED = "model", "blended"
-CHUNK = 256  # users that a process ranks at a time
+CHUNK = 256  # users per task of a process
 WORTH_A_PROCESS = 2000  # users; a process takes seconds to start
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
@@ -48,13 +45,13 @@ def stage(
     dataset: Path | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Write the report of the run, unless it is there already, and print its tables.
+    """Write the report of the run, unless it is up to date, and print its tables.
 
     Args:
         context: settings (section `evaluate`) and workspace.
-        bundle: evaluate this one instead of the workspace's.
-        dataset: on this one instead of the workspace's.
-        out: write here instead of the workspace's report.
+        bundle: bundle to evaluate instead of the workspace's.
+        dataset: data set to use instead of the workspace's.
+        out: folder of the report instead of the workspace's.
     """
     settings, workspace = context.settings, context.workspace
     config = settings.section("evaluate", EvaluationConfig)
@@ -77,17 +74,17 @@ def evaluate_bundle(
     *,
     force: bool = False,
 ) -> Path:
-    """Evaluate a bundle beside the baselines and print the tables.
+    """Evaluate a bundle and the baselines, and print the tables.
 
     Writes `report.json`, `report.html` and `users.parquet` to `out_path`, unless a report of the
-    same bundle, data and configuration is there.
+    same bundle, data and configuration exists.
 
     Returns:
         `out_path`.
 
     Raises:
         ArtifactError: a missing or damaged artifact, or a bundle of another catalog.
-        DataError: the split has no events, or training reaches into it.
+        DataError: the split has no events, or a part of the bundle was fitted on it.
     """
     parents = {
         "bundle": read_manifest(bundle_path, "bundle").digest,
@@ -197,7 +194,7 @@ class _Search:
 
 
 def _rankers(search: _Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
-    """The recommender's rankers, by name: all lists of all modes, from one search a user."""
+    """The recommender's rankers by name, with lists of all modes from one search per user."""
     modes = tuple(mode == "masked" for mode in search.config.seen_modes)
     found = search.rank("model", histories, modes, search.config.beams)
     places = {history.tobytes(): place for place, history in enumerate(histories)}
@@ -211,7 +208,7 @@ def _rankers(search: _Search, recommender: Recommender, histories: Histories) ->
 def _swept(
     search: _Search, recommender: Recommender, histories: Histories, beams: int
 ) -> widths.Swept:
-    """Lists of the headline's mode at another beam width."""
+    """Lists in the headline's mode at another beam width."""
     mode = search.config.seen_modes[0] == "masked"
     start = time.perf_counter()
     ((first, alone),) = search.rank(f"beam width {beams}", histories, (mode,), beams)
@@ -247,16 +244,16 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             stages = "the stages 'retrieval' and 'bundle'"
             warnings += check_fitted_on("retrieval", known.fitted_on, dataset, stages)
             check_counts(known.counts, dataset)
-        asked = sample(dataset.examples(config.split, "next"), config).histories
-        with _Search(bundle_path, recommender, len(asked), config) as search:
-            ahead = _rankers(search, recommender, asked)
+        histories = sample(dataset.examples(config.split, "next"), config).histories
+        with _Search(bundle_path, recommender, len(histories), config) as search:
+            ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-            swept = [_swept(search, recommender, asked, beams) for beams in config.widths]
-        rankers = ahead | fit_baselines(dataset.train_histories, len(dataset.item_ids))
+            swept = [_swept(search, recommender, histories, beams) for beams in config.widths]
+        rankers = ours | fit_baselines(dataset.train_histories, len(dataset.item_ids))
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
             rankers["SASRec"] = taught_by
         near = known.vectors if known is not None else None
-        together = replace(config, batch_size=CHUNK)  # nothing but look-ups and baselines is left
+        together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
         result = replace(result, config=config)
         document = report.document(
@@ -264,7 +261,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             dataset,
             name=bundle_path.name,
             made_from=parents,
-            semantic_ids=health(recommender.catalog.codes),
+            semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
             widths=widths.measure(swept, result.targets[config.targets], config),
         )
@@ -277,12 +274,12 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         info["ranking_seconds"] = {
             name: {mode: round(ranking.seconds, 2) for mode, ranking in modes.items()}
             for name, modes in result.rankings.items()
-            if name not in ahead  # their lists are only looked up
+            if name not in ours  # their lists were computed before
         }
 
 
 def _settings(config: EvaluationConfig) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The settings that the figures depend on."""
     settings = as_dict(config)
     del settings["processes"]
     return settings
@@ -294,23 +291,23 @@ def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:
     raise ArtifactError(
         f"the bundle's catalog ({len(catalog)} items) is not that of the data set "
         f"({len(dataset.item_ids)} items); evaluate a bundle on the data it was made from, or make "
-        "the bundle again"
+        "a new bundle"
     )
 
 
 def _warnings(made_from: dict[str, str], dataset: str) -> list[str]:
-    """What may make the figures too good: a model that has learned from another split."""
+    """Warn if the model may have been trained on events of this split."""
     learned = made_from.get("dataset")
     if learned in (None, dataset):
         return []
     return [
         f"The bundle was made from data set {learned}, this is {dataset}. If they were split "
-        "differently, the model may have learned from events that it is asked about here."
+        "differently, the model may have learned from events that it is evaluated on."
     ]
 
 
 def _show(document: dict[str, Any]) -> None:
-    """Tables and headline for the person at the terminal."""
+    """Print warnings, tables and headline."""
     for warning in document["warnings"]:
         say(f"[bold yellow]warning[/bold yellow]: {warning}")
     for table in report.tables(document):
@@ -318,4 +315,4 @@ def _show(document: dict[str, Any]) -> None:
     for sentence in report.headline(document):
         say(sentence)
     if document["split"] == "valid":
-        say("These are validation figures: choose with them, quote the test split.")
+        say("These are validation figures: use them to choose a model, and report the test split.")

@@ -1,7 +1,4 @@
-"""Beam widths beside each other: what a narrower search loses, and what a wider one costs.
-
-A list is measured as everywhere; the difference to the widest search is paired, user by user.
-"""
+"""Quality and time by beam width; differences to the widest search are paired by user."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ class Swept:
 
     Attributes:
         beams: the width.
-        items: ranker -> (n, k) int32 items, -1 behind the end.
-        seconds: wall time that the search took.
+        items: ranker -> (n, k) int32 items, padded with -1.
+        seconds: wall time of the search.
     """
 
     beams: int
@@ -37,16 +34,16 @@ class Swept:
 def measure(
     swept: Sequence[Swept], targets: Histories, config: EvaluationConfig
 ) -> list[dict[str, Any]]:
-    """One row a width, ranker and metric, at the headline K: `mean`, `low`, `high`, `gap`.
+    """Measure beam widths at the headline K.
 
     Args:
-        swept: lists of the same users, narrowest first.
-        targets: of the headline.
+        swept: lists of the same users, narrowest width first.
+        targets: targets of the headline.
         config: the protocol.
 
     Returns:
-        Rows; `gap` holds `mean`, `low` and `high` of the paired difference to the widest search,
-        and `milliseconds` are a user's.
+        One row per width, ranker and metric: `mean`, `low`, `high`, `gap` (`mean`, `low` and `high`
+        of the paired difference to the widest search) and `milliseconds` per user.
     """
     rows: list[dict[str, Any]] = []
     k = config.headline_k

@@ -61,8 +61,8 @@ class PrefixStatistics:
 class Block:
     """A node of the radix tree: a block of the pool, or the root of a version.
 
-    Whoever holds a block holds its ancestors, too. So a block without holders has no held
-    descendant, and may be evicted once its children are gone.
+    A holder of a block also holds its ancestors. So a block without holders has no held
+    descendant, and may be evicted once it has no children.
 
     Attributes:
         number: place in the pool; -1 for a root.
@@ -333,7 +333,10 @@ class PrefixStore:
                     self._hold(path)
                     paths.append(path)
                     for part in prompt[len(path) :]:
-                        if not self._free and not self._evict():
+                        if not self._free and self._order:  # evict the least recently used block
+                            self._remove(next(iter(self._order)))
+                            self._evictions += 1
+                        if not self._free:
                             break
                         block = (path[-1] if path else root).add(self._free.pop(), part)
                         added.append((block, request, len(path)))
@@ -374,8 +377,9 @@ class PrefixStore:
     def _hold(self, path: list[Block]) -> None:
         """Protect a path from eviction."""
         for block in path:
+            if not block.holders:
+                del self._order[block]
             block.holders += 1
-            self._order.pop(block, None)
 
     def _release(self, path: list[Block]) -> None:
         """Undo one `_hold`. Blocks without another holder become the most recently used ones."""
@@ -385,15 +389,6 @@ class PrefixStore:
                 self._order[block] = None
                 if block.dropped:
                     self._remove(block)
-
-    def _evict(self) -> bool:
-        """Free the least recently used block without holders; False if there is none."""
-        oldest = next(iter(self._order), None)
-        if oldest is None:
-            return False
-        self._remove(oldest)
-        self._evictions += 1
-        return True
 
     def _remove(self, block: Block) -> None:
         """Free a block that has neither holders nor children."""

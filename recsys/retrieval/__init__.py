@@ -1,6 +1,6 @@
-"""Retrieval without the language model: neighbours, popularity, near vectors, SASRec.
+"""Retrieval without the language model: co-occurrence, popularity, item vectors, SASRec.
 
-No torch.
+This package does not import torch.
 """
 
 from recsys.retrieval.item_item import ItemItem as ItemItem

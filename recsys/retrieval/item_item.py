@@ -1,7 +1,7 @@
-"""Item-item models: what a history's items speak for, as one sparse matrix.
+"""Item-item models: scores of items given the items of a history, by one sparse matrix.
 
-Fitted on training histories in seconds, ranked without a dense row: only items with evidence are
-ever touched. Knows dense items only; no titles, no semantic IDs, no model.
+They are fitted on training histories in seconds. Ranking only visits items with evidence and makes
+no dense row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scipy import sparse
 
 from recsys.interactions import Histories
 
-USERS_AT_A_TIME = 2048  # bounds memory: a few hundred neighbours for each of them
+USERS_AT_A_TIME = 2048  # bounds memory, as each user has a few hundred neighbours
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class ItemItem:
     """Scores an item by the sum over the history of `decay**age * weights[seen, item]`.
 
     Attributes:
-        weights: (items, items) float32 CSR; row a says what an `a` in the history speaks for.
-        decay: weight of an event relative to the one after it, in (0, 1]; the last event has age 0.
+        weights: (items, items) float32 CSR; row a has the scores given item a in the history.
+        decay: weight of an event relative to the next one, in (0, 1]; the last event has age 0.
     """
 
     weights: sparse.csr_array
@@ -45,21 +45,21 @@ class ItemItem:
         target_damping: float = 0.0,
         decay: float = 0.6,
     ) -> ItemItem:
-        """Who follows whom: events up to `window` apart count 1/gap forwards, less backwards.
+        """Count pairs of events up to `window` apart by 1/gap, and less in reverse order.
 
-        Row a is divided by `count(a)**source_damping`, so that a popular item in the history does
-        not drown the others, and column b by `count(b)**target_damping`, which favours the tail.
-        (0.5, 0.5) is the cosine; (0.5, 0) was the best or nearly the best on the validation parts
-        of Beauty, Sports, Yelp and LastFM.
+        Row a is divided by `count(a)**source_damping`, so that popular items in the history do not
+        dominate, and column b by `count(b)**target_damping`, which favours rare items. (0.5, 0.5)
+        is the cosine; (0.5, 0) was the best or nearly the best on the validation parts of Beauty,
+        Sports, Yelp and LastFM.
 
         Args:
-            histories: training events; nothing else may come in.
+            histories: training events only.
             num_items: items of the catalog.
             window: largest gap that counts, in events.
-            reverse: weight of a pair read backwards.
+            reverse: weight of a pair in reverse order.
             source_damping: exponent of the popularity of the history's item.
             target_damping: exponent of the popularity of the ranked item.
-            decay: see the class.
+            decay: decay of the model.
 
         Raises:
             ValueError: a window below 1.
@@ -89,19 +89,19 @@ class ItemItem:
     def cosine(
         cls, histories: Histories, num_items: int, *, shrink: float = 10.0, decay: float = 0.7
     ) -> ItemItem:
-        """Item-kNN: users in common over `sqrt(users of a * users of b) + shrink`, never itself.
+        """Item-kNN: common users over `sqrt(users of a * users of b) + shrink`; 0 for a = b.
 
         Args:
-            histories: training events; nothing else may come in.
+            histories: training events only.
             num_items: items of the catalog.
-            shrink: pulls similarities that rest on few users towards zero.
-            decay: see the class.
+            shrink: reduces similarities that are based on few users.
+            decay: decay of the model.
         """
         shape = (len(histories), num_items)
         taken = sparse.csr_array(
             (np.ones(len(histories.items)), (histories.rows, histories.items)), shape=shape
         )
-        taken.data[:] = 1  # a user counts once, however often the item was taken
+        taken.data[:] = 1  # a user counts once per item
         users = np.bincount(taken.indices, minlength=num_items).astype(np.float64)
         common = (taken.T @ taken).tocoo()
         a, b = common.coords
@@ -112,15 +112,14 @@ class ItemItem:
         )
 
     def with_near(self, near: sparse.csr_array, share: float) -> ItemItem:
-        """Let items speak for those that are like them, too: rare ones get neighbours thereby.
+        """Add similar items, so that rare items get neighbours.
 
-        Row a becomes `(1 - share) * weights[a] + share * sum(weights[a]) * near[a]`; an item that
-        has little or nothing beside it in training speaks for its like as loudly as a fifth of the
-        median item.
+        Row a becomes `(1 - share) * weights[a] + share * sum(weights[a]) * near[a]`. For rare
+        items, the sum is replaced by a fifth of the median sum, if that is larger.
 
         Args:
-            near: (items, items), whose rows add up to 1 or 0 (`VectorIndex.neighbours`).
-            share: of an item's weight, 0 .. 1.
+            near: (items, items), with rows that sum to 1 or 0 (`VectorIndex.neighbours`).
+            share: share of the similar items in a row, 0 .. 1.
         """
         loud = np.asarray(self.weights.sum(axis=1), np.float64)
         heard = loud[loud > 0]
@@ -136,10 +135,10 @@ class ItemItem:
         Args:
             histories: n sequences of dense items, oldest first.
             k: length of the lists.
-            exclude_seen: leave out the items of the history.
+            exclude_seen: whether to leave out the items of the history.
 
         Returns:
-            (n, k) int32 items, -1 behind the last item with evidence, and their (n, k) float32
+            (n, k) int32 items, -1 after the last item with evidence, and their (n, k) float32
             scores, -inf there.
         """
         items = np.full((len(histories), k), -1, np.int32)
@@ -153,7 +152,7 @@ class ItemItem:
         return items, scores
 
     def score(self, histories: Histories, exclude_seen: bool) -> sparse.csr_array:
-        """(n, items) scores; absent where there is no evidence."""
+        """(n, items) scores, without entries for items without evidence."""
         end = np.repeat(histories.offsets[1:], histories.lengths)
         age = end - 1 - np.arange(len(histories.items))
         shape = (len(histories), self.weights.shape[0])
@@ -181,10 +180,10 @@ def _item_bits(num_items: int) -> int:
 def best_of(
     scores: sparse.csr_array, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Row, place below k, item and score of the best k entries of each row; scores are positive.
+    """Row, rank (from 0), item and score of the best k entries of each row; scores are positive.
 
-    Sorts one 64-bit integer an entry: row, score downwards (32 bits), item. Positive floats order
-    as their bits do, and sorting values is several times faster than sorting by several keys.
+    Sorts one 64-bit integer per entry: row, descending score (32 bits), item. Positive floats have
+    the order of their bits, and sorting values is several times faster than sorting by keys.
     """
     item_bits = np.uint64(_item_bits(scores.shape[1]))
     row = np.repeat(np.arange(scores.shape[0], dtype=np.uint64), np.diff(scores.indptr))

@@ -1,4 +1,4 @@
-"""Popularity: how often items were taken, recent events counting more where times are known."""
+"""Popularity: event counts of items, with more weight on recent events if times are known."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ def decayed_counts(
     timestamps: NDArray[np.int64] | None = None,
     half_life_days: float | None = None,
 ) -> NDArray[np.float64]:
-    """(items,) events of each item; one that is a half-life older than the newest counts half.
+    """(items,) weighted events of each item.
 
     Args:
-        items: (n,) of training events; nothing else may come in.
+        items: (n,) items of training events only.
         num_items: items of the catalog.
-        timestamps: (n,) unix seconds, or None where events have only an order.
-        half_life_days: None counts all events alike, as do missing timestamps.
+        timestamps: (n,) unix seconds, or None if only the order is known.
+        half_life_days: an event that is so much older than the newest one counts half. With None,
+            or without timestamps, all events count 1.
 
     Raises:
         ValueError: a half-life that is not above 0.

@@ -1,13 +1,13 @@
-"""Retrieval: what goes with a history by co-occurrence and popularity, without the model.
+"""Retrieval: items for a history by co-occurrence and popularity, without the model.
 
-One object for four uses: similar items, answers for users whom the model cannot know, candidates
-that the model then scores, and a probability of every item that the model's may be blended with:
+It has four uses: similar items, answers for users without a known history, candidates for the model
+to score, and item probabilities to blend with the model's:
 
     p(item | history) = (1 - s) * evidence(item) / sum of evidence + s * popularity(item)
 
-with the evidence of a directional item-item model, popularity smoothed by one event an item, and s
-the smoothing; without any evidence p is popularity alone. Speaks of dense items of the catalog it
-was fitted for; items beyond it have no evidence and no events. Knows no semantic IDs, no model.
+The evidence is from a directional item-item model, popularity is smoothed by one event per item,
+and s is the smoothing; without any evidence, p is the popularity. Items are dense items of the
+catalog that it was fitted on; later items have no evidence and no events.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data
 
 @dataclass(frozen=True)
 class Blend:
-    """How lists are made of the model's and retrieval's (`recsys.blending` has the formula).
+    """How to blend the model's list with retrieval's (`recsys.blending` has the formula).
 
     Attributes:
-        weight: retrieval's share of the mixture, 0 .. 1; 0 leaves the model's list as it is.
-        sharpness: power that the model's probabilities are taken to.
+        weight: share of retrieval in the mixture, 0 .. 1; 0 leaves the model's list unchanged.
+        sharpness: exponent of the model's probabilities.
         nearness: factor of the cosine between the vectors of history and item.
-        candidates: items that retrieval proposes.
-        nodes: of the target's tree that they may take; those without room are left out.
+        candidates: number of items that retrieval proposes.
+        nodes: most nodes of the target's tree for these items; items that do not fit are left out.
     """
 
     weight: float
@@ -62,13 +62,14 @@ class Blend:
 
 
 class Candidates(NamedTuple):
-    """What retrieval proposes for n histories, best first.
+    """Proposals of retrieval for n histories, best first.
 
     Attributes:
-        items: (n, k) int32, -1 where there are no more.
-        log_probs: (n, k) float32, -inf there.
-        supported: (n, k) bool, whether the history has evidence for it; if not it is popular.
-        shares: (n, items) of the evidence, of all items (`Retrieval.log_prob` takes them).
+        items: (n, k) int32, padded with -1.
+        log_probs: (n, k) float32, padded with -inf.
+        supported: (n, k) bool, whether the history has evidence for the item; otherwise it is
+            proposed because it is popular.
+        shares: (n, items) shares of the evidence of all items, for `Retrieval.log_prob`.
     """
 
     items: NDArray[np.int32]
@@ -82,12 +83,12 @@ class Retrieval:
     """Neighbours, popularity and item vectors of one catalog.
 
     Attributes:
-        item_item: what a history speaks for.
-        counts: (items,) float64 training events, decayed or not.
+        item_item: scores given a history.
+        counts: (items,) float64 training events, possibly decayed.
         smoothing: s, in (0, 1].
-        vectors: of the items, or None.
-        blend: how to blend with the model, if that was decided.
-        fitted_on: `digest` of the histories that it was fitted on; None if that was not kept.
+        vectors: item vectors, or None.
+        blend: how to blend with the model, or None.
+        fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
 
     item_item: ItemItem
@@ -112,13 +113,13 @@ class Retrieval:
 
     @cached_property
     def popularity(self) -> NDArray[np.float64]:
-        """(items + 1,) probabilities; the last is that of an item without events."""
+        """(items + 1,) probabilities; the last one is for items without events."""
         smoothed = np.append(self.counts, 0.0) + 1.0
         return np.asarray(smoothed / smoothed[:-1].sum())
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
-        """Items by falling popularity, equal ones by number."""
+        """Items by descending popularity; ties by item."""
         return np.argsort(-self.counts, kind="stable")
 
     def candidates(
@@ -134,10 +135,10 @@ class Retrieval:
 
         Args:
             histories: n sequences, oldest first.
-            k: items wanted.
-            exclude_seen: leave out the items of the history.
-            excluded: leave out these as well, n sequences.
-            allowed: (items,) bool each, what a history may get; None for everything.
+            k: number of items.
+            exclude_seen: whether to leave out the items of the history.
+            excluded: further items to leave out, n sequences.
+            allowed: (items,) bool for each history, the items it may get; None for all.
         """
         n, size = len(histories), len(self)
         hidden = _pairs([h for h in (histories if exclude_seen else None, excluded) if h], size)
@@ -168,10 +169,10 @@ class Retrieval:
         return Candidates(np.take_along_axis(items, order, axis=1), log_probs, supported, shares)
 
     def log_prob(self, shares: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Log-probability of given items after each history; of any item, so always finite.
+        """Log-probabilities of given items after each history; finite for every item.
 
         Args:
-            shares: (n, items) of the evidence of n histories (`shares`).
+            shares: (n, items) shares of the evidence of n histories (`shares`).
             items: (n, c) dense items; those beyond the catalog have no events.
         """
         known = np.where((items >= 0) & (items < len(self)), items, len(self))
@@ -182,7 +183,7 @@ class Retrieval:
     def nearness(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """Cosines between each history's vector and those of given items; 0 without vectors.
 
-        A history's vector is the sum of its items', those longer ago weighing less (`ItemItem`).
+        A history's vector is the sum of its items' vectors, with the decay of `ItemItem`.
 
         Args:
             histories: n sequences, oldest first.
@@ -214,16 +215,16 @@ class Retrieval:
     def similar(
         self, items: NDArray[np.integer], k: int, allowed: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Items that go with each of `items`: taken soon after it, or near to it by their vectors.
+        """Items similar to each of `items`, by co-occurrence and by vectors.
 
         Args:
             items: (m,) dense items.
-            k: wanted for each.
-            allowed: (items,) bool, which may be named; None for all.
+            k: number of similar items.
+            allowed: (items,) bool, the items to choose from; None for all.
 
         Returns:
-            (m, k) items, best first, -1 where there are no more, and their scores in (0, 2]: what
-            speaks for the pair over the most that speaks for any, and the cosine.
+            (m, k) items, best first, padded with -1, and their scores in (0, 2]: the weight of the
+            pair divided by the largest weight of the row, plus the cosine.
         """
         rows = self.item_item.weights[np.asarray(items, np.int64)].tocoo()
         line, other = rows.coords
@@ -250,34 +251,34 @@ class Retrieval:
         return found, scores
 
     def because(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.int64]:
-        """For each item the one of the history that speaks most for it, or -1 if none does.
+        """For each item, the item of the history with the most evidence for it, or -1.
 
         Args:
-            histories: n sequences of dense items, oldest first; those beyond the catalog say
-                nothing.
+            histories: n sequences of dense items, oldest first; items beyond the catalog have no
+                evidence.
             items: (n, c) dense items, -1 for none.
 
         Returns:
             (n, c) dense items.
         """
         items = np.asarray(items, np.int64)
-        said, owner, size = histories.items, histories.rows, len(self)
-        if not len(said) or not items.shape[1]:
+        seen, owner, size = histories.items, histories.rows, len(self)
+        if not len(seen) or not items.shape[1]:
             return np.full(items.shape, -1, np.int64)
-        place = np.arange(len(said)) - histories.offsets[owner]
+        place = np.arange(len(seen)) - histories.offsets[owner]
         recency = self.item_item.decay ** (histories.lengths[owner] - 1 - place)
-        asked = items[owner]
-        known = (said < size)[:, None] & (asked >= 0) & (asked < size)
-        rows = self.item_item.weights[np.where(said < size, said, 0)]
-        line = np.repeat(np.arange(len(said)), asked.shape[1])
-        speaks = rows[line, np.where(known, asked, 0).ravel()].reshape(asked.shape)
+        wanted = items[owner]
+        known = (seen < size)[:, None] & (wanted >= 0) & (wanted < size)
+        rows = self.item_item.weights[np.where(seen < size, seen, 0)]
+        line = np.repeat(np.arange(len(seen)), wanted.shape[1])
+        evidence = rows[line, np.where(known, wanted, 0).ravel()].reshape(wanted.shape)
         shape = (len(items), int(histories.lengths.max()), items.shape[1])
         table = np.zeros(shape, np.float32)
-        table[owner, place] = np.where(known, speaks * recency[:, None], 0)
+        table[owner, place] = np.where(known, evidence * recency[:, None], 0)
         best = table.argmax(axis=1)
         found = table.max(axis=1) > 0
         first = np.where(found, histories.offsets[:-1, None] + best, 0)
-        return np.where(found, said[first], -1)
+        return np.where(found, seen[first], -1)
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""
@@ -321,7 +322,7 @@ class Retrieval:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
 
     def shares(self, histories: Histories) -> sparse.csr_array:
-        """(n, items) each item's share of the evidence of each history; ascending columns."""
+        """(n, items) share of each item in the evidence of each history, columns ascending."""
         known = histories.where(histories.items < len(self))
         shares = self.item_item.score(known, exclude_seen=False)
         shares.sort_indices()
@@ -335,7 +336,7 @@ class Retrieval:
         popularity: NDArray[np.float64],
         supported: NDArray[np.bool_] | bool,
     ) -> NDArray[np.float64]:
-        """What the module's docstring calls p; `supported` where a history has any evidence."""
+        """Compute p of the module's description; `supported` says which histories have evidence."""
         weight = np.where(supported, self.smoothing, 1.0)
         return np.asarray((1 - weight) * share + weight * popularity)
 
@@ -346,7 +347,7 @@ class Retrieval:
         hidden: NDArray[np.int64],
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> NDArray[np.int32]:
-        """(n, k) most popular items that are not hidden (pairs) and that the masks allow."""
+        """(n, k) most popular items that are not hidden (see `_pairs`) and that the masks allow."""
         size = len(self)
         most = int(np.bincount(hidden // size, minlength=1).max()) if len(hidden) else 0
         first = np.full((n, min(size, k + most)), size, np.int64)
@@ -364,7 +365,7 @@ class Retrieval:
         return found
 
     def _most_popular_of(self, mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
-        """At most k items that a mask allows, best first; looks no further than it has to."""
+        """At most k items that a mask allows, best first; stops as soon as they are found."""
         found, count, start, stop = [self._order[:0]], 0, 0, 2 * k
         while count < k and start < len(self):
             some = self._order[start:stop]
@@ -374,14 +375,14 @@ class Retrieval:
 
 
 def digest(histories: Histories) -> str:
-    """SHA-256 of sequences, in hexadecimal; the same for the same items in the same rows."""
+    """SHA-256 of sequences in hexadecimal."""
     found = hashlib.sha256(histories.offsets.astype("<i8").tobytes())
     found.update(histories.items.astype("<i4").tobytes())
     return found.hexdigest()
 
 
 def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
-    """One integer a (row, item) of the sequences; items beyond the catalog are passed over."""
+    """One integer per (row, item) pair of the sequences, without items beyond the catalog."""
     pairs = [np.zeros(0, np.int64)]
     for histories in sequences:
         known = histories.items < size
@@ -394,15 +395,15 @@ def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:
 
 
 def _look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[np.float64]:
-    """(n, c) entries at the columns of each row, 0 where there is none; columns ascend in rows."""
+    """(n, c) entries at the given columns of each row, 0 if absent; the matrix is sorted."""
     n, size = matrix.shape
     row = np.repeat(np.arange(n), np.diff(matrix.indptr))
     keys = row * (size + 1) + matrix.indices
-    asked = np.arange(n)[:, None] * (size + 1) + columns
-    place = np.searchsorted(keys, asked).clip(max=max(len(keys) - 1, 0))
+    wanted = np.arange(n)[:, None] * (size + 1) + columns
+    place = np.searchsorted(keys, wanted).clip(max=max(len(keys) - 1, 0))
     if not len(keys):
         return np.zeros(columns.shape)
-    found = (keys[place] == asked) & (columns >= 0)
+    found = (keys[place] == wanted) & (columns >= 0)
     return np.where(found, matrix.data[place], 0.0)
 
 

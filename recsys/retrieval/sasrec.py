@@ -1,11 +1,11 @@
 """SASRec: the next item by self-attention over a history of items (Kang & McAuley, 2018).
 
-This is inference, in NumPy; training is in `recsys.training.sasrec`. The layers are pre-norm with
-learned positions, and one vector per item serves as input and output embedding:
+This module has inference in NumPy; training is in `recsys.training.sasrec`. The layers are pre-norm
+with learned positions, and one vector per item is both input and output embedding:
 
     logit(item | history) = last state of the history . vector(item)
 
-Speaks of dense items of the catalog it was fitted for.
+Items are dense items of the catalog that the model was trained on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from recsys.prompts import PromptConfig
 FILE = "sasrec.safetensors"
 ITEMS, POSITIONS, NORM = "items", "positions", "norm"
 STEP = 8  # histories whose lengths round up to the same multiple of it are computed together
-HISTORIES_AT_A_TIME = 256  # bounds memory, as does the next: a row of logits for each of them
+HISTORIES_AT_A_TIME = 256  # bounds memory: each has a row of logits
 LOGITS_AT_A_TIME = 2**25
-EPSILON = 1e-5  # of the norms
+EPSILON = 1e-5  # of the layer norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class SasRec:
     Attributes:
         weights: float32 arrays by name: `items` (items, D), `positions` (W, D), `norm.weight` and
             `norm.bias`, and `layers.<i>.<name>` as in `torch.nn.TransformerEncoderLayer`.
-        heads: of the attention.
-        window: what is read of a history; W items at most.
+        heads: attention heads.
+        window: which items of a history are read; at most W.
     """
 
     weights: Mapping[str, NDArray[np.float32]]
@@ -49,7 +49,7 @@ class SasRec:
 
     @property
     def vectors(self) -> NDArray[np.float32]:
-        """(items, D) of the items."""
+        """(items, D) item vectors."""
         return self.weights[ITEMS]
 
     @cached_property
@@ -60,8 +60,7 @@ class SasRec:
         """(n, D) last states; 0 for a history without a known item.
 
         Args:
-            histories: n sequences of dense items, oldest first; those beyond the catalog are
-                passed over.
+            histories: n sequences of dense items, oldest first; unknown items are skipped.
         """
         known = histories.where(histories.items < len(self))
         start = self.window.start(known.lengths)
@@ -79,28 +78,27 @@ class SasRec:
     def rank(
         self, histories: Histories, k: int, exclude_seen: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Best k items of each history, equal scores by item (at the k-th place: any of the equal).
+        """Best k items of each history; ties are in item order, except at the k-th place.
 
         Args:
             histories: n sequences of dense items, oldest first.
             k: length of the lists.
-            exclude_seen: leave out the items of the history.
+            exclude_seen: whether to leave out the items of the history.
 
         Returns:
-            (n, k) int32 items, -1 where there are no more, and their (n, k) float32 logits, -inf
-            there.
+            (n, k) int32 items, padded with -1, and their (n, k) float32 logits, padded with -inf.
         """
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
         step = max(1, min(HISTORIES_AT_A_TIME, LOGITS_AT_A_TIME // len(self)))
         for start in range(0, len(histories), step):
             rows = np.arange(start, min(start + step, len(histories)))
-            asked = histories.take(rows)
-            states = self.states(asked)
+            batch = histories.take(rows)
+            states = self.states(batch)
             logits = states @ self.vectors.T
             if exclude_seen:
-                known = asked.items < len(self)
-                logits[asked.rows[known], asked.items[known]] = -np.inf
+                known = batch.items < len(self)
+                logits[batch.rows[known], batch.items[known]] = -np.inf
             best = _best(logits, k)
             found = np.take_along_axis(logits, best, axis=1)
             there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
@@ -139,7 +137,7 @@ class SasRec:
             raise ValueError(f"{FILE}: {error}") from error
 
     def _forward(self, items: NDArray[np.int32], last: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(n, D) states at `last` of (n, T) items, padded on the right."""
+        """(n, D) states at the positions `last` of (n, T) items, padded on the right."""
         width, lines = items.shape[1], np.arange(len(items))
         states = self.weights[ITEMS][items] + self.weights[POSITIONS][:width]
         later = np.triu(np.full((width, width), -np.inf, np.float32), 1)
@@ -156,9 +154,9 @@ class SasRec:
             weight = q @ k.swapaxes(-1, -2) / np.float32(q.shape[-1] ** 0.5) + later
             weight = np.exp(weight - weight.max(axis=-1, keepdims=True))
             weight /= weight.sum(axis=-1, keepdims=True)
-            heard = (weight @ v).swapaxes(1, 2).reshape(states.shape)
+            attended = (weight @ v).swapaxes(1, 2).reshape(states.shape)
             states = (
-                states + heard @ w["self_attn.out_proj.weight"].T + w["self_attn.out_proj.bias"]
+                states + attended @ w["self_attn.out_proj.weight"].T + w["self_attn.out_proj.bias"]
             )
             normed = _norm(states, w["norm2.weight"], w["norm2.bias"])
             inner = np.maximum(normed @ w["linear1.weight"].T + w["linear1.bias"], 0)
@@ -169,7 +167,7 @@ class SasRec:
 
 
 def _best(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """(n, k) places of the k largest of each row, falling; equal ones among them by place."""
+    """(n, k) indices of the k largest entries of each row, descending; ties by index."""
     k = min(k, logits.shape[1])
     some = np.sort(np.argpartition(-logits, k - 1, axis=1)[:, :k], axis=1)
     order = np.argsort(-np.take_along_axis(logits, some, axis=1), axis=1, kind="stable")

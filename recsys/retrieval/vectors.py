@@ -1,4 +1,4 @@
-"""VectorIndex: items near to items by the cosine of their vectors. Exact search by faiss."""
+"""VectorIndex: nearest items by the cosine of their vectors, by exact search with faiss."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from scipy import sparse
 
 @dataclass(frozen=True, eq=False)
 class VectorIndex:
-    """Vectors of items, one a row; a zero vector is near to nothing.
+    """Vectors of items; an item with a zero vector has no neighbours.
 
     Attributes:
-        vectors: (items, D) float32 of length 1, or 0.
+        vectors: (items, D) float32 rows of length 1, or 0.
     """
 
     vectors: NDArray[np.float32]
 
     @classmethod
     def of(cls, vectors: NDArray[np.floating[Any]]) -> VectorIndex:
-        """Of vectors of any length."""
+        """Make an index from vectors of any length."""
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit = np.divide(vectors, length, out=np.zeros(vectors.shape, np.float32), where=length > 0)
         return cls(np.ascontiguousarray(unit, np.float32))
@@ -39,10 +39,10 @@ class VectorIndex:
     def near(
         self, items: NDArray[np.integer], k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k items nearest to each of `items`, itself among them if its vector is not 0.
+        """The k nearest items of each of `items`, which include itself unless its vector is 0.
 
         Returns:
-            (m, k) items, -1 where there are no more, and their (m, k) cosines.
+            (m, k) items with positive cosine, padded with -1, and their (m, k) cosines.
         """
         width = min(k, len(self.vectors))
         found = np.full((len(items), k), -1, np.int64)
@@ -53,9 +53,9 @@ class VectorIndex:
         return found, cosines
 
     def neighbours(self, k: int) -> sparse.csr_array:
-        """(items, items) the k items nearest to each, by the fourth power of their cosine.
+        """(items, items) the k nearest other items of each, weighted by cosine to the power of 4.
 
-        Rows add up to 1, or to 0 for an item that is near to nothing; none is its own neighbour.
+        Rows sum to 1, or to 0 for an item without neighbours.
         """
         size = len(self.vectors)
         found, cosines = self.near(np.arange(size), k + 1)

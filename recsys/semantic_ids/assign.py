@@ -1,10 +1,10 @@
 """Codes -> unique semantic IDs: items that collide move to the nearest free codes.
 
-One rule for every depth d = 1..L: the prefixes of length d hold at most V^(L-d) items each (at
-depth L: one item a leaf). Items that do not fit move to another code of level d under the same
-parent. At the last level, where nearly all of it happens, they are spread by an optimal
-assignment; above it, where a whole subtree is full, the excess goes to the nearest sibling with
-room. Items that fit are never moved.
+One rule holds at every depth d = 1..L: a prefix of length d has at most V^(L-d) items (at depth L:
+one item per leaf). Excess items move to another code of level d under the same parent. At the last
+level, where nearly all moves happen, they are distributed by an optimal assignment. At higher
+levels, where a whole subtree is full, they move to the nearest sibling with room. Items that fit
+are never moved.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from recsys.semantic_ids.quantizer import residual_codes, squared_distances
 def assign_unique(
     codes: NDArray[np.int32], latents: NDArray[np.float32], centroids: NDArray[np.float32]
 ) -> NDArray[np.int32]:
-    """Give every item its own tuple, moving as little as possible.
+    """Give every item its own tuple with few moves.
 
     Args:
-        codes: (n, L) codes as the quantiser gave them.
-        latents: (n, D) what they code.
+        codes: (n, L) codes of the quantiser.
+        latents: (n, D) latents of the items.
         centroids: (L, V, D).
 
     Returns:
-        (n, L) codes; the rows are distinct if n <= V^L. Beyond that the excess keeps its codes, and
-        items share leaves.
+        (n, L) codes; the rows are distinct if n <= V^L. Otherwise excess items keep their codes and
+        share leaves.
     """
     codes = codes.copy()
     num_levels, size = len(centroids), centroids.shape[1]
@@ -51,7 +51,7 @@ def assign_unique(
 
 
 def _overfull(prefixes: NDArray[np.int32], room: int) -> Iterator[NDArray[np.int64]]:
-    """The items of each parent (all columns but the last) of a prefix with more than `room`."""
+    """For each parent of a prefix with more than `room` items, all items of the parent."""
     order = np.lexsort(prefixes.T[::-1])
     rows = prefixes[order]
     new_parent = np.concatenate([[True], (rows[1:, :-1] != rows[:-1, :-1]).any(axis=1)])
@@ -68,7 +68,7 @@ def _overfull(prefixes: NDArray[np.int32], room: int) -> Iterator[NDArray[np.int
 def _spread_leaf(
     codes: NDArray[np.int32], distances: NDArray[np.float32], room: int
 ) -> NDArray[np.int32]:
-    """Items that share a last code take the cheapest set of free ones, together."""
+    """Move items that share a last code to free codes by an optimal assignment."""
     out = codes.copy()
     counts = np.bincount(codes, minlength=distances.shape[1])
     movers = np.flatnonzero(counts[codes] > room)
@@ -81,7 +81,7 @@ def _spread_leaf(
 def _spread_prefix(
     codes: NDArray[np.int32], distances: NDArray[np.float32], room: int
 ) -> NDArray[np.int32]:
-    """The excess of a full subtree goes to siblings with room, those that lose least first."""
+    """Move the excess of a full subtree to siblings with room, items with least loss first."""
     out = codes.copy()
     counts = np.bincount(codes, minlength=distances.shape[1])
     for full in np.flatnonzero(counts > room):

@@ -1,4 +1,4 @@
-"""Collaborative features: what training histories say of items, and its prediction from content."""
+"""Collaborative features of items from training histories, and their prediction from content."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def ppmi_block(
 ) -> NDArray[np.float32]:
     """(items, D) truncated SVD of the PPMI of co-occurrence; zeros for items never seen.
 
-    Levy and Goldberg, "Neural Word Embedding as Implicit Matrix Factorization" (2014): a context is
-    an item at most `window` places away, contexts are smoothed by the power 0.75, and the singular
-    values are split evenly.
+    After Levy and Goldberg, "Neural Word Embedding as Implicit Matrix Factorization" (2014): the
+    context of an item are the items at most `window` events away, context counts are smoothed by
+    the power 0.75, and each side gets the square roots of the singular values.
     """
     counts = _cooccurrence(histories, num_items, window)
     if not counts.nnz:
@@ -33,11 +33,11 @@ def ppmi_block(
 def sasrec_block(histories: Histories, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """(items, D) a model's vectors, centred, in rows of length 1; zeros for items never seen.
 
-    What it has for those is where they began, pushed away by every sample that they were in.
+    The model's vectors of unseen items only result from initialisation and negative samples.
 
     Args:
         histories: training events.
-        vectors: (items, D).
+        vectors: (items, D) item vectors.
     """
     seen = np.bincount(histories.items, minlength=len(vectors)) > 0
     centred = vectors - vectors[seen].mean(axis=0)
@@ -47,14 +47,14 @@ def sasrec_block(histories: Histories, vectors: NDArray[np.float32]) -> NDArray[
 def fill_unseen(
     collaborative: NDArray[np.float32], content: NDArray[np.floating]
 ) -> NDArray[np.float32]:
-    """Rows of items without co-occurrence, predicted from their content by ridge regression.
+    """Fill the rows of items without co-occurrence by ridge regression on their content.
 
-    A zero would put all new items together, far from what they resemble; the prediction is short
-    where content says little.
+    Zero rows would put all new items together, far from similar items. Predictions are short where
+    content has little information.
 
     Args:
-        collaborative: (items, D), zero rows where nothing is known.
-        content: (items, F), zero rows where there is no content either; those stay zero.
+        collaborative: (items, D), zero rows for items without co-occurrence.
+        content: (items, F), zero rows for items without content, which are not filled.
     """
     unseen = ~collaborative.any(axis=1) & content.any(axis=1)
     if not unseen.any():
@@ -67,7 +67,7 @@ def fill_unseen(
 def predict_from(
     collaborative: NDArray[np.float32], content: NDArray[np.floating]
 ) -> NDArray[np.float64]:
-    """(F, D) ridge regression of what is collaborative on content, over items that have both."""
+    """(F, D) ridge regression of collaborative features on content, over items with both."""
     both = collaborative.any(axis=1) & content.any(axis=1)
     x = content[both].astype(np.float64)
     gram = x.T @ x + np.eye(x.shape[1])
@@ -75,7 +75,7 @@ def predict_from(
 
 
 def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.csr_array:
-    """(items, items) symmetric counts of different items within `window` places of each other."""
+    """(items, items) symmetric counts of pairs of items within `window` events of each other."""
     rows, items = histories.rows, histories.items
     counts = sparse.csr_array((num_items, num_items), dtype=np.float64)
     for gap in range(1, min(window, int(histories.lengths.max(initial=0)) - 1) + 1):

@@ -1,8 +1,9 @@
-"""Item encoder: codes of a new item, from the features and the quantiser that the others have.
+"""ItemEncoder: codes of new items, by the features and the quantiser of the existing ones.
 
-A bundle keeps it beside the quantiser: vocabularies and projections of text and attributes, and how
-content predicts what is collaborative (`recsys.semantic_ids.features`). Reading it takes no time:
-arrays are memory-mapped, and the rest is read when an item is first encoded.
+A bundle stores the feature encoder beside the quantiser: vocabularies and projections of text and
+attributes, and the prediction of collaborative features from content
+(`recsys.semantic_ids.features`). Arrays are memory-mapped, and files are read when the first item
+is encoded.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ FILE = "encoder.json"
 
 
 class ItemEncoder:
-    """Codes of items that come after training (`recsys.placement.ItemCoder`)."""
+    """Encodes items that were added after training (`recsys.placement.ItemCoder`)."""
 
     def __init__(self, encoder: Path, quantizer: Path) -> None:
-        """Name the folders; they are read when the first item comes."""
+        """Set the folders, which are read when the first item is encoded."""
         self._encoder, self._quantizer = encoder, quantizer
 
     @cached_property
     def features(self) -> FeatureEncoder:
-        """What is known of an item, as numbers."""
+        """Encoder of item features."""
         return load(self._encoder)
 
     @cached_property
     def quantizer(self) -> Quantizer:
-        """Numbers to codes."""
+        """Quantiser of item features."""
         from recsys.semantic_ids.rqkmeans import CENTROIDS, RQKMeans
 
         if (self._quantizer / CENTROIDS).is_file():
@@ -48,13 +49,13 @@ class ItemEncoder:
         return RQVAE.load(self._quantizer)
 
     def encode(self, items: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Codes of items, and how well others of the last level would do.
+        """Codes of items, and their distances to all codes of the last level.
 
         Args:
-            items: with the columns of the catalog's.
+            items: table with the columns of the catalog.
 
         Returns:
-            (n, L) codes, and (n, V) squared distances of what the levels above leave over to each
+            (n, L) codes, and (n, V) squared distances of the residual of the levels above to each
             centroid of the last level.
 
         Raises:
@@ -66,14 +67,14 @@ class ItemEncoder:
         return codes, squared_distances(rest, centroids[-1])
 
     def beside(self, code: int) -> NDArray[np.float32]:
-        """(V,) squared distances between one code of the last level and each."""
+        """(V,) squared distances of one code of the last level to all of them."""
         last = self.quantizer.centroids[-1]
         far: NDArray[np.float32] = squared_distances(last[code : code + 1], last)[0]
         return far
 
 
 def save(encoder: FeatureEncoder, folder: Path) -> None:
-    """Write JSON and npy files into `folder`, which is made."""
+    """Create `folder` and write JSON and npy files."""
     folder.mkdir(parents=True)
     for name, words in (("words", encoder.words), ("values", encoder.values)):
         if words is not None:

@@ -1,8 +1,7 @@
-"""Item features: text ⊕ collaborative ⊕ attributes, one float32 row an item.
+"""Item features: text ⊕ attributes ⊕ collaborative, one float32 row per item.
 
-Each block is reduced by a truncated SVD, brought to rows of length 1, weighted, and set beside the
-others, so a squared distance is a weighted sum of the blocks' distances. Blocks that a data set has
-nothing for are left out.
+Each block is reduced by a truncated SVD, normalised to rows of length 1, weighted and concatenated,
+so a squared distance is a weighted sum of the blocks' distances. Blocks without data are left out.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ class FeatureConfig:
     """Settings of the item features. A weight of 0 leaves a block out.
 
     Attributes:
-        text_weight: of titles and texts.
-        text_dim: kept dimensions of their TF-IDF.
+        text_weight: weight of titles and texts.
+        text_dim: dimensions of their TF-IDF to keep.
         text_model: folder of a sentence-transformers model; replaces TF-IDF.
         embedding_column: column of items.parquet with ready embeddings (list of float); replaces
             both.
-        collaborative: what histories say of an item: `ppmi`, its co-occurrence with others, or
-            `sasrec`, the vector that it has in the run's SASRec.
-        collaborative_weight: of that.
-        collaborative_dim: kept dimensions of the PPMI matrix.
+        collaborative: source of collaborative features: `ppmi`, co-occurrence in histories, or
+            `sasrec`, the item vectors of the run's SASRec.
+        collaborative_weight: weight of the collaborative features.
+        collaborative_dim: dimensions of the PPMI matrix to keep.
         window: items at most this far apart in a history co-occur.
-        attribute_weight: of the attribute columns.
-        attribute_dim: kept dimensions of the TF-IDF of attribute values.
+        attribute_weight: weight of the attribute columns.
+        attribute_dim: dimensions of the TF-IDF of attribute values to keep.
     """
 
     text_weight: float = 1.0
@@ -56,12 +55,12 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class Features:
-    """Item features and what they are made of.
+    """Item features, their blocks and their encoder.
 
     Attributes:
         matrix: (items, D) float32.
         blocks: name -> number of columns, in their order.
-        encoder: the same of other items; None where texts go through a model, which stays outside.
+        encoder: encodes other items; None if texts are encoded by a model, which is not stored.
     """
 
     matrix: NDArray[np.float32]
@@ -71,20 +70,20 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class FeatureEncoder:
-    """Features of items that were not there when the others' were made.
+    """Encodes items that were added after the features were fitted.
 
-    What is collaborative is not known of them; it is predicted from their content, and brought to
-    the length that it has where it is known: short ones fall between the codes.
+    Their collaborative features are predicted from their content and scaled to the length of known
+    ones, because short vectors lie between the codes.
 
     Attributes:
         blocks: as in `Features`.
         weights: name -> weight of the block.
-        embedding_column: column of ready embeddings, instead of texts.
-        words: of the texts; None without.
-        values: of the attribute values; None without.
-        numbers: attribute -> mean and standard deviation.
-        columns: attributes that are looked at, in order.
-        prediction: (F, D) from text and attributes to what is collaborative.
+        embedding_column: column of ready embeddings that replaces texts, or None.
+        words: TF-IDF of the texts, or None.
+        values: TF-IDF of the attribute values, or None.
+        numbers: numeric attribute -> mean and standard deviation.
+        columns: attributes in use, in order.
+        prediction: (F, D) regression of collaborative features on text and attributes.
     """
 
     blocks: dict[str, int]
@@ -97,7 +96,7 @@ class FeatureEncoder:
     prediction: NDArray[np.float64]
 
     def encode(self, items: pa.Table) -> NDArray[np.float32]:
-        """(n, D) features of a table of items with the columns of those that it was made from."""
+        """(n, D) features of items, a table with the columns of the fitted items."""
         parts = {}
         if "text" in self.blocks:
             if self.words is not None:
@@ -125,18 +124,18 @@ def build_features(
     seed: int = 0,
     vectors: NDArray[np.float32] | None = None,
 ) -> Features:
-    """Features of every item.
+    """Fit the features of all items.
 
     Args:
         items: table with `item_id`, `title`, `text` and attribute columns, in dense order.
-        histories: TRAINING events alone; anything else leaks the answers into the IDs.
+        histories: training events only; others would leak the targets into the semantic IDs.
         config: blocks, weights and dimensions.
-        seed: of the SVD's start vectors.
-        vectors: (items, D) that SASRec has, for `collaborative: sasrec`.
+        seed: seed of the SVD's start vectors.
+        vectors: (items, D) item vectors of SASRec, for `collaborative: sasrec`.
 
     Raises:
-        ConfigError: a model folder or an embedding column that is not there.
-        DataError: no block has anything to say.
+        ConfigError: a missing model folder or embedding column.
+        DataError: there is no data for any block.
     """
     blocks: dict[str, NDArray[np.float32]] = {}
     words = values = None
@@ -149,7 +148,7 @@ def build_features(
     if config.attribute_weight > 0:
         block, numbers, values = _fit_attributes(columns, config.attribute_dim, seed)
         blocks["attributes"] = config.attribute_weight * block
-    # a block without anything to say has no part in the prediction of another either
+    # An empty block does not take part in the prediction either.
     blocks = {name: block for name, block in blocks.items() if block.any()}
     prediction = np.zeros((0, 0))
     if config.collaborative_weight > 0:
@@ -160,8 +159,8 @@ def build_features(
         blocks = {name: block for name, block in blocks.items() if block.any()}
     if not blocks:
         raise DataError(
-            "items have no text, no attributes and no co-occurrence in training: "
-            "there is nothing to make semantic IDs of"
+            "items have no text, no attributes and no co-occurrence in training, so there is "
+            "nothing to make semantic IDs of; add texts or attributes to the items"
         )
     matrix = np.concatenate(list(blocks.values()), axis=1).astype(np.float32)
     sizes = {name: block.shape[1] for name, block in blocks.items()}
@@ -204,7 +203,7 @@ def _collaborative(
 def _fit_text(
     items: pa.Table, config: FeatureConfig, seed: int
 ) -> tuple[NDArray[np.float32], Words | None]:
-    """(items, D) embeddings of title and text, D = 0 where there is no text; its fitted TF-IDF."""
+    """(items, D) embeddings of title and text, D = 0 without any text; the fitted TF-IDF."""
     if config.embedding_column is not None:
         return unit_rows(_embedding_column(items, config.embedding_column)), None
     texts = _texts(items)
@@ -220,8 +219,8 @@ def _fit_attributes(
 ) -> tuple[NDArray[np.float32], dict[str, tuple[float, float]], Words | None]:
     """(items, D) features of attribute columns; moments of the numbers, fitted TF-IDF of the rest.
 
-    Strings, booleans and lists are values, weighted by TF-IDF, in rows of length 1; numbers are
-    standardised (a missing one is the mean) and scaled to the same mean square.
+    Strings, booleans and lists are weighted by TF-IDF, in rows of length 1. Numbers are
+    standardised (the mean replaces missing ones) and scaled to the same mean square.
     """
     numbers = {
         name: _moments(columns[name])
@@ -238,7 +237,7 @@ def _fit_attributes(
 def _attribute_rows(
     columns: pa.Table, numbers: dict[str, tuple[float, float]], values: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """(n, D) features of attribute columns: numbers, and rows made of all other values."""
+    """(n, D) features of attribute columns: numbers, and the rows of all other values."""
     parts: list[NDArray[np.floating]] = []
     if numbers:
         scores = [_standardised(columns[name], *moments) for name, moments in numbers.items()]
@@ -251,7 +250,7 @@ def _attribute_rows(
 
 
 def _values(columns: pa.Table, numbers: dict[str, tuple[float, float]]) -> list[list[str]]:
-    """`attribute=value` of each item, of all columns that are no numbers."""
+    """`attribute=value` words of each item, from all columns that are not numeric."""
     words: list[list[str]] = [[] for _ in range(columns.num_rows)]
     for name in columns.column_names:
         if name in numbers:
@@ -263,9 +262,9 @@ def _values(columns: pa.Table, numbers: dict[str, tuple[float, float]]) -> list[
 
 
 def _texts(items: pa.Table) -> list[str]:
-    """The text of each item, behind its title where it does not begin with it; empty stays empty.
+    """Title and text of each item; empty if there is no text.
 
-    A title without a text is a placeholder, and says nothing.
+    A title without a text is a placeholder without information.
     """
     titles, texts = (items[name].to_pylist() for name in ("title", "text"))
     return [
@@ -283,9 +282,9 @@ def _embedding_column(items: pa.Table, name: str) -> NDArray[np.float32]:
     try:
         embeddings = np.asarray(items[name].to_pylist(), np.float32)
     except (TypeError, ValueError) as error:
-        raise DataError(f"items.{name}: want one list of numbers an item: {error}") from error
+        raise DataError(f"items.{name}: want one list of numbers per item: {error}") from error
     if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
-        raise DataError(f"items.{name}: want finite lists of one length, one an item")
+        raise DataError(f"items.{name}: want finite lists of one length, one per item")
     return embeddings
 
 
@@ -304,7 +303,7 @@ def _sentence_embeddings(texts: list[str], folder: Path) -> NDArray[np.float32]:
 
 
 def _moments(column: pa.ChunkedArray) -> tuple[float, float]:
-    """Mean and standard deviation of the numbers that are known; (0, 0) without any."""
+    """Mean and standard deviation of the known numbers; (0, 0) if there are none."""
     values = np.asarray(pc.cast(column, pa.float64()).to_numpy(), np.float64)
     known = values[np.isfinite(values)]
     return (float(known.mean()), float(known.std())) if len(known) else (0.0, 0.0)

@@ -1,7 +1,7 @@
-"""What every quantiser offers, and the residual arithmetic that they share. NumPy only.
+"""The protocol of quantisers, and the residual arithmetic that they share. NumPy only.
 
-A quantiser maps features to latents and writes a latent as a sum of one centroid a level: level l
-codes what the levels above it left over.
+A quantiser maps features to latents and approximates a latent by a sum of one centroid per level.
+Each level encodes the residual of the levels above.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 1 << 14  # rows of a distance matrix held at once
+BLOCK = 1 << 14  # rows of a distance matrix in memory
 
 
 class Quantizer(Protocol):
@@ -28,7 +28,7 @@ class Quantizer(Protocol):
         """(n, F) features to (n, D) latents."""
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(n, F) features, of new items too, to (n, L) codes; nothing makes them unique."""
+        """(n, F) features to (n, L) codes, which need not be unique."""
 
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, L) codes to (n, F) features."""
@@ -47,7 +47,7 @@ def squared_distances(
 
 
 def nearest(points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDArray[np.int32]:
-    """(n,) the nearest centroid of each point, the lowest one among equals."""
+    """(n,) nearest centroid of each point; ties go to the lowest one."""
     out = np.empty(len(points), np.int32)
     for start in range(0, len(points), BLOCK):
         block = slice(start, start + BLOCK)
@@ -87,7 +87,7 @@ def check_size(items: int, codebook_size: int) -> None:
     """Refuse more codes than items.
 
     Raises:
-        ValueError: naming both numbers.
+        ValueError: there are fewer items than codes, or fewer than two codes.
     """
     if codebook_size < 2 or items < codebook_size:
         raise ValueError(

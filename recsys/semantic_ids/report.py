@@ -1,4 +1,4 @@
-"""Health of a set of semantic IDs: how well the codes are used, and what the repair cost."""
+"""Report on a set of semantic IDs: use of the codes, and the cost of making them unique."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recsys.semantic_ids.quantizer import Quantizer
 
 
 def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict[str, Any]:
-    """What a set of codes looks like, without reference to what they code.
+    """Statistics of a set of codes.
 
     Args:
         codes: (n, L).
@@ -67,7 +67,7 @@ def compare(
     quantizer: Quantizer,
     features: NDArray[np.float32],
 ) -> dict[str, Any]:
-    """The whole report: health of the assigned codes, and what the assignment changed."""
+    """The report: statistics of the assigned codes, and what the assignment changed."""
     size = quantizer.centroids.shape[1]
     raw = health(before, size)
     return {
@@ -83,12 +83,12 @@ def compare(
 
 
 def draw(codes: NDArray[np.integer], report: dict[str, Any], file: Path) -> None:
-    """One figure: how often each code is used, level by level, and how the trie branches.
+    """Draw how often each code is used, level by level, and how the trie branches.
 
     Args:
         codes: (n, L) assigned codes.
-        report: what `compare` or `health` returned.
-        file: `.svg` or `.png`; the same codes give the same bytes of SVG.
+        report: result of `compare` or `health`.
+        file: `.svg` or `.png`; SVG files of the same codes are identical.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
-"""RQ-KMeans: k-means on the features, then on what each level leaves over.
+"""RQ-KMeans: k-means on the features, then on the residuals of each level.
 
-The latent space is the feature space itself, so there is nothing to train but centroids.
+The latent space is the feature space, so only centroids are trained.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RQKMeansConfig:
     """Settings of RQ-KMeans.
 
     Attributes:
-        iterations: k-means steps a level.
-        restarts: k-means runs a level; the one of the lowest error is kept.
+        iterations: k-means steps per level.
+        restarts: k-means runs per level; the one with the lowest error is kept.
     """
 
     iterations: int = 50
@@ -53,14 +53,14 @@ class RQKMeans:
         config: RQKMeansConfig,
         seed: int = 0,
     ) -> RQKMeans:
-        """Fit one codebook a level.
+        """Fit one codebook per level.
 
         Args:
             features: (items, F) float32.
             levels: codes of a semantic ID, L.
-            codebook_size: codes a level, V.
-            config: effort.
-            seed: of the initial centroids.
+            codebook_size: codes per level, V.
+            config: steps and restarts.
+            seed: seed of the initial centroids.
 
         Raises:
             ValueError: fewer items than codes.

@@ -1,4 +1,4 @@
-"""RQ-VAE: an autoencoder whose latent is a sum of one learned code a level.
+"""RQ-VAE: an autoencoder whose latent is a sum of one learned code per level.
 
 Lee et al., "Autoregressive Image Generation using Residual Quantization" (2022), as TIGER (Rajput
 et al., 2023) uses it for items. The quantiser is vector-quantize-pytorch's; after training only the
@@ -34,16 +34,16 @@ class RQVAEConfig:
     """Settings of the RQ-VAE.
 
     Attributes:
-        latent_dim: D, the width of the centroids.
+        latent_dim: D, width of the centroids.
         hidden: widths of the encoder's layers; the decoder has them in reverse.
         warmup_steps: steps without quantisation, so that k-means starts from a useful latent space.
         steps: steps with quantisation.
-        batch_size: items a step.
-        learning_rate: of AdamW, with a cosine schedule.
+        batch_size: items per step.
+        learning_rate: learning rate of AdamW, with a cosine schedule.
         commitment: weight of the commitment loss.
-        decay: of the codebooks' moving averages.
-        revive_below: a code with a moving average of fewer items a batch is dead, and restarts at a
-            random residual.
+        decay: decay of the codebooks' moving averages.
+        revive_below: a code whose moving average of items per batch is lower is dead and restarts
+            at a random residual.
     """
 
     latent_dim: int = 128
@@ -58,12 +58,12 @@ class RQVAEConfig:
 
 
 class Losses(NamedTuple):
-    """What one step minimises.
+    """Losses of one step.
 
     Attributes:
-        reconstruction: squared error an item, summed over its features.
+        reconstruction: mean squared error of an item, summed over its features.
         commitment: squared distance of each level's residual to its code, summed over levels and
-            dimensions; codebooks themselves follow by moving averages.
+            dimensions. The codebooks are updated by moving averages.
         total: reconstruction + weight × commitment.
     """
 
@@ -102,10 +102,10 @@ class RQVAE:
         Args:
             features: (items, F) float32.
             levels: codes of a semantic ID, L.
-            codebook_size: codes a level, V.
-            config: sizes and effort.
-            seed: of weights, batches, k-means and revived codes; torch's own generator is left as
-                it was.
+            codebook_size: codes per level, V.
+            config: sizes and steps.
+            seed: seed of weights, batches, k-means and revived codes; torch's global generator is
+                not changed.
 
         Raises:
             ValueError: fewer items than codes.
@@ -174,18 +174,18 @@ def losses(
     batch: Tensor,
     commitment: float,
 ) -> Losses:
-    """One step's losses; in training mode the codebooks follow the batch.
+    """Losses of one step; in training mode the codebooks are updated.
 
     Args:
         encoder: features to latents.
         decoder: latents to features.
         quantizer: residual quantiser.
         batch: (B, F).
-        commitment: weight.
+        commitment: weight of the commitment loss.
     """
     latents = encoder(batch)
     quantized, _, distances = quantizer(latents)  # distances: (L,), means over batch and dimensions
-    # Straight through, once: the library passes the gradient at every level, L times in all.
+    # Straight-through estimator, once: the library would add the gradient L times, once per level.
     quantized = latents + (quantized - latents).detach()
     reconstruction = (decoder(quantized) - batch).square().sum(dim=1).mean()
     committed = distances.sum() * latents.shape[1]
@@ -237,7 +237,7 @@ def _residual_vq(levels: int, codebook_size: int, config: RQVAEConfig) -> Residu
         kmeans_iters=20,
         decay=config.decay,
         threshold_ema_dead_code=config.revive_below,
-        commitment_weight=1.0,  # `losses` weighs it, so that the breakdown shows the plain distance
+        commitment_weight=1.0,  # `losses` applies the weight
         rotation_trick=False,
     )
 

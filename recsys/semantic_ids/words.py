@@ -17,10 +17,11 @@ class Words:
     """A fitted TF-IDF with its truncated SVD: documents -> rows of length 1.
 
     Attributes:
-        terms: of the vocabulary, in the order of its columns.
-        idf: (T,) float64.
-        projection: (T, D) float32, right singular vectors over the roots of the singular values.
-        text: documents are texts; else lists of values.
+        terms: terms of the vocabulary, in the order of the columns.
+        idf: (T,) float64 inverse document frequencies.
+        projection: (T, D) float32 right singular vectors, divided by the square roots of the
+            singular values.
+        text: whether documents are texts; otherwise they are lists of values.
     """
 
     terms: list[str]
@@ -29,7 +30,7 @@ class Words:
     text: bool
 
     def encode(self, documents: list[str] | list[list[str]]) -> NDArray[np.float32]:
-        """(n, D) unit rows; zero where a document has no known term."""
+        """(n, D) rows of length 1; zero for documents without a known term."""
         weights = self._vectorizer.transform(documents)
         return unit_rows(np.asarray(weights @ self.projection))
 
@@ -43,7 +44,7 @@ class Words:
 def fit_words(
     text: bool, documents: list[str] | list[list[str]], dim: int, seed: int
 ) -> tuple[NDArray[np.float32], Words | None]:
-    """Unit rows of the truncated SVD of a TF-IDF matrix; no columns where no word is left."""
+    """Fit a TF-IDF; return rows of length 1 and the fit, or no columns and None without terms."""
     vectorizer = _vectorizer(text)
     try:
         weights = vectorizer.fit_transform(documents)
@@ -59,7 +60,7 @@ def _vectorizer(text: bool, terms: list[str] | None = None) -> Any:
 
     if not text:
         return TfidfVectorizer(analyzer=_identity, vocabulary=terms)
-    # A word of one item alone likens it to none.
+    # A word of a single item makes it similar to no other item.
     return TfidfVectorizer(
         sublinear_tf=True, stop_words="english", ngram_range=(1, 2), min_df=2, vocabulary=terms
     )
@@ -74,8 +75,9 @@ def truncated_svd(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(n, <=dim) left singular vectors times the square roots of their singular values.
 
-    The start vector is drawn from the seed and each column's largest entry is made positive, so
-    the answer is one. Also the (m, <=dim) matrix that maps rows of `matrix` to it.
+    The start vector is drawn from the seed and the largest entry of each column is made positive,
+    so the result is deterministic. Also returns the (m, <=dim) matrix that maps rows of `matrix` to
+    rows of the result.
     """
     matrix = matrix.astype(np.float64)
     if dim < min(matrix.shape):
@@ -92,6 +94,6 @@ def truncated_svd(
 
 
 def unit_rows(matrix: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Rows scaled to length 1; a zero row stays."""
+    """Scale rows to length 1; zero rows stay zero."""
     norms = np.linalg.norm(matrix, axis=1, keepdims=True)
     return np.asarray(matrix / np.where(norms > 0, norms, 1), np.float32)

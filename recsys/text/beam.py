@@ -116,6 +116,16 @@ class _Finished(NamedTuple):
     scores: torch.Tensor  # (B, K)
     states: torch.Tensor  # (B, K) of the constraint
 
+    def texts(
+        self, wanted: int, stats: list[DecodeStats], live: list[int], collections: int
+    ) -> Texts:
+        """The best `wanted` texts of each request."""
+        tokens, lengths, scores, _ = (part[:, :wanted] for part in self)
+        lengths = lengths.masked_fill(scores == -torch.inf, 0)
+        longest = max(lengths.flatten().tolist(), default=0)
+        kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+        return Texts(tokens[..., :longest] * kept, lengths, scores, stats, live, collections)
+
 
 class _Beams(NamedTuple):
     """Live beams of each request, best first, and what has finished so far."""
@@ -129,7 +139,7 @@ class _Beams(NamedTuple):
 
     @classmethod
     def start(cls, batch: int, rules: _Rules, dtype: torch.dtype, device: torch.device) -> _Beams:
-        """One beam a request, empty, with score 0; the other K - 1 do not exist."""
+        """One empty beam per request with score 0; the other K - 1 beams do not exist."""
         shape = (batch, rules.settings.num_beams)
         tokens = torch.zeros(
             (*shape, rules.settings.max_new_tokens), dtype=torch.int64, device=device
@@ -308,8 +318,7 @@ def generate_text(
     rules = _Rules.of(settings, constraint, len(ready), model)
     beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
     if not len(ready):
-        tokens, lengths, scores, _ = (p[:, : settings.num_return_sequences] for p in beams.finished)
-        return Texts(tokens[..., :0], lengths, scores, [], [], 0)
+        return beams.finished.texts(settings.num_return_sequences, [], [], 0)
     reserve = settings.reserved_nodes
     with TokenTree(model, ready, 0, reserve=reserve) as tree:
         nodes = TextNodes(tree, settings.num_beams)
@@ -400,17 +409,6 @@ class _Answers:
         """The best of every request, in the original order."""
         place = np.argsort(self._order)
         back = torch.from_numpy(place).to(self._found[0].tokens.device)
-        tokens, lengths, scores, _ = (
-            torch.cat(parts)[back, :wanted] for parts in zip(*self._found, strict=True)
-        )
-        lengths = lengths.masked_fill(scores == -torch.inf, 0)
-        longest = int(lengths.max())
-        kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
-        return Texts(
-            tokens[..., :longest] * kept,
-            lengths,
-            scores,
-            [self._stats[i] for i in place],
-            self._live.tolist(),
-            self._nodes.collections,
-        )
+        found = _Finished(*(torch.cat(parts)[back] for parts in zip(*self._found, strict=True)))
+        stats = [self._stats[i] for i in place]
+        return found.texts(wanted, stats, self._live.tolist(), self._nodes.collections)

@@ -162,8 +162,8 @@ class TitleTrie:
 
     def _prepare(self, states: NDArray[np.int64]) -> None:
         """Compute the tokens that may follow, for states without an entry."""
-        asked = np.unique(states[(states >= 0) & (states < self.trie.num_nodes)]).tolist()
-        new = np.asarray([s for s in asked if s not in self._following], np.int64)
+        inside = np.unique(states[(states >= 0) & (states < self.trie.num_nodes)]).tolist()
+        new = np.asarray([s for s in inside if s not in self._following], np.int64)
         if not len(new):
             return
         owner, token, target = self._walk(new)
@@ -238,7 +238,7 @@ def generate_titles(
         max_new_tokens: tokens of the longest title, including its end token.
 
     Returns:
-        At most `num_beams` titles a request.
+        At most `num_beams` titles per request.
     """
     settings = BeamSettings(
         num_beams, max_new_tokens, length_penalty=0.0, num_return_sequences=num_beams

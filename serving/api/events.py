@@ -1,4 +1,4 @@
-"""Events: what users do, in batches, durable before they are acknowledged."""
+"""Events of users, in batches that are durable before they are acknowledged."""
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from recsys.serving.api.routing import AnyPhase
+from recsys.serving.api.routing import AnyPhase, content_type, in_time
 from recsys.serving.auth import Scope, requires
-from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import InvalidField
@@ -30,12 +29,12 @@ router = APIRouter(prefix="/v1")
 class ArrivalClock:
     """The wall clock, which does not go back for small corrections.
 
-    So what arrives later is later, even where NTP steps the clock between. A step of more than
-    `SMOOTHED_MS` is believed: standing still for an hour would be worse.
+    Events keep their order of arrival when NTP sets the clock back by up to `SMOOTHED_MS`. Larger
+    steps are followed, so that the clock never stands still for long.
     """
 
     def __init__(self) -> None:
-        """Start at now."""
+        """Start with the current time."""
         self._last = 0
         self._lock = threading.Lock()
 
@@ -53,7 +52,7 @@ clock = ArrivalClock()
 
 
 def _schema() -> dict[str, Any]:
-    """JSON schema of the body, which the route reads by itself."""
+    """JSON schema of the body, which the route parses itself."""
     schema = EventsBody.model_json_schema()
     schema.pop("$defs")
     schema["properties"]["events"]["items"] = EventIn.model_json_schema()
@@ -74,7 +73,7 @@ def _schema() -> dict[str, Any]:
                 LINES[0]: {
                     "schema": {
                         "type": "string",
-                        "description": "One event a line, as in `events` of the JSON form.",
+                        "description": "One event per line, as in `events` of the JSON form.",
                     },
                     "example": '{"event_id": "7d1f3c", "user": "A1", "item": "B0012"}\n',
                 },
@@ -84,22 +83,19 @@ def _schema() -> dict[str, Any]:
 )  # fmt: skip
 @requires(Scope.WRITE)
 async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
-    """Keep a batch of events: all of it or nothing. Repeat it when in doubt: ids count once."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """Store a batch of events: all of it or nothing. A batch of events with ids can be repeated."""
+    given = content_type(request)
     if given != JSON and given not in LINES:
         detail = f"The content type is {given or 'missing'}; send {JSON} or {LINES[0]}."
         raise ProblemError("unsupported_media_type", detail)
     body = await request.body()
     read = _lines if given in LINES else _document
-    # A large batch takes tens of milliseconds, in which others want to be answered.
+    # A large batch takes tens of milliseconds, which would delay other requests.
     batch = read(body) if len(body) < LARGE else await asyncio.to_thread(read, body)
     now = clock.now_ms()
     events = [event.to_event(now) for event in batch.events]
     try:
-        async with asyncio.timeout(service.settings.deadline_ms / 1000):
-            done = await service.store.append(events)
-    except TimeoutError:
-        raise DeadlineExceededError from None
+        done = await in_time(service, service.store.append(events))
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)
@@ -141,7 +137,7 @@ def _lines(body: bytes) -> EventsBody:
 
 
 def _invalid(error: ValidationError) -> RequestValidationError:
-    """The same error as one of FastAPI's, about the body."""
+    """Convert to FastAPI's error about the body."""
     return RequestValidationError(
         [
             {**entry, "loc": ("body", *entry["loc"])}
@@ -156,10 +152,10 @@ def _conflict(batch: EventsBody, error: EventConflictError) -> ProblemError:
         InvalidField(
             location="body",
             pointer=f"/events/{place}/event_id",
-            detail="an event of this id is there already and says something else",
+            detail="an event with this id is stored already with other content",
         )
         for place, event in enumerate(batch.events)
         if event.event_id in ids
     ]
-    detail = "Nothing of the batch was kept. A new event needs an event_id of its own."
+    detail = "Nothing of the batch was stored. A new event needs a new event_id."
     return ProblemError("event_conflict", detail, errors=fields[:20])

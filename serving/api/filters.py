@@ -1,4 +1,4 @@
-"""Filters: looked at before they are used."""
+"""Check filters before they are used."""
 
 # Annotations stay live here: FastAPI reads them.
 from fastapi import APIRouter, Request
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/filters", route_class=JsonRoute)
 @router.post("/validate", responses=documented(*BODY, *RECOMMEND))
 @requires(Scope.READ)
 async def validate_filter(body: FilterCheck, request: Request, service: Ready) -> FilterReport:
-    """How many items fit a filter, or what is wrong with it."""
+    """Count the items that match a filter, or report what is wrong with it."""
     try:
         return await while_connected(request, service.check_filter(body))
     except FilterError as error:

@@ -14,12 +14,12 @@ router = APIRouter(prefix="/health")
 @router.get("/live", responses=documented())
 @requires(Scope.PUBLIC)
 async def live() -> Health:
-    """The process runs."""
+    """Respond while the process is running."""
     return Health(status="live")
 
 
 @router.get("/ready", responses=documented("not_ready"))
 @requires(Scope.PUBLIC)
 async def ready(service: Ready) -> Health:
-    """The model is loaded and warm; recommendations are answered."""
+    """Respond with 200 while recommendations are answered, and with 503 otherwise."""
     return Health(status="ready")

@@ -1,4 +1,4 @@
-"""Items of the catalog: found, changed, compared and ranked."""
+"""Items of the catalog: browse, change, compare and rank."""
 
 # Annotations stay live here: FastAPI reads them.
 from typing import Annotated
@@ -45,14 +45,14 @@ CHANGE = ("invalid_item", "store_unavailable", "not_ready")
 async def browse_items(
     query: Annotated[ItemQuery, Query()], request: Request, service: Ready
 ) -> Response:
-    """The catalog, page by page: by the first codes of the semantic ID, and by words."""
+    """Browse the catalog page by page, by the first codes of the semantic ID and by words."""
     return json_response(await while_connected(request, service.catalog_changes.browse(query)))
 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
 @requires(Scope.WRITE)
 async def upsert_items(body: UpsertBody, service: Ready) -> Response:
-    """Put items into the catalog, all or none; they can be recommended when this answers."""
+    """Add or replace items, all or none; from the response on they can be recommended."""
     epoch, items = await service.catalog_changes.upsert(body.items)
     return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
 
@@ -66,7 +66,7 @@ async def upsert_items(body: UpsertBody, service: Ready) -> Response:
 async def similar_items(
     item_id: PathId, query: Annotated[SimilarQuery, Query()], request: Request, service: Ready
 ) -> Response:
-    """Items that go with one item, by what users did with both.
+    """Items similar to one item, by the users that both have in common.
 
     An id that itself ends with `/similar` is written with `%2F`.
     """
@@ -81,14 +81,14 @@ async def similar_items(
 )
 @requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
-    """An item of the catalog: title, semantic ID, attributes."""
+    """Get an item of the catalog: title, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
 
 
 @router.put("/items/{item_id:id}", response_model=ItemChange, responses=documented(*BODY, *CHANGE))
 @requires(Scope.WRITE)
 async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
-    """Put one item into the catalog, or another in its place."""
+    """Add an item to the catalog, or replace it."""
     item = NewItemBody.model_construct(item_id=item_id, **dict(body))
     epoch, (found,) = await service.catalog_changes.upsert([item])
     return json_response(ItemChange.model_construct(epoch=epoch, item=found))
@@ -101,7 +101,7 @@ async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
 )
 @requires(Scope.WRITE)
 async def delete_item(item_id: PathId, service: Ready) -> Response:
-    """Take an item away: nothing that is asked afterwards is answered with it."""
+    """Remove an item; from the response on it is not recommended."""
     await service.catalog_changes.remove(item_id)
     return Response(status_code=204)
 
@@ -113,5 +113,5 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
 )
 @requires(Scope.READ)
 async def rank(body: RankBody, request: Request, service: Ready) -> Response:
-    """Given items in the order in which the model would choose them, with exact scores."""
+    """Rank given items by their probability, with exact scores."""
     return json_response(await while_connected(request, service.rank(body)))

@@ -20,7 +20,7 @@ CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 @router.get("/models", response_model=ModelList, responses=documented("not_ready"))
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
-    """The models that answer, and the bundles that could."""
+    """List the loaded models, and the bundles that could be loaded."""
     available = await asyncio.to_thread(lambda: service.models.available)
     return json_response(ModelList(models=service.models.info(), available=available))
 
@@ -28,7 +28,7 @@ async def list_models(service: Ready) -> Response:
 @router.get("/aliases", response_model=AliasList, responses=documented("not_ready"))
 @requires(Scope.READ)
 async def list_aliases(service: Ready) -> Response:
-    """Which alias stands for which bundle. Requests that name none ask the `champion`."""
+    """List the aliases and their bundles. The default alias of requests is `champion`."""
     return json_response(AliasList(aliases=service.models.aliases()))
 
 
@@ -39,7 +39,7 @@ async def list_aliases(service: Ready) -> Response:
 )
 @requires(Scope.READ)
 async def get_alias(name: PathAlias, service: Ready) -> Response:
-    """One alias; tells what became of a change that nobody waited for."""
+    """Get an alias, with the outcome of a change in the background."""
     return json_response(service.models.alias(name))
 
 
@@ -50,7 +50,7 @@ async def get_alias(name: PathAlias, service: Ready) -> Response:
 )
 @requires(Scope.ADMIN)
 async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Response:
-    """Let an alias stand for a bundle. It is loaded and warmed while the old one answers."""
+    """Let an alias stand for a bundle, which is loaded while the old one answers."""
     if not body.wait:
         return json_response(service.models.put_later(name, body.bundle), 202)
     return json_response(await service.models.put(name, body.bundle))
@@ -74,7 +74,7 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 )
 @requires(Scope.ADMIN)
 async def delete_alias(name: PathAlias, service: Ready) -> Response:
-    """Drop an alias, and its model if no other alias stands for it."""
+    """Remove an alias; its model is unloaded if no other alias stands for it."""
     await service.models.remove(name)
     return Response(status_code=204)
 
@@ -86,5 +86,5 @@ async def delete_alias(name: PathAlias, service: Ready) -> Response:
 )
 @requires(Scope.READ)
 async def evaluation(service: Ready, model: Alias = CHAMPION) -> Response:
-    """What is known of a model's quality: the files of its bundle's folder `eval`."""
+    """Get the measured quality of a model: the files of its bundle's folder `eval`."""
     return json_response(await service.evaluation(model))

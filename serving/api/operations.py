@@ -1,4 +1,4 @@
-"""For operators: Prometheus' text, and the same as short series for the page."""
+"""For operators: Prometheus metrics, and short series for the page."""
 
 # Annotations stay live here: FastAPI reads them.
 import os
@@ -28,14 +28,14 @@ _PROC = Path("/proc/self")
 )
 @requires(Scope.READ)
 async def metrics(service: AnyPhase) -> Response:
-    """Counters, gauges and histograms in Prometheus' text format."""
+    """Get all metrics in Prometheus' text format."""
     return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/v1/stats", responses=documented())
 @requires(Scope.READ)
 async def stats(service: AnyPhase) -> Stats:
-    """Phase, models, queue, and the last ten minutes in slots of five seconds."""
+    """Get phase, models, queue, and the last ten minutes in slots of five seconds."""
     found = service.metrics.series.snapshot()
     return Stats.model_validate(
         {
@@ -52,7 +52,7 @@ async def stats(service: AnyPhase) -> Stats:
 
 
 def process() -> Process:
-    """What the system says of this process."""
+    """Read the resources of this process."""
     rss = files = None
     if _PROC.is_dir():
         rss = int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

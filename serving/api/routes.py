@@ -1,4 +1,4 @@
-"""All routes of the service, in the order in which they are tried."""
+"""All routes of the service, in the order in which they are matched."""
 
 from __future__ import annotations
 

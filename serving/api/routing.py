@@ -1,8 +1,8 @@
-"""What all routes share: bodies that are JSON and say so, a service that is ready, paths."""
+"""Common parts of the routes: strict JSON bodies, ids in paths, the service as a dependency."""
 
 # Annotations stay live here: FastAPI reads them.
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
+from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class IdConvertor(PathConvertor):
-    """An outside id in a path: any characters, slashes among them; the route checks which."""
+    """An outside id in a path: any characters, including slashes; the route checks them."""
 
     regex = r"[\s\S]*"
 
@@ -41,13 +42,13 @@ RECOMMEND = (
 
 
 class StrictRequest(Request):
-    """A request whose JSON is read by `recsys.serving.bodies`."""
+    """A request whose JSON is parsed by `recsys.serving.bodies`."""
 
     async def json(self) -> Any:
-        """The body's value.
+        """Parse the body.
 
         Raises:
-            ProblemError: it is no JSON.
+            ProblemError: the body is not valid JSON.
         """
         if not hasattr(self, "_value"):
             try:
@@ -60,14 +61,14 @@ class StrictRequest(Request):
 
 
 class IdRoute(APIRoute):
-    """A route whose last word, behind an id, is none of the id's own.
+    """A route whose path may end with a word after an id that may contain slashes.
 
-    `/v1/items/a/similar` asks for what is similar to `a`, and `/v1/items/a%2Fsimilar` for the item
-    `a/similar`: what was written as `%2F` belongs to the id.
+    `/v1/items/a/similar` is the similar items of `a`, and `/v1/items/a%2Fsimilar` is the item
+    `a/similar`: an encoded slash belongs to the id.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As any route; but the word behind an id must have been written with its slash."""
+        """Match as any route, but only if the slash before the last word is not encoded."""
         match, child = super().matches(scope)
         _, is_behind_an_id, word = self.path_format.rpartition("}/")
         written = scope.get("raw_path")
@@ -78,21 +79,23 @@ class IdRoute(APIRoute):
 
 
 class JsonRoute(IdRoute):
-    """A route whose body, if it has one, is JSON and says so."""
+    """A route that accepts bodies of the type application/json only."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, behind a look at the content type."""
+        """Wrap the handler in a check of the content type."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
 
         async def checked(request: Request) -> Response:
-            given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            given = content_type(request)
             if given != "application/json":
                 detail = f"The content type is {given or 'missing'}; send application/json."
                 raise ProblemError("unsupported_media_type", detail)
             strict = StrictRequest(request.scope, request.receive)
-            await strict.body()  # FastAPI would call a client that leaves here malformed
+            await (
+                strict.body()
+            )  # otherwise FastAPI reports a client that leaves here as a malformed body
             return await handle(strict)
 
         return checked
@@ -115,16 +118,34 @@ PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID, pattern=N
 
 
 def json_response(answer: BaseModel, status: int = 200) -> Response:
-    """The answer as it is; what was not set is left out."""
+    """Convert an answer to a response; fields that were not set are left out."""
     text = answer.model_dump_json(exclude_unset=True, by_alias=True)
     return Response(text, status, media_type="application/json")
 
 
-async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Await `answer`, but give up its place in the queue if the client goes away.
+def content_type(request: Request) -> str:
+    """The media type of a body, in lower case, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def in_time(service: Service, answer: Awaitable[T]) -> T:
+    """Await `answer` for as long as a request may take.
 
     Raises:
-        ClientDisconnect: nobody waits for the answer.
+        DeadlineExceededError: it took longer.
+    """
+    try:
+        async with asyncio.timeout(service.settings.deadline_ms / 1000):
+            return await answer
+    except TimeoutError:
+        raise DeadlineExceededError from None
+
+
+async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Await `answer`, and cancel it if the client disconnects.
+
+    Raises:
+        ClientDisconnect: the client disconnected.
     """
     asking = asyncio.current_task()
     assert asking is not None  # noqa: S101 - a coroutine runs in a task
@@ -133,7 +154,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
     async def watch() -> None:
         nonlocal left
         while (await request.receive())["type"] != "http.disconnect":
-            pass  # the rest of a body that nobody reads
+            pass  # the rest of an unread body
         left = True
         asking.cancel()
 

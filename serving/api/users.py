@@ -1,15 +1,12 @@
-"""Users: what is known of them, and how it is forgotten."""
+"""Users: their histories, and their erasure."""
 
 # Annotations stay live here: FastAPI reads them.
-import asyncio
-from collections.abc import Awaitable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, IdRoute, PathId
+from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, in_time
 from recsys.serving.auth import Scope, requires
-from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.errors import documented
 from recsys.serving.schemas.events import (
     HistoryQuery,
@@ -20,7 +17,6 @@ from recsys.serving.schemas.events import (
 )
 from recsys.serving.service import Phase, Service, UnknownUserError
 
-T = TypeVar("T")
 STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")
 
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
@@ -29,8 +25,8 @@ router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 @router.get("", responses=documented(*STORE))
 @requires(Scope.READ)
 async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
-    """Some users with events, by id: a sample to try the service with."""
-    users = await _in_time(service, service.store.users(query.limit, query.prefix))
+    """List some users with events, sorted by id."""
+    users = await in_time(service, service.store.users(query.limit, query.prefix))
     return UserList(users=users)
 
 
@@ -39,12 +35,12 @@ async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
 ) -> UserHistory:
-    """A user's events of every type, newest first, page by page."""
+    """Get a user's events of every type, newest first, page by page."""
     before = None
     if query.before is not None:
         time_ms, _, place = query.before.partition("-")
         before = (int(time_ms), int(place))
-    events = await _in_time(service, service.store.events(user_id, query.limit, before))
+    events = await in_time(service, service.store.events(user_id, query.limit, before))
     if not events and before is None:
         raise UnknownUserError(f"There are no events of user {user_id!r}.")
     return page(user_id, events, query.limit, _titles(service, {event.item for event in events}))
@@ -58,27 +54,19 @@ async def get_history(
 )
 @requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
-    """Forget a user: events, remembered recommendations, cached history. Repeat it as you like.
+    """Erase a user: events, remembered recommendations, cached history. It can be repeated.
 
-    Events from before do not come back with a late delivery, an import or a data set.
+    Earlier events do not return with a late delivery, an import or a data set.
     """
-    await _in_time(service, service.store.erase(user_id))
+    await in_time(service, service.store.erase(user_id))
     service.metrics.erasures.inc()
     return Response(status_code=204)
 
 
 def _titles(service: Service, item_ids: set[str]) -> dict[str, str]:
-    """Titles of those items that the model knows; of none while it is being loaded."""
+    """Titles of the items that the model knows; empty while the model is being loaded."""
     if service.phase is not Phase.READY:
         return {}
     catalog, ids = service.catalog, list(item_ids)
     rows = catalog.index(ids).tolist()
     return {item: catalog.titles[row] for item, row in zip(ids, rows, strict=True) if row >= 0}
-
-
-async def _in_time(service: Service, answer: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(service.settings.deadline_ms / 1000):
-            return await answer
-    except TimeoutError:
-        raise DeadlineExceededError from None

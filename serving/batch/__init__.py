@@ -1,1 +1,1 @@
-"""Batch scoring: a file of users in, their top-K out, with the service's own answers."""
+"""Batch scoring: the top-K of many users in a file, equal to the answers of the service."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,30 +10,24 @@ import typer
 
 from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Json, Name, Overrides
+from recsys.serving.cluster.settings import Engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
-class Engine(StrEnum):
-    """Who works."""
-
-    local = "local"
-    ray = "ray"
-
-
 @app.callback()
 def _batch() -> None:
-    """Recommendations for many users at once, without a server."""
+    """Recommend for many users at once, without a server."""
 
 
 @app.command("score")
 def score(
-    out: Annotated[Path, typer.Option(help="Folder to write; parts that are there are kept.")],
+    out: Annotated[Path, typer.Option(help="Folder for the output; its complete parts are kept.")],
     users: Annotated[
         Path | None,
         typer.Option(
-            help="Parquet file, or folder of them: user_id and history (default: everybody in the "
-            "data set)."
+            help="Parquet file or folder with columns user_id and history (default: every user of "
+            "the data set)."
         ),
     ] = None,
     bundle: Annotated[
@@ -43,39 +36,37 @@ def score(
     histories: Annotated[
         Path | None,
         typer.Option(
-            help="Data set whose histories are taken where --users has none (default: the data set "
-            "of the bundle's name)."
+            help="Data set with the histories, if --users has none (default: the data set of the "
+            "bundle's name)."
         ),
     ] = None,
-    k: Annotated[int, typer.Option("--k", min=1, help="Items a user.")] = 10,
+    k: Annotated[int, typer.Option("--k", min=1, help="Items per user.")] = 10,
     request: Annotated[
         Path | None,
         typer.Option(
-            help="JSON file of anything else to ask: fields of POST /v1/recommendations, such as "
-            "filter, boosts, exclude_seen."
+            help="JSON file with other fields of POST /v1/recommendations, such as filter, boosts, "
+            "exclude_seen."
         ),
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="Processes of this machine, or Ray Data.")
     ] = Engine.local,
     workers: Annotated[int, typer.Option(min=1, help="Processes or Ray actors.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each.")] = 1,
-    gpus: Annotated[
-        float, typer.Option(min=0, help="Share of a GPU that each Ray actor takes.")
-    ] = 0.0,
-    part_rows: Annotated[int, typer.Option(min=1, help="Users in a part.")] = 1024,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU for each Ray actor.")] = 0.0,
+    part_rows: Annotated[int, typer.Option(min=1, help="Users per part.")] = 1024,
     force: Annotated[
-        bool, typer.Option("--force", help="Drop what is there, if it was made otherwise.")
+        bool, typer.Option("--force", help="Replace an output that was made with other settings.")
     ] = False,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Write everybody's top-K as parquet, with the answers that the service would give.
+    """Write the top-K of every user as parquet, equal to the answers of the service.
 
-    Run it again after an interruption: it goes on with the parts that are missing. Bundle, device
-    and arithmetic are the service's settings.
+    After an interruption, run the command again: it continues with the missing parts. Bundle,
+    device and data type are settings of the service.
 
     Example: recsys batch score --users users.parquet --out var/batches/today --workers 2
     """
@@ -86,7 +77,7 @@ def score(
     settings = ServingSettings.load(
         config, set_ or (), name=name, bundle=bundle, histories=histories
     )
-    asked = {} if request is None else _fields(request)
+    fields = {} if request is None else _read_fields(request)
     if gpus and engine is not Engine.ray:
         raise ConfigError(
             "--gpus shares GPUs among Ray actors; local workers take --set serve.device=cuda"
@@ -95,14 +86,14 @@ def score(
         settings.bundle.absolute(),
         users and users.absolute(),
         settings.histories and settings.histories.absolute(),
-        {"k": k, **asked},
+        {"k": k, **fields},
         part_rows,
         settings.device,
         settings.dtype,
         settings.mode,
         threads,
     )
-    summary = run(job, out, engine=engine.value, workers=workers, gpus=gpus, force=force)
+    summary = run(job, out, engine=engine, workers=workers, gpus=gpus, force=force)
     if as_json:
         typer.echo(json.dumps(summary.to_json()))
         return
@@ -114,8 +105,8 @@ def score(
     )
 
 
-def _fields(request: Path) -> dict[str, Any]:
-    """What a file of `--request` asks for."""
+def _read_fields(request: Path) -> dict[str, Any]:
+    """Read the fields of a `--request` file."""
     try:
         found = json.loads(request.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Job: what is to be scored, and how; everything that an answer depends on, and nothing else."""
+"""Job: the users to score and everything that their answers depend on."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from recsys.serving.schemas.recommendations import RecommendationsRequest
 
 @dataclass(frozen=True)
 class Job:
-    """One run over all users. Workers get it as it is.
+    """A run over all users, as it is sent to the workers.
 
     Attributes:
-        bundle: to answer with.
-        users: parquet of users; None for all of `histories`.
-        histories: canonical data set; None where `users` has the histories.
-        request: what each is asked, as the body of `POST /v1/recommendations` without user and
-            history.
-        part_rows: users in a part.
-        device: where the models run.
-        dtype: their arithmetic.
-        mode: how they decode (`recsys.recommender.Recommender.load`).
+        bundle: bundle of the model.
+        users: parquet file or folder of users; None for every user of `histories`.
+        histories: canonical data set; None if `users` has the histories.
+        request: body of `POST /v1/recommendations` without user and history.
+        part_rows: number of users in a part.
+        device: device of the models.
+        dtype: data type of the models.
+        mode: decoding mode (`recsys.recommender.Recommender.load`).
         threads: CPU threads of one worker.
     """
 
@@ -45,7 +44,7 @@ class Job:
     threads: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """For workers: all but the open files."""
+        """The fields without open files, for workers."""
         return {name: value for name, value in vars(self).items() if name != "source"}
 
     @cached_property
@@ -53,20 +52,20 @@ class Job:
         """The users.
 
         Raises:
-            ArtifactError, DataError: there are none, or they are malformed.
+            ArtifactError, DataError: there are no users, or the files are malformed.
         """
         return open_users(self.users, self.histories)
 
     @cached_property
     def body(self) -> RecommendationsRequest:
-        """What each user is asked.
+        """The request for each user.
 
         Raises:
-            ConfigError: it is no request of the service, or asks for what a table has no place for.
+            ConfigError: the request is not valid, or has a field without a column in the output.
         """
         extra = [name for name in ("user", "history", "model", "include") if name in self.request]
         if extra:
-            raise ConfigError(f"--request: {extra[0]!r} has no place in a batch; leave it out")
+            raise ConfigError(f"--request: a batch does not support {extra[0]!r}; leave it out")
         try:
             return RecommendationsRequest.model_validate_json(
                 json.dumps({**self.request, "history": []})
@@ -78,17 +77,17 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """How many parts there are."""
+        """Number of parts."""
         return -(-len(self.source) // self.part_rows)
 
     def rows(self, part: int) -> tuple[int, int]:
-        """First row of a part, and the row behind its last."""
+        """First row of a part, and the row after its last."""
         start = part * self.part_rows
         return start, min(start + self.part_rows, len(self.source))
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """What decides the answers, by content: equal plans have equal answers."""
+        """Everything that determines the answers: equal plans have equal answers."""
         return {
             "bundle": read_manifest(self.bundle, "bundle").digest,
             "users": self.source.digest,
@@ -103,6 +102,6 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Identity of the plan."""
+        """Digest of the plan."""
         text = json.dumps(self.plan, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

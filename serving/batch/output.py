@@ -1,8 +1,8 @@
-"""Output: a folder of parts that grows until it is whole, and is then sealed as an artifact.
+"""Output: a folder of parts, which becomes an artifact when all parts are written.
 
-A part is written beside its place and renamed, so it is there whole or not at all, and a run that
-was killed goes on with the parts that are missing. `plan.json` says what the parts are made of;
-`manifest.json` comes last.
+A part is written to a temporary file and renamed, so it is complete or absent, and a run after an
+interruption continues with the missing parts. `plan.json` describes the parts; `manifest.json` is
+written last.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ PLAN_KEY = b"recsys.plan"
 
 
 class Output:
-    """The folder that a job writes.
+    """The output folder of a job.
 
     Attributes:
-        folder: the place.
-        job: whose answers it holds.
+        folder: its path.
+        job: the job.
     """
 
     def __init__(self, folder: Path, job: Job) -> None:
-        """Name the place; `opened` begins."""
+        """Use a folder; `opened` creates it."""
         self.folder, self.job = folder, job
 
     @contextmanager
     def opened(self, *, force: bool = False) -> Iterator[list[int]]:
-        """Keep other runs out while the block runs; yields the parts that are missing.
+        """Lock the folder while the block runs; yields the missing parts.
 
         Args:
-            force: drop what is there of another plan, instead of refusing.
+            force: delete the parts of another plan instead of refusing.
 
         Raises:
-            ArtifactError: another run is at work there, the folder holds something else, or parts
-                of another plan.
+            ArtifactError: another run uses the folder, or it holds other files or parts of another
+                plan.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except BlockingIOError as error:
-                raise ArtifactError(f"{self.folder}: another run is at work there") from error
+                raise ArtifactError(f"{self.folder}: another run uses this folder") from error
             self._begin(force=force)
             yield [part for part in range(self.job.parts) if not self._is_there(part)]
         finally:
             os.close(handle)
 
     def path(self, part: int) -> Path:
-        """Where a part lies."""
+        """Path of a part."""
         return self.folder / f"part-{part:06d}.parquet"
 
     def write(self, part: int, table: pa.Table) -> None:
-        """Put a part in its place, whole."""
+        """Write a part atomically."""
         marked = table.replace_schema_metadata({PLAN_KEY: self.job.digest.encode()})
         with self._whole(self.path(part)) as place:
             pq.write_table(marked, place, compression="zstd")
 
     def finish(self) -> Manifest:
-        """Seal the folder, all parts being there."""
+        """Write the manifest, after all parts."""
         files = sorted([*self.folder.glob(PARTS), self.folder / PLAN])
         plan = self.job.plan
         manifest = Manifest(
@@ -99,14 +99,14 @@ class Output:
             if not force:
                 raise ArtifactError(
                     f"{self.folder} holds answers made with another {', '.join(other) or 'plan'}; "
-                    "name another place, or drop them with --force"
+                    "choose another folder, or delete them with --force"
                 )
             (self.folder / MANIFEST).unlink(missing_ok=True)
             for part in self.folder.glob(PARTS):
                 part.unlink()
         elif any(self.folder.iterdir()):
             raise ArtifactError(
-                f"{self.folder} is not empty and holds no batch; name another place"
+                f"{self.folder} is not empty and holds no batch; choose another folder"
             )
         self._write_json(PLAN, self.job.plan)
 
@@ -117,7 +117,7 @@ class Output:
         try:
             found = pq.read_metadata(file)
         except (OSError, pa.ArrowInvalid):
-            return False  # cut by something else than us; it is made again
+            return False  # damaged: it is written again
         start, stop = self.job.rows(part)
         marked = (found.metadata or {}).get(PLAN_KEY) == self.job.digest.encode()
         return marked and found.num_rows == stop - start
@@ -129,7 +129,7 @@ class Output:
 
     @contextmanager
     def _whole(self, final: Path) -> Iterator[Path]:
-        """A place to write to; what was written is moved to `final` when it is on disk."""
+        """A temporary path, which is synced and renamed to `final` after the block."""
         place = final.with_name(f".{final.name}{UNFINISHED}")
         yield place
         with place.open("rb") as stream:

@@ -1,34 +1,33 @@
-"""Run: a job, from its first missing part to the sealed folder."""
+"""Run a job: score the missing parts and complete the output."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.progress import say, track
 from recsys.serving.batch import workers as engines
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
-
-EngineName = Literal["local", "ray"]
+from recsys.serving.cluster.settings import Engine
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did.
+    """Summary of a run.
 
     Attributes:
-        out: the folder.
-        digest: of the sealed folder.
-        users: rows in it.
-        parts: files that they are in.
-        scored: users scored by this run; the others were there.
-        seconds: that it took, with the loading of the bundle.
-        users_per_second: from the first part to the last of this run, so without the loading;
-            None for fewer than two.
+        out: output folder.
+        digest: digest of the output.
+        users: number of users in the output.
+        parts: number of parts.
+        scored: number of users that this run scored.
+        seconds: duration, with the loading of the bundle.
+        users_per_second: rate from the first part to the last, without the loading; None if the run
+            wrote fewer than two parts.
     """
 
     out: str
@@ -40,7 +39,7 @@ class Summary:
     users_per_second: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to a mapping of plain values."""
         return asdict(self)
 
 
@@ -48,26 +47,26 @@ def score(
     job: Job,
     out: Path,
     *,
-    engine: EngineName = "local",
+    engine: Engine = Engine.local,
     workers: int = 1,
     gpus: float = 0.0,
     force: bool = False,
 ) -> Summary:
-    """Score all users of a job, but for the parts that are there.
+    """Score the users of a job, except those of complete parts.
 
     Args:
-        job: what to score.
-        out: folder to write.
+        job: the job.
+        out: output folder.
         engine: processes of this machine, or actors of a Ray cluster.
-        workers: processes or actors.
-        gpus: share of a GPU that each actor takes.
-        force: drop what another plan left in `out`.
+        workers: number of processes or actors.
+        gpus: share of a GPU for each actor.
+        force: delete the output of another plan.
 
     Raises:
-        ArtifactError: the bundle is damaged; `out` is in use, or holds something else.
+        ArtifactError: the bundle is damaged; `out` is in use or holds other files.
         DataError: the users' file is malformed.
-        ConfigError: the request is none, or Ray is not installed.
-        RecsysError: a worker failed; what is done is kept.
+        ConfigError: the request is not valid, or Ray is not installed.
+        RecsysError: a worker failed; complete parts are kept.
     """
     start = time.perf_counter()
     output = Output(out, job)
@@ -79,8 +78,8 @@ def score(
             digest = read_manifest(out).digest
             return Summary(str(out), digest, total, job.parts, 0, _since(start), None)
         if wanted < total:
-            say(f"{total - wanted:,} of {total:,} users are there; going on with the others.")
-        if engine == "ray":
+            say(f"{total - wanted:,} of {total:,} users are done; continuing with the others.")
+        if engine == Engine.ray:
             done = engines.on_ray(job, missing, workers, gpus)
         elif workers == 1:
             done = engines.in_this_process(job, missing)

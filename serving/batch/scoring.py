@@ -1,7 +1,7 @@
-"""Scorer: a loaded bundle that turns parts of a job into tables. Runs inside a worker.
+"""Scorer: computes the parts of a job with a loaded bundle, in a worker.
 
-It answers as `POST /v1/recommendations` does: the same request of the library, the same fallback
-for users whose history means nothing, the same bits in whatever batch.
+Its answers equal those of `POST /v1/recommendations` to the bit, whatever the batches: it uses the
+same request of the library, and the same fallback for users without a known history.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Scorer:
 
         Raises:
             DataError: a row of the users' file is malformed.
-            FilterError, RequestError: the bundle cannot do what is asked.
+            FilterError, RequestError: the bundle does not support the request.
         """
         ids, histories = self._job.source.read(*self._job.rows(number))
         notes = [self._note(history) for history in histories]
         body, known = self._job.body, self._recommender.retrieval is not None
         falls_back = known and not answers.for_the_model(body)
         found: list[list[Found]] = [[] for _ in ids]
-        asked: dict[int, RecommendRequest] = {}
+        requests: dict[int, RecommendRequest] = {}
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
@@ -72,12 +72,12 @@ class Scorer:
             if note is not None and falls_back:
                 found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:
-                asked[place] = request
+                requests[place] = request
         # alike lengths share a batch; no answer depends on it
-        order = sorted(asked, key=lambda place: len(asked[place].history))
+        order = sorted(requests, key=lambda place: len(requests[place].history))
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
-            lists = self._answer([asked[place] for place in places])
+            lists = self._answer([requests[place] for place in places])
             for place, one in zip(places, lists, strict=True):
                 found[place] = one
         return pa.table(

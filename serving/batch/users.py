@@ -1,6 +1,6 @@
-"""Users to score, read by ranges of rows: from a parquet file, or from a canonical data set.
+"""Users to score, read in ranges of rows from parquet files or from a canonical data set.
 
-Nothing here holds more than a few thousand histories at once, however many users there are.
+Only a few thousand histories are in memory at a time, whatever the number of users.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from recsys.errors import DataError
 
 USER, HISTORY = "user_id", "history"
 ROWS_A_BATCH = 1024
-History = list[str] | None  # None: there is none of the user
+History = list[str] | None  # None: the user has no history
 
 
 class UsersFile:
-    """Rows of a parquet file, or of a folder of them, in the order of their names.
+    """Rows of a parquet file, or of the files of a folder in the order of their names.
 
-    Columns: `user_id` (string or integer) and, where histories are not taken from a data set,
-    `history` (list of item ids, oldest first).
+    Columns: `user_id` (string or integer) and, unless a data set has the histories, `history` (list
+    of item ids, oldest first).
 
     Attributes:
-        path: of the file or folder.
+        path: path of the file or folder.
     """
 
     def __init__(self, path: Path, *, histories: bool) -> None:
-        """Open it.
+        """Open the files.
 
         Args:
             path: file or folder.
-            histories: whether the column `history` is wanted.
+            histories: whether to read the column `history`.
 
         Raises:
-            DataError: nothing there, or columns are missing or of another type.
+            DataError: there is no file, or a column is missing or of another type.
         """
         self.path = path
         self._columns = [USER, HISTORY] if histories else [USER]
@@ -73,7 +73,7 @@ class UsersFile:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the content."""
+        """Digest of the content."""
         return ",".join(sha256(file)[:16] for file in self._files)
 
     @property
@@ -85,15 +85,15 @@ class UsersFile:
         """User ids of a range of rows.
 
         Raises:
-            DataError: a row has none.
+            DataError: a row has no user id.
         """
         return self._texts(self._table(start, stop)[USER], start)
 
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
-        """User ids and histories of a range of rows; quickest in ascending order.
+        """User ids and histories of a range of rows; fastest in ascending order.
 
         Raises:
-            DataError: a row has no user id, or a history an item that is null.
+            DataError: a user id or an item of a history is null.
         """
         table = self._table(start, stop)
         histories: list[History] = table[HISTORY].cast(pa.list_(pa.string())).to_pylist()
@@ -137,7 +137,7 @@ class UsersFile:
         for name in self._columns:
             if name not in schema.names:
                 raise DataError(
-                    f"{file}: there is no column {name!r}, but {', '.join(schema.names)}"
+                    f"{file}: there is no column {name!r}; found {', '.join(schema.names)}"
                 )
             kind = schema.field(name).type
             if name == HISTORY:
@@ -150,11 +150,11 @@ class UsersFile:
 
 @dataclass(frozen=True)
 class DatasetUsers:
-    """Users of a canonical data set with all their events, as the service is seeded with them.
+    """Users of a canonical data set with all their events, as in the service's store.
 
     Attributes:
-        path: of the data set.
-        chosen: whose rows are wanted; None for every user of the data set, in its order.
+        path: path of the data set.
+        chosen: users to score; None for every user of the data set, in its order.
     """
 
     path: Path
@@ -165,7 +165,7 @@ class DatasetUsers:
 
     @property
     def digest(self) -> str:
-        """Identity of the content."""
+        """Digest of the content."""
         own = read_manifest(self.path, "dataset").digest
         return own if self.chosen is None else f"{own},{self.chosen.digest}"
 
@@ -219,27 +219,29 @@ Users = UsersFile | DatasetUsers
 
 
 def open_users(users: Path | None, histories: Path | None) -> Users:
-    """What there is to score.
+    """Open the users to score.
 
     Args:
         users: parquet file or folder; None for every user of the data set.
-        histories: canonical data set; taken for a file without the column `history`.
+        histories: canonical data set with the histories, if `users` has no column `history`.
 
     Raises:
-        ArtifactError: `histories` is no data set.
-        DataError: neither says what the histories are, or the file is malformed.
+        ArtifactError: `histories` is not a data set.
+        DataError: there are no histories, or the file is malformed.
     """
     if users is None:
         if histories is None:
-            raise DataError("nobody to score: name a file with --users, or a data set --histories")
+            raise DataError(
+                "no users to score: give a file with --users, or a data set with --histories"
+            )
         return DatasetUsers(histories)
     listed = UsersFile(users, histories=False)
     if listed.has_histories:
         return UsersFile(users, histories=True)
     if histories is None:
         raise DataError(
-            f"{users}: there is no column 'history'; add it, or name the data set that has the "
-            "users' histories with --histories"
+            f"{users}: there is no column 'history'; add it, or give the data set with the users' "
+            "histories with --histories"
         )
     return DatasetUsers(histories, listed)
 

@@ -1,4 +1,4 @@
-"""Workers: who scores the parts of a job. Each engine yields (part, table) as they are done."""
+"""Workers that score the parts of a job. Each function yields (part, table) in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recsys.serving.cluster.ray import import_ray, start_ray
 
 
 def in_this_process(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, pa.Table]]:
-    """Score here, one part after the other."""
+    """Score in this process, one part after the other."""
     from recsys.serving.batch.scoring import Scorer
 
     scorer = Scorer(job)
@@ -28,22 +28,22 @@ def in_this_process(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, pa.Ta
 
 
 def on_processes(job: Job, parts: Sequence[int], workers: int) -> Iterator[tuple[int, pa.Table]]:
-    """Score in processes of this machine; none of them outlives this one.
+    """Score in processes of this machine, which end with this one.
 
     Raises:
-        RecsysError: a worker failed or died; the text says at which part.
+        RecsysError: a worker failed or died; the text names the part.
     """
-    context = get_context("spawn")  # a forked torch has no threads
+    context = get_context("spawn")  # torch does not work in forked processes
     waiting = deque(parts)
     busy: dict[Connection, int] = {}
-    everybody = []
+    processes = []
     try:
         for _ in range(min(workers, len(parts))):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, job), daemon=True)
             process.start()
-            theirs.close()  # so that either side notices the other's end
-            everybody.append(process)
+            theirs.close()  # so that each side notices the end of the other
+            processes.append(process)
             _ask(ours, waiting, busy)
         while busy:
             for ready in [pipe for pipe in wait(list(busy)) if isinstance(pipe, Connection)]:
@@ -52,9 +52,9 @@ def on_processes(job: Job, parts: Sequence[int], workers: int) -> Iterator[tuple
                 _ask(ready, waiting, busy)
                 yield part, table
     finally:
-        for process in everybody:
+        for process in processes:
             process.terminate()
-        for process in everybody:
+        for process in processes:
             process.join()
 
 
@@ -63,16 +63,16 @@ def on_ray(
 ) -> Iterator[tuple[int, pa.Table]]:
     """Score in actors of a Ray cluster: that of `RAY_ADDRESS`, or one on this machine.
 
-    Bundle and users must lie at the same paths on all its machines.
+    Bundle and users must be at the same paths on all machines.
 
     Args:
-        job: what to score.
-        parts: those that are wanted.
-        workers: actors; each loads the bundle once.
-        gpus: share of a GPU that each takes.
+        job: the job.
+        parts: numbers of the parts to score.
+        workers: number of actors; each loads the bundle once.
+        gpus: share of a GPU for each actor.
 
     Raises:
-        ConfigError: the extra is not installed.
+        ConfigError: Ray is not installed.
         RecsysError: a worker failed.
     """
     ray = import_ray("data")
@@ -83,7 +83,7 @@ def on_ray(
         start_ray(ray)
     try:
         context = DataContext.get_current()
-        context.enable_progress_bars = False  # there is one already
+        context.enable_progress_bars = False  # the command shows its own
         context.print_on_execution_start = False
         numbers = [{"part": part} for part in parts]
         tables = ray.data.from_items(numbers, override_num_blocks=len(parts)).map_batches(
@@ -102,7 +102,7 @@ def on_ray(
 
 
 class _Actor:
-    """A scorer as Ray Data calls it; one row is one part, so that none is ever cut or joined."""
+    """A scorer for Ray Data, whose rows are whole parts."""
 
     def __init__(self, job: Job) -> None:
         from recsys.serving.batch.scoring import Scorer
@@ -122,8 +122,8 @@ def _packed(table: pa.Table) -> bytes:
 
 
 def _work(tasks: Connection, job: Job) -> None:
-    """A worker's life: parts come, tables go; it ends when the other side does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who writes the parts
+    """Receive parts and send tables, until the other side ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the main process
     try:
         from recsys.serving.batch.scoring import Scorer
 
@@ -145,7 +145,7 @@ def _ask(worker: Connection, waiting: deque[int], busy: dict[Connection, int]) -
         worker.close()
         return
     part = waiting.popleft()
-    with contextlib.suppress(BrokenPipeError):  # it died: the next read says so
+    with contextlib.suppress(BrokenPipeError):  # it died: the next read reports it
         worker.send(part)
     busy[worker] = part
 
@@ -155,7 +155,7 @@ def _hear(worker: Connection, part: int) -> pa.Table:
         found = worker.recv()
     except (EOFError, ConnectionResetError) as error:
         raise RecsysError(
-            f"a worker died at part {part} (out of memory?); run the command again to go on, with "
+            f"a worker died at part {part} (out of memory?); run the command again, with "
             "fewer --workers if need be"
         ) from error
     if isinstance(found, str):

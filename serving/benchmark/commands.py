@@ -56,7 +56,7 @@ def serve(
 
     from recsys.benchmark import report
     from recsys.serving.benchmark import measure
-    from recsys.serving.benchmark.process import Server, Subject, started
+    from recsys.serving.benchmark.process import Server, Subject, start_server
     from recsys.serving.benchmark.report import report as report_serve
 
     subject = Subject.of(bundle, name, settings or ())
@@ -77,7 +77,7 @@ def serve(
         return {"soak": found}
 
     async def start_and_run() -> report.Document:
-        async with started(subject.bundle, subject.settings) as server:
+        async with start_server(subject.bundle, subject.settings) as server:
             return await run(server)
 
     document = report.begin("serve", quick=quick) | subject.facts

@@ -80,7 +80,7 @@ async def measure(server: Server, bundle: Path, options: Options, key: str | Non
         peak = max((row["rate"] for row in found["closed"]), default=0.0)
         for rate in (*options.rates, *((0.7 * peak,) if peak else ())):
             say(f"{rate:.0f} requests a second ...")
-            due = poisson(rate, options.seconds, options.seed)
+            due = draw_arrivals(rate, options.seconds, options.seed)
             run = await client.open(workload.plain(options.k), due)
             found["open"].append({"sent_rate": round(rate, 1), **_describe(run)})
         if options.checks:
@@ -89,7 +89,7 @@ async def measure(server: Server, bundle: Path, options: Options, key: str | Non
     return found
 
 
-def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+def draw_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     """Times at which requests are due: a Poisson process of `rate` a second."""
     count = int(2 * rate * seconds) + 100
     times = np.random.default_rng(seed).exponential(1 / rate, count).cumsum()
@@ -196,12 +196,12 @@ async def soak(server: Server, bundle: Path, *, minutes: float, seed: int) -> Ro
         "minutes": minutes,
         "clients": SOAK_CLIENTS,
         **_describe(run),
-        **drift(samples),
+        **fit_drift(samples),
         "samples": samples,
     }
 
 
-def drift(samples: Sequence[Row]) -> Row:
+def fit_drift(samples: Sequence[Row]) -> Row:
     """How memory, files and threads changed after the warm-up.
 
     Returns:

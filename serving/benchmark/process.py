@@ -125,7 +125,7 @@ class Server:
 
 
 @asynccontextmanager
-async def started(bundle: Path, settings: Sequence[str] = ()) -> AsyncIterator[Server]:
+async def start_server(bundle: Path, settings: Sequence[str] = ()) -> AsyncIterator[Server]:
     """Start a server on a free port, with a store of its own that is deleted afterwards.
 
     Args:

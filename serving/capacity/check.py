@@ -15,7 +15,13 @@ from typing import Any
 
 from recsys.progress import say
 from recsys.serving.benchmark.client import Client
-from recsys.serving.capacity.measure import Crowd, Seen, costs_of, rate_alone, replicas
+from recsys.serving.capacity.measure import (
+    Crowd,
+    Seen,
+    estimate_rate_alone,
+    fit_costs,
+    start_replicas,
+)
 from recsys.serving.capacity.simulation import Fleet, simulate
 from recsys.serving.capacity.traffic import Traffic
 
@@ -65,10 +71,10 @@ async def check(
     def traffic(rate_each: float, requests: int) -> Traffic:
         return Traffic(rate_each * REPLICAS, requests, users=trial.users, new=NEW)
 
-    async with replicas(bundle, REPLICAS, settings) as servers, Client(servers) as client:
+    async with start_replicas(bundle, REPLICAS, settings) as servers, Client(servers) as client:
         crowd = Crowd(client, REPLICAS, bundle, trial.users, k=trial.k, seed=seed)
         await crowd.meet()
-        each = rate_alone(await crowd.closed(1, seconds=ALONE_S))
+        each = estimate_rate_alone(await crowd.closed(1, seconds=ALONE_S))
         say(f"a request alone takes {1e3 / each:.1f} ms")
         parts: dict[float, list[Seen]] = {load: [] for load in trial.fitted + trial.predicted}
         for turn in range(trial.rounds):
@@ -78,7 +84,7 @@ async def check(
             say(f"round {turn + 1} of {trial.rounds}")
     joined = {load: Seen.join(some) for load, some in parts.items()}
     about = {"bundle": bundle.name, "replicas": REPLICAS, "k": trial.k}
-    costs = costs_of([(load * each, joined[load]) for load in trial.fitted], about)
+    costs = fit_costs([(load * each, joined[load]) for load in trial.fitted], about)
     levels = []
     for load in trial.predicted:
         requests = traffic(load * each, SIMULATED)

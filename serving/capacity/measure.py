@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from recsys.errors import RecsysError
 from recsys.serving.benchmark.client import OK, Client, Request, Run
-from recsys.serving.benchmark.process import Server, started
+from recsys.serving.benchmark.process import Server, start_server
 from recsys.serving.benchmark.workload import RECOMMEND, Workload
 from recsys.serving.capacity.costs import Costs, Level
-from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
+from recsys.serving.capacity.traffic import NEW_USERS, Traffic, assign_owners
 
 LONGEST = 20  # items of a history
 # Open loads, as shares of the rate at which a replica computes requests one by one. Closed loads,
@@ -113,13 +113,13 @@ class Seen:
 
 
 @asynccontextmanager
-async def replicas(
+async def start_replicas(
     bundle: Path, number: int, settings: Sequence[str] = ()
 ) -> AsyncIterator[list[Server]]:
     """So many servers of a bundle, one thread each, on free ports of this machine."""
     async with AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(started(bundle, ["threads=1", *settings]))
+            await stack.enter_async_context(start_server(bundle, ["threads=1", *settings]))
             for _ in range(number)
         ]
 
@@ -135,7 +135,7 @@ class Crowd:
         self._items = np.array(Workload(bundle).item_ids)
         self._rng = np.random.default_rng(seed)
         self._known = [
-            self._request(owner) for owner in owners(np.arange(users), replicas).tolist()
+            self._request(owner) for owner in assign_owners(np.arange(users), replicas).tolist()
         ]
 
     async def meet(self) -> None:
@@ -156,7 +156,7 @@ class Crowd:
         requests = [
             self._request(owner, new=True) if user >= NEW_USERS else self._known[user]
             for user, owner in zip(
-                users.tolist(), owners(users, self._replicas).tolist(), strict=True
+                users.tolist(), assign_owners(users, self._replicas).tolist(), strict=True
             )
         ]
         return Seen.of(await self._client.open(requests, due.tolist(), keep=True))
@@ -180,7 +180,7 @@ class Crowd:
         return Request.post(RECOMMEND, body, server, COLD if new else "")
 
 
-def cold_ms(parts: Sequence[Seen]) -> float:
+def estimate_cold_ms(parts: Sequence[Seen]) -> float:
     """Time that a history that is not kept adds to its batch, from requests alone in theirs.
 
     The slowest tenth of both kinds is left out, so that a few interruptions do not decide.
@@ -197,12 +197,12 @@ def cold_ms(parts: Sequence[Seen]) -> float:
     return max(0.0, float(np.average(differences, weights=weights))) if weights else 0.0
 
 
-def costs_of(parts: Sequence[tuple[float, Seen]], about: dict[str, object]) -> Costs:
+def fit_costs(parts: Sequence[tuple[float, Seen]], about: dict[str, object]) -> Costs:
     """A cost model of loads, given with their requests a second of each replica, in any order.
 
     Loads of one rate count together.
     """
-    cold = cold_ms([seen for _, seen in parts])
+    cold = estimate_cold_ms([seen for _, seen in parts])
     levels = []
     for rate in sorted({rate for rate, _ in parts}):
         seen = Seen.join([seen for other, seen in parts if other == rate])
@@ -229,10 +229,10 @@ async def measure_one(
         settings: `key=value` of the section `serve`.
         seed: of the requests.
     """
-    async with replicas(bundle, 1, settings) as servers, Client(servers) as client:
+    async with start_replicas(bundle, 1, settings) as servers, Client(servers) as client:
         crowd = Crowd(client, 1, bundle, USERS, k=k, seed=seed)
         await crowd.meet()
-        each = rate_alone(await crowd.closed(1, seconds=seconds / 2))
+        each = estimate_rate_alone(await crowd.closed(1, seconds=seconds / 2))
         parts = []
         for number, load in enumerate(LOADS):
             requests = max(50, round(load * each * seconds))
@@ -240,9 +240,9 @@ async def measure_one(
             parts.append((load * each, await crowd.open(traffic, seed=seed + number)))
         for clients in CLOSED:
             parts.append((CROWDED * each, await crowd.closed(clients, seconds=seconds / 4)))
-    return costs_of(parts, {"bundle": bundle.name, "replicas": 1, "k": k})
+    return fit_costs(parts, {"bundle": bundle.name, "replicas": 1, "k": k})
 
 
-def rate_alone(seen: Seen) -> float:
+def estimate_rate_alone(seen: Seen) -> float:
     """Requests a second that a replica computes one at a time."""
     return 1e3 / float(np.median(seen["batch_ms"][seen["size"] == 1]))

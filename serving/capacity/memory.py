@@ -24,7 +24,6 @@ PROCESS_MB = 560  # Python, torch, transformers and a server, before any catalog
 TRIE_ITEM = 32  # bytes; 31.3 at ten million items of 4 x 256 codes
 CATALOG_ITEM = 400  # ids, index, codes, prompts' tokens and titles, besides the table itself
 EVENT = 194  # bytes of an event in the SQLite store, indices and all
-ANSWER_BYTES = 2_200  # of ten items over HTTP
 PROMPT_TOKENS = 1  # in front of a history
 
 
@@ -111,6 +110,4 @@ class Memory:
             "item_bytes": TRIE_ITEM + CATALOG_ITEM + self.table_item + self.retrieval_item,
             "store_bytes": EVENT * events * users,
             "histories_kept": self.histories(events),
-            "fleet_histories_kept": self.histories(events) * fleet.replicas,
-            "answer_bytes": ANSWER_BYTES,
         }

@@ -99,7 +99,7 @@ def plan(
         ConfigError: not even an idle replica is fast enough.
     """
     fleet = replace(fleet or Fleet(), replicas=1, losses=())
-    each = rate_each(costs, needs, fleet, seed=seed)
+    each = find_rate(costs, needs, fleet, seed=seed)
     total = max(1, math.ceil(needs.rate / each)) + needs.spare
     whole = replace(fleet, replicas=total)
     lose = needs.spare and total > 1
@@ -125,7 +125,7 @@ def plan(
     }
 
 
-def rate_each(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> float:
+def find_rate(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> float:
     """Largest rate at which one replica keeps the latencies within the limits.
 
     Raises:
@@ -156,7 +156,7 @@ def rate_each(costs: Costs, needs: Needs, fleet: Fleet, *, seed: int = 0) -> flo
 def _plan_replicas(costs: Costs, needs: Needs, fleet: Fleet, seed: int) -> dict[str, Any]:
     """Rate and number of replicas; 0 and None where no number is enough."""
     try:
-        rate = rate_each(costs, needs, fleet, seed=seed)
+        rate = find_rate(costs, needs, fleet, seed=seed)
     except ConfigError:
         return {"rate_each": 0.0, "replicas": None}
     return {"rate_each": round(rate, 2), "replicas": math.ceil(needs.rate / rate) + needs.spare}

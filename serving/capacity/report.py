@@ -25,7 +25,7 @@ def report(document: Document) -> Report:
         rows = [_describe(name, plan, found) for name, found in named if found]
         memory = plan["memory"]
         parts = [
-            [name, size_of(size), f"{size / memory['replica_bytes']:.0%}"]
+            [name, format_bytes(size), f"{size / memory['replica_bytes']:.0%}"]
             for name, size in memory["replica"].items()
         ]
         drivers = [
@@ -74,17 +74,17 @@ def _sentences(document: Document) -> Iterator[str]:
         memory = plan["memory"]
         yield (
             f"{plan['machines']:,} machines for {plan['replicas']:,} replicas, each good for "
-            f"{plan['rate_each']:.1f} requests a second; {size_of(memory['machine_bytes'])} of "
-            "memory a machine."
+            f"{plan['rate_each']:.1f} requests a second; "
+            f"{format_bytes(memory['machine_bytes'])} of memory a machine."
         )
         yield (
-            f"{memory['item_bytes']:,} bytes an item and replica; the store holds "
-            f"{size_of(memory['store_bytes'])} of events; a replica keeps the keys and values of "
-            f"{memory['histories_kept']:,} histories."
+            f"{memory['item_bytes']:,} bytes an item and replica; "
+            f"{format_bytes(memory['store_bytes'])} of events in the store; "
+            f"{memory['histories_kept']:,} histories in the prefix cache of a replica."
         )
 
 
-def size_of(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes with a unit."""
     units = ("B", "KB", "MB", "GB", "TB", "PB")
     power = min(int(math.log(max(size, 1), 1000)), len(units) - 1)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recsys.errors import ConfigError
 from recsys.serving.batcher import PATIENCE
 from recsys.serving.capacity.costs import DRAWS, Costs
-from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
+from recsys.serving.capacity.traffic import NEW_USERS, Traffic, assign_owners
 
 ANSWERED, REFUSED, EXPIRED, FAILED = range(4)
 STATUSES = ("answered", "refused", "expired", "failed")
@@ -174,7 +174,7 @@ class _Replica:
     def cold(self, users: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the history of each user is not kept; from now on it is."""
         missed = users >= NEW_USERS
-        mine = (owners(users, self.fleet.replicas) == self.number) & (not self.reborn)
+        mine = (assign_owners(users, self.fleet.replicas) == self.number) & (not self.reborn)
         for place in (~missed & ~mine).nonzero()[0].tolist():
             user = int(users[place])
             missed[place] = user not in self.met
@@ -354,10 +354,10 @@ class _Run:
         (up,) = self.known_up.nonzero()
         if not len(up):
             return np.full(len(ids), -1)
-        owner = owners(self.users[ids], self.fleet.replicas)
+        owner = assign_owners(self.users[ids], self.fleet.replicas)
         gone = ~self.known_up[owner]
         # The users of a dead replica are spread over all others.
-        owner[gone] = up[owners(self.users[ids[gone]], len(up), salt=1)]
+        owner[gone] = up[assign_owners(self.users[ids[gone]], len(up), salt=1)]
         return owner
 
     def _outcome(self) -> Outcome:

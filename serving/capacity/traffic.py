@@ -77,7 +77,7 @@ class Traffic:
         return np.where(strangers, NEW_USERS + np.arange(self.requests), users)
 
 
-def owners(users: NDArray[np.int64], places: int, *, salt: int = 0) -> NDArray[np.int64]:
+def assign_owners(users: NDArray[np.int64], places: int, *, salt: int = 0) -> NDArray[np.int64]:
     """The place of each user among `places`, by a hash (splitmix64)."""
     x = users.astype(np.uint64) + np.uint64((salt + 1) * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,1 +1,1 @@
-"""More than one process: the service's application on Ray."""
+"""The service in several processes, on Ray."""

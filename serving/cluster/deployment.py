@@ -1,6 +1,6 @@
-"""Deployment: the replicas and the door as Ray Serve knows them. The only module that speaks Serve.
+"""The replicas and the door as deployments of Ray Serve.
 
-`app` is what a config file of `serve deploy` names as `import_path`.
+`app` is the `import_path` of a config file for `serve deploy`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from recsys.config import build
 from recsys.errors import ConfigError
 from recsys.serving import logs
 from recsys.serving.cluster.door import Door, OverloadedError, ReplicaLostError
@@ -20,15 +21,15 @@ from recsys.serving.stores import POSTGRES
 
 REPLICAS, DOOR, APPLICATION = "replicas", "door", "recsys"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-BATCHES = 2  # that a replica has at once: one is computed, one waits
+BATCHES = 2  # batches of a replica at a time: one is computed, one waits
 HEALTH_S = 5.0
 
 
 class Handle:
-    """What reaches the replicas of a deployment (`recsys.serving.cluster.door.Replicas`)."""
+    """Sends calls to the replicas of a deployment (`recsys.serving.cluster.door.Replicas`)."""
 
     def __init__(self, handle: Any) -> None:
-        """Use Serve's handle of it."""
+        """Use the handle that Ray Serve returns for the deployment."""
         from ray import exceptions
         from ray.serve.exceptions import BackPressureError
 
@@ -41,7 +42,7 @@ class Handle:
         self._overloaded = BackPressureError
 
     async def ask(self, call: Call, session: str) -> Reply:
-        """See `Replicas.ask`."""
+        """Send a call to the replica of a session (`Replicas.ask`)."""
         try:
             reply: Reply = await self._handle.options(session_id=session).answer.remote(call)
         except self._lost as error:
@@ -51,9 +52,9 @@ class Handle:
         return reply
 
     async def ask_all(self, call: Call) -> list[Reply]:
-        """See `Replicas.ask_all`."""
-        asked = self._handle.broadcast("answer", call)
-        replies = await asked.results_async(return_exceptions=True)
+        """Send a call to every replica (`Replicas.ask_all`)."""
+        calls = self._handle.broadcast("answer", call)
+        replies = await calls.results_async(return_exceptions=True)
         for reply in replies:
             if isinstance(reply, Exception) and not isinstance(reply, self._lost):
                 raise reply
@@ -61,25 +62,25 @@ class Handle:
 
 
 class ServedReplica(Replica):
-    """A replica as Ray ends it."""
+    """A replica that stops when Ray deletes it."""
 
     async def __del__(self) -> None:
-        """Answer what waits, then let go of everything; Ray awaits it."""
+        """Answer the waiting requests and close the application. Ray awaits this method."""
         await self.stop()
 
 
 def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
-    """The replicas as an application of Serve.
+    """Build the replicas as an application of Ray Serve.
 
     Raises:
-        ConfigError: the store is a file, and the replicas would be on several machines.
+        ConfigError: the store is a file, and the cluster has several machines.
     """
     ray = import_ray("serve")
     machines = sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
     if machines > 1 and not str(settings.store).startswith(POSTGRES):
         raise ConfigError(
-            f"store {settings.store}: a file is for replicas of one machine and the cluster has "
-            f"{machines}; set serve.store to postgresql://..."
+            f"store {settings.store}: a file serves one machine and the cluster has {machines}; "
+            "set serve.store to postgresql://..."
         )
     values = settings.model_dump()
     values["threads"] = settings.threads or max(1, int(cluster.cpus))
@@ -107,27 +108,27 @@ def replicas(settings: ServingSettings, cluster: ClusterSettings) -> Any:
 
 
 def door(settings: ServingSettings, handle: Any) -> Door:
-    """A door before the replicas of a handle."""
+    """Build a door in front of the replicas of a handle."""
     return Door(
         Handle(handle), deadline_ms=settings.deadline_ms, max_body_bytes=settings.max_body_bytes
     )
 
 
 class ServedDoor:
-    """A door as Ray's own proxies ask it, on every machine of a cluster."""
+    """A door behind Ray's own proxies, which run on every machine of a cluster."""
 
     def __init__(self, settings: dict[str, Any], handle: Any) -> None:
-        """Open it.
+        """Start with the replicas of a handle.
 
         Args:
             settings: fields of `ServingSettings`.
-            handle: Serve's, of the replicas.
+            handle: Ray Serve's handle of the replicas.
         """
         logs.configure(sys.stdout)
         self._door = door(ServingSettings(**settings), handle)
 
     async def __call__(self, request: Any) -> Any:
-        """Answer a request of Starlette's form."""
+        """Answer a Starlette request."""
         from starlette.responses import Response
 
         sent: list[Any] = []
@@ -144,10 +145,11 @@ class ServedDoor:
 
 
 def app(arguments: dict[str, Any]) -> Any:
-    """The application that a config file of `serve deploy` describes.
+    """Build the application of a config file for `serve deploy`.
 
     Args:
-        arguments: `serve` has the settings of the service, `cluster` those of the cluster.
+        arguments: mapping with the settings of the service (`serve`) and of the cluster
+            (`cluster`).
 
     Raises:
         ConfigError: an unknown key, a value out of range, or neither `keys` nor `insecure_listen`.
@@ -158,10 +160,10 @@ def app(arguments: dict[str, Any]) -> Any:
         raise ConfigError(f"args: unknown key {unknown.pop()!r}; known: serve, cluster")
     from ray import serve
 
-    # whoever reaches Ray's proxies reaches the service: without keys, that has to be accepted
+    # Ray's proxies listen on the network: without keys, `insecure_listen` must accept that
     given = {"host": "0.0.0.0", **arguments.get("serve", {})}  # noqa: S104
     settings = ServingSettings.load(None, (), **given)
-    cluster = ClusterSettings.of(arguments.get("cluster", {}))
+    cluster = build(ClusterSettings, arguments.get("cluster", {}), where="cluster")
     behind = replicas(settings, cluster)
     front = serve.deployment(ServedDoor).options(
         name=DOOR, max_ongoing_requests=settings.queue_limit, ray_actor_options={"num_cpus": 0.5}

@@ -1,11 +1,11 @@
-"""Door: takes requests in, finds the replica that should answer, and tries again if it is lost.
+"""Door: sends each request to a replica, and sends it again if the replica is lost.
 
-An ASGI application without models, and without Ray: it is given what reaches the replicas. Keys,
-hosts and rates are checked behind it, by the application in each replica; it bounds bodies.
+An ASGI application without models and without Ray, which reaches the replicas through a `Replicas`
+object. It limits the size of bodies; keys, hosts and rates are checked by the replicas.
 
-A user's requests go to one replica, whose memory has what was computed of the user's history. What
-changes catalog or aliases goes to all replicas, in one order. A request whose replica is lost is
-sent to another, unless doing it twice would be wrong.
+The requests of a user go to one replica, whose prefix cache holds the user's history. Changes of
+the catalog or of aliases go to all replicas, in the same order. If a replica is lost, its requests
+are sent to another one, unless a repetition would be wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -40,48 +41,48 @@ TO_ALL = {
     ("DELETE", "/v1/aliases/{name}"),
     ("POST", "/v1/aliases/{name}/rollback"),
 }
-# Replicas that share a store may have heard of it from one another before they are asked.
+# A replica may have learned of a deletion from the shared store already, and answer 404.
 DELETIONS = {route for route in TO_ALL if route[0] == "DELETE"}
-TWICE_IS_WRONG = {("POST", "/v1/events")}  # one without an id counts as often as it is sent
-# A replica that says so has not begun; another may be further.
+TWICE_IS_WRONG = {("POST", "/v1/events")}  # an event without an id is stored each time
+# Codes of a replica that did not start on the request; another one may be ready.
 NOT_BEGUN = (b'"code": "not_ready"', b'"code": "shutting_down"')
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?( .*)$")
 
 
 class ReplicaLostError(Exception):
-    """The replica ended before its answer was there."""
+    """The replica ended before it answered."""
 
 
 class OverloadedError(Exception):
-    """As many requests wait for replicas as may."""
+    """The queue for the replicas is full."""
 
 
 class Replicas(Protocol):
-    """What reaches the replicas."""
+    """A way to reach the replicas."""
 
     async def ask(self, call: Call, session: str) -> Reply:
-        """Let the replica of a session answer, or one beside it if that is busy.
+        """Send a call to the replica of a session, or to another one if it is busy.
 
         Raises:
-            ReplicaLostError: it ended before its answer was there.
-            OverloadedError: no place to wait.
+            ReplicaLostError: the replica ended before it answered.
+            OverloadedError: the queue is full.
         """
 
     async def ask_all(self, call: Call) -> list[Reply]:
-        """Let every replica answer; those that are lost meanwhile are left out."""
+        """Send a call to every replica; replies of lost replicas are left out."""
 
 
 class Door:
-    """The application that listens."""
+    """The ASGI application in front of the replicas."""
 
     def __init__(self, replicas: Replicas, *, deadline_ms: float, max_body_bytes: int) -> None:
-        """Make a door.
+        """Start a door.
 
         Args:
-            replicas: behind it.
-            deadline_ms: how long a lost request is sent again. A replica's own deadline begins
-                when it gets the request.
-            max_body_bytes: larger request bodies are answered 413.
+            replicas: reaches the replicas.
+            deadline_ms: how long a lost request is sent again. The deadline of a replica begins
+                when it receives the request.
+            max_body_bytes: larger request bodies are refused with 413.
         """
         self._replicas, self._max_body = replicas, max_body_bytes
         self._deadline_s = deadline_ms / 1000
@@ -93,10 +94,10 @@ class Door:
             await _live(receive, send)
             return
         if scope["type"] != "http":
-            raise ValueError(f"only HTTP is spoken here, not {scope['type']}")
+            raise ValueError(f"the door answers HTTP only, not {scope['type']}")
         body = await self._body(receive)
         if body is None:
-            return  # whoever asked has gone
+            return  # the client has left
         given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
         scope.setdefault("state", {})["request_id"] = given or uuid.uuid4().hex
         try:
@@ -110,24 +111,25 @@ class Door:
         await response(scope, receive, send)
 
     def _call(self, scope: AsgiScope, body: bytes) -> Call:
-        """The request, under one id for all replicas that it may be sent to."""
+        """Convert a request to a call, with the same id for every replica that receives it."""
         call = Call.of(scope, body)
         if call.header(REQUEST_ID) is None:
             request_id = scope["state"]["request_id"].encode()
-            call.scope["headers"].append((REQUEST_ID, request_id))
+            headers = [*call.scope["headers"], (REQUEST_ID, request_id)]
+            return replace(call, scope={**call.scope, "headers": headers})
         return call
 
     async def _answer(self, call: Call) -> Reply:
         found, _ = find_route(call.scope)
         route = (call.method, "" if found is None else found.path_format)
         if route in TO_ALL:
-            async with self._changing:  # a bundle takes its time to load
+            async with self._changing:  # without a deadline: loading a bundle takes long
                 replies = await self._replicas.ask_all(call)
             return _deleted(replies) if route in DELETIONS else _worst(replies)
         try:
             async with asyncio.timeout(2 * self._deadline_s + GRACE_S):
                 if route == ("GET", "/metrics"):
-                    return _together(await self._replicas.ask_all(call))
+                    return _merge_metrics(await self._replicas.ask_all(call))
                 return await self._one(call, again=route not in TWICE_IS_WRONG)
         except TimeoutError:
             raise ProblemError(
@@ -146,8 +148,8 @@ class Door:
                 if not again:
                     raise ProblemError(
                         "not_ready",
-                        "The replica was lost before it answered; it is not known whether it kept "
-                        "the events. Events with an event_id may be sent again.",
+                        "The replica was lost before it answered; the events may or may not be "
+                        "stored. Events with an event_id may be sent again.",
                     ) from None
                 if clock() >= until:
                     raise ProblemError("not_ready", "No replica answered; try again.") from None
@@ -159,7 +161,7 @@ class Door:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The body, or as much of it as shows that it is too large; None if nobody is there."""
+        """Read the body, or as much of it as exceeds the limit; None if the client has left."""
         pieces, size = [], 0
         while True:
             message = await receive()
@@ -172,14 +174,13 @@ class Door:
 
 
 def session_of(call: Call) -> str:
-    """What requests of one user have in common; random where they have nothing.
+    """The key by which requests of one user go to one replica.
 
-    The header `X-Session-ID`, else the user, else the first item of an inline history, which stays
-    while the history grows.
+    It is the header `X-Session-ID`, or else the user, or else the first item of an inline history,
+    which does not change while the history grows, or else random.
     """
-    named = call.header(SESSION)
-    if named:
-        return named.decode("latin-1")
+    if given := call.header(SESSION):
+        return given.decode("latin-1")
     found: Any = None
     if call.path.startswith("/v1/users/"):
         found = call.path.split("/")[3]
@@ -188,24 +189,24 @@ def session_of(call: Call) -> str:
             body = json.loads(call.body)
             found = body.get("user") or (body.get("history") or [None])[0]
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
-            pass  # the replica says what is wrong with it
+            pass  # the replica reports the error
     return found if isinstance(found, str) and found else uuid.uuid4().hex
 
 
 def _worst(replies: Sequence[Reply]) -> Reply:
-    """What to tell of a change: one replica that refused it matters more than those that did it."""
+    """The reply to a change: one refusal outweighs any number of successes."""
     if not replies:
         raise ProblemError("not_ready", "No replica answered; try again.")
     return max(replies, key=lambda reply: reply.status)
 
 
 def _deleted(replies: Sequence[Reply]) -> Reply:
-    """What to tell of a deletion: that nothing was there only if all say so."""
+    """The reply to a deletion: 404 only if every replica replied with 404."""
     return _worst([r for r in replies if r.status != HTTPStatus.NOT_FOUND] or replies)
 
 
-def _together(replies: Sequence[Reply]) -> Reply:
-    """Metrics of all replicas, told apart by the label `replica`."""
+def _merge_metrics(replies: Sequence[Reply]) -> Reply:
+    """Merge the metrics of all replicas, with the label `replica`."""
     worst = _worst(replies)
     if worst.status != HTTPStatus.OK:
         return worst

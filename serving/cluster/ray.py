@@ -1,4 +1,4 @@
-"""Ray, where it is installed: found by name, started quietly. Imports nothing of it at the top."""
+"""Import and start Ray, which is an optional package."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from recsys.errors import ConfigError
 
-OBJECT_STORE_BYTES = 128 << 20  # answers are small; models never lie there
+OBJECT_STORE_BYTES = 128 << 20  # replies are small; models are not in the object store
 
 ATTEMPTS = 5
 
 
 def import_ray(part: str) -> Any:
-    """The module `ray`, with its part `serve` or `data`.
+    """Import `ray` and its part `serve` or `data`.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Ray is not installed.
     """
-    # it reports its use to its makers unless told otherwise before it is imported
+    # this turns off usage reports to its makers, and must be set before the import
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import_module(f"ray.{part}")
@@ -34,8 +34,8 @@ def start_ray(ray: Any, **options: Any) -> None:
     """Join the cluster of `RAY_ADDRESS`, or start one on this machine that ends with the process.
 
     Args:
-        ray: the module.
-        **options: of `ray.init`.
+        ray: the module `ray`.
+        **options: options of `ray.init`.
     """
     if "RAY_ADDRESS" not in os.environ:
         options = {
@@ -47,7 +47,7 @@ def start_ray(ray: Any, **options: Any) -> None:
         try:
             ray.init(logging_level="warning", log_to_driver=False, **options)
         except Exception as error:
-            # Ray gives its processes half a minute, which a busy machine may not have
+            # Ray gives its processes 30 seconds to start, which is short on a busy machine
             if "timed out during startup" not in str(error) or attempt == ATTEMPTS - 1:
                 raise
             ray.shutdown()

@@ -1,6 +1,6 @@
-"""Replica: the service's application inside a process that somebody else started.
+"""Replica: the service's application in a process of a cluster.
 
-It knows no Ray, which finds `reconfigure` and `check_health` by their names.
+It does not import Ray, which calls `reconfigure` and `check_health` by name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ logger = logging.getLogger("recsys.serving.cluster")
 
 
 class Replica:
-    """One process that answers."""
+    """One process of a cluster, with its own application and models."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """Make the application; `reconfigure` starts it.
+        """Create the application; `reconfigure` starts it.
 
         Args:
             settings: fields of `ServingSettings`.
@@ -50,13 +50,13 @@ class Replica:
         self._life: Any = None
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
-        """Bring the aliases to what `config` says, while requests are answered.
+        """Change the aliases as `config` says, while requests are answered.
 
         The first call starts the application and returns when it is ready. A bundle that cannot be
-        served changes nothing: the model that answers goes on, and the log says why.
+        served changes nothing, and the log gives the reason.
 
         Args:
-            config: `{"aliases": {"champion": "demo-2"}}`; aliases that it does not name stay.
+            config: `{"aliases": {"champion": "demo-2"}}`; other aliases stay.
 
         Raises:
             RecsysError: the application could not start.
@@ -74,29 +74,29 @@ class Replica:
             try:
                 await self._service.models.put(alias, bundle)
             except (AliasConflictError, BundleRefusedError, UnknownBundleError) as error:
-                logger.error("alias %s does not become %s: %s", alias, bundle, error)
+                logger.error("alias %s is not changed to %s: %s", alias, bundle, error)
 
     async def answer(self, call: Call) -> Reply:
         """Answer one request."""
         return await answer(self._entrance, call)
 
     def check_health(self) -> None:
-        """Pass while the application answers.
+        """Return if the application is healthy.
 
         Raises:
-            RecsysError: it does not.
+            RecsysError: the application failed.
         """
         if self._service.phase is Phase.FAILED:
             raise RecsysError(f"the replica failed: {self._service.failure}")
 
     async def stop(self) -> None:
-        """Answer what waits, then let go of everything."""
+        """Answer the waiting requests, then close the application."""
         life, self._life = self._life, None
         if life is not None:
             await life.__aexit__(None, None, None)
 
     def _stands_for(self, alias: str, bundle: str) -> bool:
-        """Whether an alias stands for a bundle as it lies on disk now."""
+        """Whether an alias stands for the version of a bundle that is on disk now."""
         try:
             model = self._service.models.get(alias)
         except UnknownModelError:

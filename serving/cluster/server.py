@@ -1,6 +1,6 @@
-"""Server: `recsys serve --engine ray`, a door in this process and replicas beside it, until Ctrl-C.
+"""`recsys serve --engine ray`: a door in this process, and replicas in others, until Ctrl-C.
 
-Host, port, keys and logs are those of the local server; Ray's own proxies are not started.
+Host, port, keys and logs are as for the local server; Ray's own proxies are not started.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from recsys.serving.settings import ServingSettings
 
 @contextlib.contextmanager
 def deployed(settings: ServingSettings, cluster: ClusterSettings) -> Iterator[Door]:
-    """Replicas that answer behind a door, until the block is left.
+    """Run replicas behind a door until the block is left.
 
-    They run on the cluster of `RAY_ADDRESS`, or on this machine. An application that runs there
-    under the same name is changed in place.
+    They run on the cluster of `RAY_ADDRESS`, or on this machine. A running application of the same
+    name is updated in place.
 
     Raises:
         ConfigError: Ray is not installed, or the store does not fit the cluster.
-        RecsysError: the replicas cannot start; the text is the first one's.
+        RecsysError: the replicas cannot start; the text is that of the first one.
     """
     ray = import_ray("serve")
     from ray import serve
 
     ours = not ray.is_initialized()
     if ours:
-        # cores are counted, not measured: the replicas shall fit, however few there are
+        # a nominal number of cores, so that the replicas fit on any machine
         cores = int(cluster.cpus * (cluster.max_replicas or cluster.replicas)) + 1
         start_ray(ray, num_cpus=cores)
     try:

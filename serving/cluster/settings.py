@@ -1,67 +1,53 @@
-"""Settings of a cluster: how many replicas, and what each takes."""
+"""Settings of a cluster: the number of replicas, and their resources."""
 
-# Annotations stay live here: pydantic reads them.
-from pathlib import Path
-from typing import Any, Self
+from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from dataclasses import dataclass
+from enum import StrEnum
 
-from recsys.config import Settings
 from recsys.errors import ConfigError
 
 SECTION = "cluster"
 
 
-class ClusterSettings(BaseModel):
+class Engine(StrEnum):
+    """Where models run: in this process, or on Ray."""
+
+    local = "local"
+    ray = "ray"
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
     """The section `cluster` of a configuration.
 
     Attributes:
-        replicas: that run at least.
-        max_replicas: that run at most; None for as many as `replicas`, so always.
-        cpus: processor cores that one replica takes.
-        gpus: share of a GPU that one takes: 0.5 puts two on each.
-        target_requests: requests under way or waiting, for each replica, that autoscaling aims
-            at; None for `serve.max_batch`.
+        replicas: minimum number of replicas.
+        max_replicas: maximum number of replicas; None for `replicas`, without autoscaling.
+        cpus: processor cores of one replica.
+        gpus: share of a GPU of one replica: 0.5 puts two replicas on each GPU.
+        target_requests: number of requests in progress or waiting, per replica, that autoscaling
+            aims at; None for `serve.max_batch`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    replicas: int = 2
+    max_replicas: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    target_requests: float | None = None
 
-    replicas: int = Field(2, ge=1)
-    max_replicas: int | None = Field(None, ge=1)
-    cpus: float = Field(1.0, ge=0)
-    gpus: float = Field(0.0, ge=0)
-    target_requests: float | None = Field(None, gt=0)
+    def __post_init__(self) -> None:
+        """Check the ranges.
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        for name, low in (("replicas", 1), ("cpus", 0), ("gpus", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{SECTION}.{name}: {getattr(self, name)} is below {low}")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ValueError(f"max_replicas {self.max_replicas} is below replicas {self.replicas}")
-        return self
-
-    @classmethod
-    def load(cls, config: Path | None = None, **flags: Any) -> "ClusterSettings":
-        """The section of a file, and flags above it; those that are None are skipped.
-
-        Raises:
-            ConfigError: an unknown key or a value out of range, naming it.
-        """
-        section = Settings.load(config).values.get(SECTION) or {}
-        if not isinstance(section, dict):
-            raise ConfigError(f"{SECTION}: expected a mapping, found {section!r}")
-        given = section | {key: value for key, value in flags.items() if value is not None}
-        return cls.of(given)
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "ClusterSettings":
-        """Settings of plain values.
-
-        Raises:
-            ConfigError: an unknown key or a value out of range, naming it.
-        """
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            found = error.errors()[0]
-            key = ".".join(str(part) for part in found["loc"])
-            text = found["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{SECTION}{f'.{key}' if key else ''}: {text}") from error
+            raise ConfigError(
+                f"{SECTION}: max_replicas {self.max_replicas} is below replicas {self.replicas}"
+            )
+        if self.target_requests is not None and self.target_requests <= 0:
+            raise ConfigError(f"{SECTION}.target_requests: {self.target_requests} is not positive")

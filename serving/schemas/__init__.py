@@ -1,1 +1,1 @@
-"""Wire format: what goes in and out over HTTP. Unknown fields are refused, sizes are bounded."""
+"""Wire format of requests and responses. Unknown fields are refused, and sizes are limited."""

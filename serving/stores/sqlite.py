@@ -146,7 +146,7 @@ class SqliteStore(Store):
         return False
 
     def _roll_back(self, connection: Any) -> None:
-        if connection.in_transaction:  # a full disk rolls back by itself
+        if connection.in_transaction:  # SQLite rolls back itself if the disk is full
             connection.execute("ROLLBACK")
 
     def _lock(self, cursor: Any, what: int) -> None:

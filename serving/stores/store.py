@@ -590,10 +590,10 @@ def now_ms() -> int:
 
 
 def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
-    named = event.recommendation_id
-    linked = None if named is None else int(named in answers)
+    answer = event.recommendation_id
+    linked = None if answer is None else int(answer in answers)
     return (
-        event.event_id, event.user, event.item, event.type, event.time_ms, event.value, named,
+        event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
         linked, event.digest, event.seed,
     )  # fmt: skip
 

@@ -342,7 +342,7 @@ def test_what_is_missing_of_a_published_folder_is_counted(raw: Path) -> None:
         *(
             (
                 examples(("u", [1], 2), ("v", [1], 2))[:-2] + f"{cut}\n",
-                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'; .* correct or remove it",
+                rf"X\.csv:3: column 'item_id': expected an item number, found '{cut}'",
             )
             for cut in ("", "1 2", "9" * 19)
         ),

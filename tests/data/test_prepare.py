@@ -283,8 +283,3 @@ def test_synth_makes_a_shop_of_the_size_asked_for(home: Path) -> None:
 def test_a_section_that_nobody_reads_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match="unknown section: 'dta'; did you mean 'data'"):
         invoke("prepare", "--set", "dta.k_core=2")
-
-
-@pytest.mark.parametrize("command", ["prepare", "synth", "stats"])
-def test_each_command_teaches_with_an_example(command: str) -> None:
-    assert f"Example: recsys data {command}" in invoke(command, "--help")

@@ -13,11 +13,11 @@ from numpy.testing import assert_array_equal
 
 from recsys.artifacts import write_artifact
 from recsys.benchmark import decode, workload
-from recsys.benchmark.decode import Agreement, Options, OwnTree, measure
+from recsys.benchmark.decode import Agreement, Options, measure
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
-from recsys.decoding import beam_search, speculative_beam_search
+from recsys.decoding import speculative_beam_search
 from recsys.errors import ConfigError, RecsysError
 from recsys.interactions import Interactions
 from recsys.models.checkpoint import Architecture, save_model
@@ -33,14 +33,13 @@ SMALL = Architecture(64, 64, 1, 2)
 
 def small_workload(dtype=torch.float32, draft=SMALL):
     setup = replace(SETUP, dtype=dtype)
-    return workload.of_random((SMALL, draft), VOCABULARY, setup, items=400, history=5)
+    return workload.make_random_workload((SMALL, draft), VOCABULARY, setup, items=400, history=5)
 
 
 OPTIONS = Options(
     beams=(3,),
     batches=(2, 8),
     nodes=(20,),
-    modes=("exhaustive", "draft", "planned", "bound"),
     repeats=1,
     hf_repeats=1,
 )
@@ -57,9 +56,9 @@ def row(result, **wanted):
     return found[0]
 
 
-def test_every_cell_has_every_mode_and_hugging_face_where_asked(result):
-    modes = ["beam", "exhaustive", "draft-20", "planned", "bound", "bound-20"]
-    assert len(result["rows"]) == 2 * (6 + 7)
+def test_every_cell_has_every_mode(result):
+    modes = ["beam", "exhaustive", "draft-20", "planned"]
+    assert len(result["rows"]) == 2 * (4 + 5)
     for reuse in ("cold", "warm"):
         assert [
             r["mode"] for r in result["rows"] if (r["reuse"], r["batch"]) == (reuse, 2)
@@ -75,31 +74,26 @@ def test_small_batches_get_more_rounds(result):
 def test_passes_and_tokens_are_those_of_the_search(result):
     beams = row(result, reuse="cold", batch=8, mode="beam")
     assert (beams["passes"], beams["target_tokens"]) == (4, 21 + 3 * 3)
-    bound = row(result, reuse="cold", batch=8, mode="bound")
-    assert (bound["passes"], bound["accepted_levels"], bound["draft_passes"]) == (1, 3, 0)
-    assert bound["target_tokens"] == beams["target_tokens"], "the same nodes in one pass"
-    beside = row(result, reuse="cold", batch=8, mode="bound-20")
-    assert (beside["passes"], beside["draft_passes"], beside["drafted_nodes"]) == (1, 3, 20)
     assert row(result, reuse="cold", batch=8, mode="exhaustive")["passes"] == 2
 
 
-def test_warm_prompts_are_run_from_the_item_that_is_new(result):
+def test_warm_prompts_run_only_their_new_item(result):
     # 4 items were known: 1 + 16 tokens, of which 16 lie in whole blocks
     cold, warm = (row(result, reuse=r, batch=8, mode="beam") for r in ("cold", "warm"))
     assert cold["target_tokens"] - warm["target_tokens"] == 16
     assert cold["kv_bytes"] == warm["kv_bytes"]
 
 
-def test_memory_is_held_against_one_beam_and_against_what_generate_keeps(result):
-    slots = {m: row(result, reuse="cold", batch=8, mode=m)["kv_bytes"] for m in ("beam", "bound")}
+def test_memory_is_compared_with_one_beam_and_generate(result):
     per_slot = 2 * 1 * 64 * 4
-    assert slots == {"beam": per_slot * 30, "bound": per_slot * 30}
+    beams = row(result, reuse="cold", batch=8, mode="beam")
+    assert (beams["kv_slots"], beams["kv_bytes"]) == (30, per_slot * 30)
     assert row(result, reuse="cold", batch=8, mode="beam")["kv_to_greedy"] == 30 / 24 + 0.0
     theirs = row(result, reuse="cold", batch=8, mode="huggingface")
     assert theirs["kv_bytes"] == per_slot * 3 * 24
 
 
-def test_generate_keeps_what_is_counted_for_it(monkeypatch):
+def test_generate_keeps_the_slots_counted_for_it(monkeypatch):
     data = small_workload()
     model, kept = data.target, []
     plain = model.generate
@@ -123,13 +117,13 @@ def test_answers_agree_and_ratios_have_two_sides(result):
     assert row(result, reuse="cold", batch=8, mode="beam")["ws_beam"]["p50"] == 1
 
 
-def test_the_planner_says_how_long_it_measured_and_what_it_chose(result):
+def test_the_planner_reports_its_time_and_its_plans(result):
     assert [(w["reuse"], w["beams"]) for w in result["warm_ups"]] == [("cold", 3), ("warm", 3)]
     planned = row(result, reuse="warm", batch=2, mode="planned")
     assert sum(planned["plans"].values()) == planned["rounds"]
 
 
-def test_an_answer_that_is_not_beam_searchs_stops_everything(monkeypatch):
+def test_a_wrong_answer_stops_the_benchmark(monkeypatch):
     def lies(target, drafter, prompts, trie, beams, **options):
         found = speculative_beam_search(target, drafter, prompts, trie, beams, **options)
         return replace(found, rows=found.rows.flip(1), tokens=found.tokens.flip(1))
@@ -140,14 +134,14 @@ def test_an_answer_that_is_not_beam_searchs_stops_everything(monkeypatch):
         measure(small_workload(), options)
 
 
-def test_in_bfloat16_agreement_is_told_instead():
-    options = replace(OPTIONS, batches=(8,), modes=("bound",), reuse=("cold",))
+def test_bfloat16_rows_report_their_agreement():
+    options = replace(OPTIONS, batches=(8,), modes=("exhaustive",), reuse=("cold",))
     found = measure(small_workload(torch.bfloat16, draft=None), options)
-    assert [r["mode"] for r in found["rows"]] == ["beam", "huggingface", "bound"]
+    assert [r["mode"] for r in found["rows"]] == ["beam", "huggingface", "exhaustive"]
     assert all(0 < r["agreement"]["items"] <= 1 for r in found["rows"])
 
 
-def test_agreement_counts_lists_items_and_the_largest_gap():
+def test_agreement_counts_lists_items_and_the_gap():
     expected = [[((1,), -1.0), ((2,), -2.0)], [((3,), -1.0), ((4,), -2.0)]]
     found = [[((1,), -1.0), ((2,), -2.00001)], [((3,), -1.25), ((5,), -2.0)]]
     agreement = Agreement.of(found, expected, tolerance=1e-4, tie=1e-5)
@@ -156,22 +150,11 @@ def test_agreement_counts_lists_items_and_the_largest_gap():
     assert Agreement.join([agreement, other]) == Agreement(0.75, 0.875, 0.5)
 
 
-def test_the_targets_own_tree_takes_one_pass_in_a_batch_of_any_k():
-    data = small_workload()
-    for beams in (1, 7, 40):
-        tree = OwnTree.search(data.target, data.prompts, data.trie, beams)
-        found = speculative_beam_search(data.target, tree, data.prompts, data.trie, beams)
-        assert {s.target_passes for s in found.stats} == {1}
-        assert_array_equal(
-            found.rows, beam_search(data.target, data.prompts, data.trie, beams).rows
-        )
-
-
 # Workloads
 
 
-def test_random_codes_are_distinct_and_few_of_them_are_common():
-    codes = workload.skewed_codes(np.random.default_rng(0), 5_000, (256,) * 4)
+def test_random_codes_are_distinct_and_skewed():
+    codes = workload.draw_skewed_codes(np.random.default_rng(0), 5_000, (256,) * 4)
     assert codes.shape == (5_000, 4)
     assert len(np.unique(codes, axis=0)) == 5_000
     counts = np.sort(np.bincount(codes[:, 0], minlength=256))[::-1]
@@ -182,13 +165,13 @@ def test_random_codes_are_distinct_and_few_of_them_are_common():
 
 def test_a_catalog_has_room():
     with pytest.raises(ConfigError, match="--items 9: want 1 to 8"):
-        workload.skewed_codes(np.random.default_rng(0), 9, (4, 4))
-    assert len(workload.skewed_codes(np.random.default_rng(0), 8, (4, 4))) == 8
+        workload.draw_skewed_codes(np.random.default_rng(0), 9, (4, 4))
+    assert len(workload.draw_skewed_codes(np.random.default_rng(0), 8, (4, 4))) == 8
 
 
-def test_a_random_model_is_where_and_as_asked_and_repeats():
+def test_a_random_model_depends_on_its_setup_alone():
     models = [
-        workload.random_model(SMALL, VOCABULARY, replace(SETUP, dtype=torch.bfloat16, seed=s))
+        workload.make_random_model(SMALL, VOCABULARY, replace(SETUP, dtype=torch.bfloat16, seed=s))
         for s in (1, 1, 2)
     ]
     heads = [m.get_output_embeddings().weight for m in models]
@@ -210,10 +193,10 @@ def test_named_shapes_have_the_parameters_of_their_names():
 
 def test_an_unknown_shape_is_refused():
     with pytest.raises(ConfigError, match="--shape 'huge' is not one of tiny, small, base, 68M"):
-        workload.of_shape("huge", SETUP, items=10, history=2)
+        workload.make_shape_workload("huge", SETUP, items=10, history=2)
 
 
-def test_rounds_ask_all_users_in_turn():
+def test_rounds_cover_all_users_in_turn():
     data = small_workload()
     assert [data.group(r, 4) for r in range(3)] == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
     for now, earlier in zip(data.prompts, data.earlier, strict=True):
@@ -248,8 +231,8 @@ def home(tmp_path_factory):
     return folder
 
 
-def test_a_bundle_is_asked_by_the_test_users_of_its_data_set(home):
-    data = workload.of_bundle(home / "bundles/shop", home / "datasets/shop", SETUP)
+def test_a_bundle_gets_the_test_users_of_its_data_set(home):
+    data = workload.load_bundle_workload(home / "bundles/shop", home / "datasets/shop", SETUP)
     assert data.facts["prompts"] == "test users"
     # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
     assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
@@ -258,7 +241,7 @@ def test_a_bundle_is_asked_by_the_test_users_of_its_data_set(home):
 
 
 def test_without_its_data_set_histories_are_random(home, capsys):
-    data = workload.of_bundle(home / "bundles/shop", home / "datasets/none", SETUP)
+    data = workload.load_bundle_workload(home / "bundles/shop", home / "datasets/none", SETUP)
     assert data.facts["prompts"] == "random histories"
     assert len(data.prompts) == 6
     assert "not this bundle's data set" in capsys.readouterr().err

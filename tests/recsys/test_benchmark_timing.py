@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from recsys.benchmark.timing import Side, interleaved, ratio, spread
+from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
 
 
-def test_every_side_runs_once_a_round_and_is_prepared_just_before():
+def test_every_side_is_prepared_and_run_once_a_round():
     log = []
     sides = {
         name: Side(lambda r, n=name: log.append((n, r)), lambda r, n=name: log.append((n, -r)))
         for name in "abc"
     }
-    times = interleaved(sides, 20)
+    times = time_interleaved(sides, 20)
     for taken in times.values():
         assert len(taken.wall) == len(taken.cpu) == 20
     pairs = list(zip(log[::2], log[1::2], strict=True))
@@ -25,9 +25,9 @@ def test_every_side_runs_once_a_round_and_is_prepared_just_before():
     assert first == {"a", "b", "c"}, "the order changes"
 
 
-def test_a_side_of_few_rounds_takes_part_in_the_first_ones():
+def test_a_side_of_few_rounds_takes_part_in_the_first():
     met = []
-    interleaved({"slow": Side(met.append, rounds=2), "fast": Side(lambda _: None)}, 5)
+    time_interleaved({"slow": Side(met.append, rounds=2), "fast": Side(lambda _: None)}, 5)
     assert met == [0, 1]
 
 
@@ -39,18 +39,18 @@ def test_preparation_is_not_timed(monkeypatch):
         now[0] += seconds
 
     side = Side(lambda _: wait(2.0), lambda _: wait(100.0))
-    assert interleaved({"only": side}, 3)["only"].wall == [2.0, 2.0, 2.0]
+    assert time_interleaved({"only": side}, 3)["only"].wall == [2.0, 2.0, 2.0]
 
 
-def test_a_spread_is_median_quartiles_and_the_99th_percentile():
-    assert spread([1, 2, 3, 4, 5]) == {"p50": 3.0, "p25": 2.0, "p75": 4.0, "p99": 4.96}
+def test_a_spread_has_median_quartiles_and_p99():
+    assert summarize([1, 2, 3, 4, 5]) == {"p50": 3.0, "p25": 2.0, "p75": 4.0, "p99": 4.96}
 
 
 def test_a_ratio_is_the_median_of_those_within_rounds():
     # the ratio of the medians would be 4 / 2 = 2
-    assert ratio([4, 4, 90], [1, 2, 30])["p50"] == pytest.approx(3)
+    assert compare_times([4, 4, 90], [1, 2, 30])["p50"] == pytest.approx(3)
 
 
 def test_a_ratio_is_over_the_rounds_that_both_sides_have():
-    assert ratio([10, 30], [1, 1, 500])["p50"] == pytest.approx(20)
-    assert ratio([], [1, 2]) is None
+    assert compare_times([10, 30], [1, 1, 500])["p50"] == pytest.approx(20)
+    assert compare_times([], [1, 2]) is None

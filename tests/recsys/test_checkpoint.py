@@ -110,7 +110,7 @@ def test_an_adapter_gives_the_same_logits_merged_and_beside(tmp_path, merge):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_an_adapter_is_added_in_before_the_weights_change_their_type(tmp_path, dtype):
+def test_adapters_are_merged_before_weights_are_converted(tmp_path, dtype):
     save_model(with_adapter(small(tied=True)), tmp_path / "apart", merge=False)
     save_model(with_adapter(small(tied=True)), tmp_path / "merged")
     apart, merged = (load_model(tmp_path / kind, dtype=dtype) for kind in ("apart", "merged"))
@@ -242,7 +242,7 @@ def test_a_folder_without_a_readable_config_is_no_checkpoint(tmp_path, content):
         load_model(tmp_path)
 
 
-def test_sizes_that_are_not_given_are_those_of_the_smallest_model():
+def test_missing_sizes_are_those_of_the_tiny_model():
     assert asdict(Architecture()) == {
         "hidden_size": 128,
         "intermediate_size": 256,

@@ -160,7 +160,7 @@ def test_next_and_all_future_targets_come_from_one_ranking() -> None:
     assert found.facts["targets"] == {"next": 1, "all": 3}
 
 
-def test_each_ranker_is_asked_once_a_mode_for_the_longest_list(shop: Dataset) -> None:
+def test_each_ranker_ranks_once_per_mode(shop: Dataset) -> None:
     ranker = Fixed(list(range(ITEMS)))
     config = replace(SMALL, batch_size=25)
     evaluate({"model": ranker}, shop, config)
@@ -173,7 +173,7 @@ def test_each_ranker_is_asked_once_a_mode_for_the_longest_list(shop: Dataset) ->
 
 
 @pytest.mark.parametrize("mode", ["masked", "unmasked"])
-def test_one_mode_may_be_asked_for(shop: Dataset, mode: Any) -> None:
+def test_one_mode_can_be_evaluated_alone(shop: Dataset, mode: Any) -> None:
     found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, seen=mode))
     assert {row["seen"] for row in found.metrics} == {mode}
 
@@ -183,7 +183,7 @@ def test_validation_histories_end_before_the_validation_event(shop: Dataset) -> 
     assert (found.histories.lengths == shop.train_histories.lengths[found.users]).all()
 
 
-def test_a_sample_is_drawn_by_seed_and_asks_each_user_for_the_users_own_targets(
+def test_a_sample_depends_on_the_seed_and_keeps_users_targets(
     shop: Dataset,
 ) -> None:
     config = replace(SMALL, users=20)
@@ -212,7 +212,7 @@ def test_segments_divide_the_users_and_average_to_the_whole(result: Result) -> N
     ("length", "segment"),
     [(2, "1–4"), (4, "1–4"), (5, "5–9"), (9, "5–9"), (10, "10–19"), (19, "10–19"), (20, "20+")],
 )
-def test_segments_begin_where_they_say(length: int, segment: str) -> None:
+def test_segments_begin_at_their_lower_bounds(length: int, segment: str) -> None:
     shop = dataset_of({"a": [f"i{i}" for i in range(length + 1)]})
     found = evaluate({"model": Fixed([1])}, shop, SMALL)
     names = {row["segment"] for row in found.segments if row["by"] == "history_length"}
@@ -230,7 +230,7 @@ def test_comparisons_are_differences_of_the_means(result: Result) -> None:
         assert row["low"] <= row["mean"] <= row["high"]
 
 
-def test_a_learnable_order_is_found_and_popularity_does_not_find_it(result: Result) -> None:
+def test_a_learnable_order_beats_popularity(result: Result) -> None:
     about = {"seen": "masked", "targets": "next", "metric": "recall", "k": 5}
     gap = find(result.comparisons, against="popularity", **about)
     assert gap["low"] > 0
@@ -240,13 +240,13 @@ def test_a_learnable_order_is_found_and_popularity_does_not_find_it(result: Resu
     ("items", "text"),
     [
         ([1, 1] + [-1] * 8, "twice"),
-        ([-1, 1] + [-1] * 8, "behind the end"),
+        ([-1, 1] + [-1] * 8, "after the end"),
         ([ITEMS] + [-1] * 9, "must lie in"),
         ([-2] + [-1] * 9, "must lie in"),
         (list(range(10)), "item of the history"),
     ],
 )
-def test_a_ranker_that_breaks_its_contract_is_named(
+def test_malformed_lists_are_refused_with_the_rankers_name(
     shop: Dataset, items: list[int], text: str
 ) -> None:
     with pytest.raises(ValueError, match=f"sloppy: .*{text}"):
@@ -337,7 +337,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_the_document_has_the_keys_and_columns_that_programs_rely_on(page: dict[str, Any]) -> None:
+def test_the_document_has_stable_keys_and_columns(page: dict[str, Any]) -> None:
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "protocol", "headline", "data",
         "rankers", "metrics", "comparisons", "coverage", "segments", "widths", "semantic_ids",
@@ -387,7 +387,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(text: str) -> None:
     assert "@import" not in text
 
 
-def test_the_page_can_be_read_without_eyes(text: str) -> None:
+def test_the_page_is_accessible_to_screen_readers(text: str) -> None:
     parsed = Page(text)
     assert len(parsed.named("svg")) == 4
     assert all(s["role"] == "img" and s["aria-label"] for s in parsed.named("svg"))
@@ -398,7 +398,7 @@ def test_the_page_can_be_read_without_eyes(text: str) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_the_page_follows_the_reader_into_the_dark(text: str) -> None:
+def test_the_page_supports_dark_mode(text: str) -> None:
     assert "prefers-color-scheme: dark" in text
     for placeholder in ("#010203", "#040506", "#a1b2c"):
         assert placeholder not in text
@@ -411,7 +411,7 @@ def test_outside_text_is_escaped(text: str) -> None:
     assert "Tom &amp; Jerry &lt;" in text
 
 
-def test_the_page_says_its_split_and_its_warnings(page: dict[str, Any], text: str) -> None:
+def test_the_page_shows_its_split_and_warnings(page: dict[str, Any], text: str) -> None:
     assert "TEST SPLIT" in text
     assert "Mind!" in text
     assert "not for quoting" not in text
@@ -420,7 +420,7 @@ def test_the_page_says_its_split_and_its_warnings(page: dict[str, Any], text: st
     assert "not for quoting" in of_validation
 
 
-def test_the_page_does_without_semantic_ids_examples_and_baselines(
+def test_the_page_needs_no_semantic_ids_examples_or_baselines(
     shop: Dataset, page: dict[str, Any]
 ) -> None:
     config = replace(SMALL, examples=0, seen="unmasked")
@@ -512,7 +512,7 @@ class FakeRecommender:
         codes = np.stack(np.unravel_index(np.arange(self.catalog_items), (8, 8)), axis=1)
         ids = [f"i{i}" for i in range(self.catalog_items)]
         table = pa.table({"item_id": ids, "title": ids, "text": ids})
-        self.catalog = Catalog(table, codes.astype(np.int32))
+        self.bundle = SimpleNamespace(catalog=Catalog(table, codes.astype(np.int32)))
         self.asked: list[tuple[int | None, int]] = []
 
     @classmethod
@@ -553,7 +553,7 @@ def context(tmp_path: Path, shop: Dataset, monkeypatch: pytest.MonkeyPatch) -> C
     return Context(settings, workspace)
 
 
-def test_the_stage_writes_a_whole_artifact_and_prints_its_figures(
+def test_the_stage_writes_an_artifact_and_prints_its_tables(
     context: Context, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run.stage(context)
@@ -570,7 +570,7 @@ def test_the_stage_writes_a_whole_artifact_and_prints_its_figures(
     assert "directional" in shown
 
 
-def test_a_report_that_is_up_to_date_is_shown_again_and_not_made_again(
+def test_an_up_to_date_report_is_shown_but_not_recomputed(
     context: Context, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.stage(context)
@@ -641,7 +641,7 @@ def test_beam_widths_are_measured_beside_each_other(
     assert titles[-1] == "Beam widths, Recall@10, seen items unmasked"
 
 
-def test_a_bundle_of_another_catalog_is_refused_and_nothing_is_written(
+def test_a_bundle_of_another_catalog_is_refused(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeRecommender, "catalog_items", ITEMS - 1)

@@ -18,7 +18,7 @@ from recsys.evaluation.metrics import (
     Interval,
     bootstrap,
     coverage_at_k,
-    diversity_at_k,
+    diversities,
     gini_at_k,
     mrr_at_k,
     ndcg_at_k,
@@ -108,7 +108,7 @@ def test_metrics_equal_the_slow_twin(
 
 
 @given(rankings())
-def test_metrics_lie_between_0_and_1_and_recall_and_mrr_never_fall_with_k(
+def test_metrics_lie_in_0_to_1_and_grow_with_k(
     case: tuple[NDArray[np.int32], list[list[int]]],
 ) -> None:
     ranked, targets = case
@@ -206,7 +206,7 @@ def test_the_interval_shrinks_with_the_root_of_the_users() -> None:
     assert width(few) / width(many) == pytest.approx(4, rel=0.25)
 
 
-def test_the_pair_sees_a_planted_difference_that_separate_intervals_hide() -> None:
+def test_paired_intervals_show_a_difference_that_others_hide() -> None:
     """B hits where A hits and for 15 of 1,000 more users: a sure gain within the noise of users."""
     rng = np.random.default_rng(3)
     a = (rng.random(1000) < 0.3).astype(float)
@@ -240,7 +240,7 @@ def test_equal_seeds_give_equal_intervals(seed: int) -> None:
     assert bootstrap(values, resamples=70, seed=seed) == bootstrap(values, resamples=70, seed=seed)
 
 
-def test_gini_is_nothing_where_all_are_shown_alike_and_nearly_one_where_one_is() -> None:
+def test_gini_is_0_for_equal_counts_and_near_1_for_a_single_item() -> None:
     assert gini_at_k(np.arange(10).reshape(5, 2), 2, 10) == pytest.approx(0)
     assert gini_at_k(np.zeros((7, 1), np.int32), 1, 10) == pytest.approx(0.9)
     # Counts 0, 1, 3: (-2 * 0 + 0 * 1 + 2 * 3) / (3 * 4).
@@ -259,5 +259,4 @@ def test_novelty_is_the_mean_surprise_of_what_is_shown() -> None:
 def test_diversity_is_one_less_the_cosine_of_pairs() -> None:
     vectors = np.array([[1, 0], [0, 1], [1, 0], [0, 0]], np.float32)
     ranked = np.array([[0, 1, 2], [0, 2, -1], [1, -1, -1]])
-    assert diversity_at_k(ranked, 3, vectors) == pytest.approx(((1 - 1 / 3) + 0) / 2)
-    assert diversity_at_k(ranked, 1, vectors) == 0
+    assert diversities(ranked, (1, 3), vectors) == [0, pytest.approx(((1 - 1 / 3) + 0) / 2)]

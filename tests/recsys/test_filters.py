@@ -253,7 +253,7 @@ def nested(depth):
         ),
     ],
 )
-def test_what_is_wrong_is_named(expression, says):
+def test_errors_name_the_place_and_the_reason(expression, says):
     with pytest.raises(FilterError, match=says):
         allowed(expression)
 
@@ -333,7 +333,7 @@ DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
     normalize=st.sampled_from(["vocabulary", "allowed"]),
 )
 @settings(max_examples=200, deadline=None)
-def test_decoding_under_a_filter_equals_decoding_over_what_it_leaves(
+def test_filtered_decoding_equals_decoding_over_allowed_items(
     seed, items, levels, beams, shares, excluded, how, normalize
 ):
     rng = np.random.default_rng(seed)

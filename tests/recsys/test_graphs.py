@@ -134,7 +134,7 @@ def test_requests_that_fill_up_a_batch_leave_nothing_behind():
     assert graphs.statistics().replays == 3
 
 
-def test_interleaved_decodes_are_right_and_only_one_has_the_storage():
+def test_only_one_of_two_interleaved_decodes_uses_the_storage():
     model, graphs = graphed(LLAMA)
     plain = TreeModel(LLAMA)
     rng = np.random.default_rng(0)
@@ -158,7 +158,7 @@ def test_interleaved_decodes_are_right_and_only_one_has_the_storage():
     assert graphs.pool.lent == 0
 
 
-def test_every_decode_gets_the_same_address_and_a_failed_one_gives_it_back():
+def test_decodes_share_one_address_and_free_it_on_failure():
     model, graphs = graphed(LLAMA)
     address = graphs.pool.storage.values.data_ptr()
     for batch in (1, 5, 8):
@@ -171,7 +171,7 @@ def test_every_decode_gets_the_same_address_and_a_failed_one_gives_it_back():
         assert graphs.pool.pinned is None
 
 
-def test_requests_that_leave_move_to_the_front_of_the_same_storage():
+def test_remaining_requests_move_to_the_front_of_the_storage():
     widths = [6, 5]
     prompts = random_prompts(np.random.default_rng(3), 5, 12)
     answers = []
@@ -209,7 +209,7 @@ def test_what_was_returned_outlives_the_next_pass():
     assert torch.equal(first, kept)
 
 
-def test_passes_without_a_shape_are_counted_and_can_be_captured_later():
+def test_passes_without_a_graph_are_counted_and_captured_later():
     model, graphs = graphed(LLAMA, [])
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 60, 4))
     prompts = random_prompts(np.random.default_rng(5), 3, 12)
@@ -228,7 +228,7 @@ def test_passes_without_a_shape_are_counted_and_can_be_captured_later():
     assert torch.equal(found.rows, expected.rows)
 
 
-def test_the_graph_with_the_fewest_tokens_is_taken_and_none_that_wastes_most():
+def test_the_graph_with_the_least_padding_runs_a_pass():
     model, graphs = graphed(
         LLAMA, [PassShape(8, 64, 64, 8), PassShape(1, 32, 64, 32), PassShape(1, 32, 32, 8)]
     )

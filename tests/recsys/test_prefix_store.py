@@ -97,7 +97,7 @@ def assert_sound(store):
         assert all(age[child] < age[block] for child in block.children.values() if block in age)
 
 
-def test_a_prefix_is_reused_in_whole_blocks_and_the_last_token_is_always_run():
+def test_prefixes_are_reused_in_whole_blocks_but_the_last_token():
     store, twin = store_of(8), Twin()
     twin.insert(store, "v", [range(10)])
     assert store.statistics().used == 2
@@ -152,7 +152,7 @@ def test_the_oldest_leaf_goes_first_and_a_used_path_stays():
     assert_sound(store)
 
 
-def test_a_prompt_longer_than_the_pool_is_stored_as_far_as_it_goes():
+def test_a_prompt_longer_than_the_pool_is_stored_in_part():
     store, twin = store_of(3), Twin()
     twin.insert(store, "v", [range(21)])
     assert cached(store, range(21)) == 12
@@ -164,7 +164,7 @@ def test_a_prompt_longer_than_the_pool_is_stored_as_far_as_it_goes():
     assert_sound(store)
 
 
-def test_held_blocks_are_not_evicted_and_a_full_store_of_held_blocks_stores_less():
+def test_held_blocks_are_never_evicted():
     store, twin = store_of(4), Twin()
     prompts = [[1] * 9, [2] * 9]
     twin.insert(store, "v", prompts)
@@ -179,7 +179,7 @@ def test_held_blocks_are_not_evicted_and_a_full_store_of_held_blocks_stores_less
     assert cached(store, [3] * 9) == 8
 
 
-def test_a_held_block_is_passed_over_however_old_it_is():
+def test_the_oldest_held_block_is_not_evicted():
     store, twin = store_of(4), Twin()
     twin.insert(store, "v", [[1] * 9])
     with store.lookup("v", *pad([[1] * 9])) as hit:
@@ -201,7 +201,7 @@ def test_a_batch_does_not_evict_what_it_has_just_stored():
     assert store.statistics().evictions == 0
 
 
-def test_two_holders_of_one_prefix_both_have_to_let_go():
+def test_a_prefix_is_held_until_all_holders_release_it():
     store, twin = store_of(2), Twin()
     twin.insert(store, "v", [[1] * 9])
     first, second = (store.lookup("v", *pad([[1] * 9])) for _ in range(2))
@@ -261,7 +261,7 @@ def test_tokens_of_any_integer_type_are_the_same_tokens():
             assert hit.cached.tolist() == [8]
 
 
-def test_a_dropped_version_is_gone_at_once_and_its_held_blocks_when_they_are_released():
+def test_held_blocks_of_a_dropped_version_are_freed_on_release():
     store, twin = store_of(8), Twin()
     prompt, longer = list(range(5)), list(range(13))
     twin.insert(store, "old", [longer])
@@ -283,7 +283,7 @@ def test_a_dropped_version_is_gone_at_once_and_its_held_blocks_when_they_are_rel
     assert_sound(store)
 
 
-def test_a_failed_copy_leaves_nothing_that_could_be_found(monkeypatch):
+def test_a_failed_insert_stores_nothing(monkeypatch):
     store, twin = store_of(8), Twin()
     twin.insert(store, "v", [range(5)])
 
@@ -318,7 +318,7 @@ def test_a_working_cache_may_be_the_front_of_a_larger_storage():
     assert (storage[:, :, 3 * SLOTS :] == -7).all()
 
 
-def test_caches_made_in_inference_mode_are_welcome():
+def test_caches_made_in_inference_mode_are_accepted():
     store, twin = store_of(8), Twin()
     with torch.inference_mode():
         cache = twin.cache("v", [range(9)])
@@ -340,7 +340,7 @@ def test_a_store_for_a_model_fits_the_caches_of_that_model():
     assert torch.equal(loaded[:, :, :, :8], cache[:, :, :, :8])
 
 
-def test_an_empty_batch_is_nothing_to_do():
+def test_an_empty_batch_stores_and_finds_nothing():
     store, twin = store_of(2), Twin()
     twin.insert(store, "v", [])
     with store.lookup("v", *pad([])) as hit:
@@ -391,7 +391,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, block=st.integers(1, 5), blocks=st.sampled_from([1, 3, 8, 10_000]))
 @settings(max_examples=150, deadline=None)
-def test_whatever_is_loaded_is_what_was_inserted_for_these_tokens_and_version(steps, block, blocks):
+def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, blocks):
     """Against a twin that remembers every prefix ever inserted; exact where the pool is large."""
     store, twin = store_of(blocks, block), Twin()
     known, live = set(), []

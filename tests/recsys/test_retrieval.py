@@ -25,7 +25,7 @@ def fitted(trained: Histories, smoothing: float = 0.2, vectors=None) -> Retrieva
 
 @given(histories, st.lists(st.booleans(), min_size=ITEMS, max_size=ITEMS), st.integers(0, 12))
 @settings(max_examples=60, deadline=None)
-def test_a_walk_by_popularity_ends_with_what_looking_at_all_items_gives(trained, mask, k):
+def test_the_popularity_scan_equals_a_scan_of_all_items(trained, mask, k):
     retrieval, allowed = fitted(trained), np.array(mask)
     expected = retrieval._order[allowed[retrieval._order]][:k]
     np.testing.assert_array_equal(retrieval._most_popular_of(allowed, k), expected)
@@ -191,7 +191,7 @@ def test_settings_out_of_range_are_refused():
             Blend(*values)
 
 
-def test_nearness_is_the_cosine_to_the_decayed_sum_of_the_history():
+def test_nearness_is_the_cosine_to_the_decayed_history():
     vectors = VectorIndex.of(np.array([[1.0, 0], [0, 2], [3, 3], [0, 0]]))
     retrieval = Retrieval(ItemItem.directional(Histories.of([[0, 1]]), 4), np.ones(4), 0.1, vectors)
     asked = Histories.of([[0, 1], [], [3], [9, 0]])
@@ -205,7 +205,7 @@ def test_nearness_is_the_cosine_to_the_decayed_sum_of_the_history():
     assert not fitted(Histories.of([[0, 1]])).nearness(asked, np.array([[0]] * 4)).any()
 
 
-def test_neighbours_are_the_nearest_others_by_the_fourth_power_of_their_cosine():
+def test_neighbours_are_weighted_by_the_fourth_power_of_cosine():
     vectors = np.array([[1, 0], [1, 1], [0, 2], [0, 0], [-1, 0]], np.float32)
     near = VectorIndex.of(vectors).neighbours(2).toarray()
     wanted = np.zeros((5, 5))

@@ -94,7 +94,7 @@ def test_rows_are_unique_whenever_the_catalog_fits(seed, items, levels, size, sp
     spread=st.sampled_from([0.1, 1.0, 3.0]),
 )
 @settings(max_examples=100, deadline=None)
-def test_items_alone_on_their_leaf_stay_where_no_prefix_is_overfull(seed, items, levels, spread):
+def test_items_that_fit_are_not_moved(seed, items, levels, spread):
     size = 5
     codes, latents, centroids = random_case(seed, items, levels, size, spread)
     overfull = np.zeros(items, bool)
@@ -107,7 +107,7 @@ def test_items_alone_on_their_leaf_stay_where_no_prefix_is_overfull(seed, items,
         np.testing.assert_array_equal(out[:, :-1], codes[:, :-1])  # only the last level moved
 
 
-def test_the_excess_of_a_full_prefix_moves_to_the_nearest_sibling():
+def test_excess_items_of_a_prefix_move_to_the_nearest_sibling():
     centroids = np.array([[[0.0], [1.0], [9.0]], [[0.0], [0.1], [0.2]]], np.float32)
     latents = np.array([[0.0], [0.1], [0.2], [0.3]], np.float32)  # four items for three leaves
     codes = residual_codes(latents, centroids)

@@ -75,7 +75,7 @@ def test_words_that_say_nothing_leave_no_column():
         alone(table)
 
 
-def test_ready_embeddings_are_taken_as_they_are_but_for_their_length():
+def test_ready_embeddings_are_only_normalised():
     table = items_table(n=2, emb=[[3.0, 4.0], [0.0, 2.0]])
     features = build_features(table, NOTHING, FeatureConfig(embedding_column="emb"))
     np.testing.assert_allclose(features.matrix, [[0.6, 0.8], [0, 1]])
@@ -99,7 +99,7 @@ def test_a_text_model_that_is_not_there_is_named(tmp_path, monkeypatch):
         alone(table, text_model=tmp_path)
 
 
-def test_attributes_are_values_for_words_and_standard_scores_for_numbers():
+def test_words_get_tfidf_and_numbers_get_standard_scores():
     columns = {
         "brand": ["acme", "acme", "zeta", None],
         "tags": [["a", "b"], ["a"], ["c"], []],
@@ -135,7 +135,7 @@ def slow_ppmi(sequences, num_items, window):
 
 @given(seed=st.integers(0, 10_000), users=st.integers(1, 12), window=st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_the_collaborative_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
+def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     rng = np.random.default_rng(seed)
     sequences = [rng.integers(0, 12, rng.integers(0, 9)).tolist() for _ in range(users)]
     block = ppmi_block(Histories.of(sequences), 12, window, 4, seed)
@@ -157,7 +157,7 @@ def test_an_item_that_nobody_trained_on_has_no_collaborative_row():
     assert not block[4].any()
 
 
-def test_an_unseen_item_is_placed_near_what_its_content_resembles():
+def test_an_unseen_item_is_near_items_of_similar_content():
     rng = np.random.default_rng(0)
     kind = np.arange(200) % 2
     content = np.eye(2)[kind] + rng.normal(0, 0.05, (200, 2))
@@ -171,14 +171,14 @@ def test_an_unseen_item_is_placed_near_what_its_content_resembles():
     assert not fill_unseen(collaborative, content)[:2].any()
 
 
-def test_vectors_of_a_model_are_centred_over_seen_items_and_of_length_1():
+def test_model_vectors_are_centred_and_normalised():
     vectors = np.array([[13, 24], [7, 24], [100, -50], [10, 12]], np.float32)
     block = sasrec_block(Histories.of([[0, 1], [1, 3]]), vectors)  # mean of the three: 10, 20
     assert block.dtype == np.float32
     np.testing.assert_allclose(block, [[0.6, 0.8], [-0.6, 0.8], [0, 0], [0, -1]], rtol=1e-6)
 
 
-def test_an_unseen_item_gets_of_the_models_vectors_what_its_content_says():
+def test_an_unseen_item_gets_a_vector_predicted_from_content():
     a, b = [1.0, 0.0], [0.0, 1.0]
     table = items_table(emb=[a, a, b, b, a, [0.0, 0.0]])  # nobody took the last two
     vectors = np.array([[4, 6], [4, 6], [-2, -2], [-2, -2], [100, 9], [9, 100]], np.float32)
@@ -192,7 +192,7 @@ def test_an_unseen_item_gets_of_the_models_vectors_what_its_content_says():
     )
 
 
-def test_blocks_that_have_nothing_are_left_out_and_weights_scale_the_rest():
+def test_empty_blocks_are_left_out_and_weights_scale_the_rest():
     histories = Histories.of([[0, 1, 2], [3, 4, 5], [0, 1], [3, 5]])
     config = FeatureConfig(collaborative_weight=2.0, collaborative_dim=3)
     features = build_features(items_table(n=6), histories, config)
@@ -206,7 +206,7 @@ def test_blocks_that_have_nothing_are_left_out_and_weights_scale_the_rest():
 
 
 def test_no_feature_at_all_is_an_error_that_says_so():
-    with pytest.raises(DataError, match="nothing to make semantic IDs of"):
+    with pytest.raises(DataError, match="there is nothing to make semantic IDs of"):
         build_features(items_table(n=3), NOTHING, FeatureConfig())
 
 

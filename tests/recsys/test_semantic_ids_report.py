@@ -50,7 +50,7 @@ def test_imported_codes_take_their_sizes_from_what_occurs():
     assert health(CODES)["codebook_size"] == [2, 4]
 
 
-def test_the_reconstruction_error_is_the_unexplained_share_of_the_variance():
+def test_reconstruction_error_is_the_unexplained_variance():
     features = Table().reconstruct(CODES)
     assert reconstruction_error(Table(), features, CODES) == 0
     off = features + 1

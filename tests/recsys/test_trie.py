@@ -84,7 +84,7 @@ def test_reachable_sequences_are_exactly_the_catalog(tokens):
 
 @given(catalogs, st.data())
 @settings(deadline=None)
-def test_with_exclusions_they_are_the_rows_that_still_hold_an_item(tokens, data):
+def test_excluded_rows_are_those_without_an_allowed_item(tokens, data):
     trie = ItemTrie.build(tokens)
     gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
     excluded = DeviceTrie.of(trie).pad_excluded([trie.excluded_rows(gone)])
@@ -182,9 +182,7 @@ masks = st.sampled_from([0.0, 0.02, 0.2, 0.5, 0.9, 1.0, None])
 
 @given(catalogs, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
 @settings(max_examples=1000, deadline=None)
-def test_reachable_sequences_are_the_catalog_with_the_mask_less_the_exclusions(
-    tokens, requests, data
-):
+def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
     trie = ItemTrie.build(tokens)
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     kinds = {

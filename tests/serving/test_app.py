@@ -123,9 +123,7 @@ async def test_every_option_of_a_users_query_arrives(
     assert "metadata" in response.json()["items"][0]
 
 
-async def test_unknown_users_get_popular_items_and_a_note(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_unknown_user_gets_popular_items_and_a_note(client: httpx.AsyncClient) -> None:
     for response in (
         await client.post(URL, json={"user": "eve", "k": 3}),
         await client.get("/v1/users/eve/recommendations?k=3"),
@@ -137,9 +135,7 @@ async def test_unknown_users_get_popular_items_and_a_note(
         assert "popularity" in body["note"]["detail"]
 
 
-async def test_without_fallback_an_unknown_user_is_a_problem(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_unknown_user_without_fallback_is_a_problem(client: httpx.AsyncClient) -> None:
     strict = {"user": "eve", "fallback": False}
     body = is_problem(await client.post(URL, json=strict), "unknown_user")
     assert body["detail"] == "There is no history of user 'eve'; send one inline as 'history'."
@@ -173,7 +169,7 @@ async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
         assert "bare prompt" in answer.json()["note"]["detail"]
 
 
-async def test_without_retrieval_new_users_get_the_bare_prompt(
+async def test_new_users_get_the_bare_prompt_without_retrieval(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     recommender.retrieval = None
@@ -199,7 +195,7 @@ async def test_the_model_fills_up_a_short_fallback(
     assert "the model" in body["note"]["detail"]
 
 
-async def test_a_complete_fallback_uses_no_model(
+async def test_a_complete_fallback_does_not_run_the_model(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     hidden = [f"item-{i}" for i in range(297)]
@@ -225,9 +221,7 @@ async def test_a_fallback_stays_short_if_the_queue_is_full(
         assert [r.status_code for r in await asyncio.gather(first, second)] == [200, 200]
 
 
-async def test_unknown_items_of_a_history_are_listed(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_unknown_items_of_a_history_are_listed(client: httpx.AsyncClient) -> None:
     body = (await client.post(URL, json={"history": ["gone", "item-3", "lost"]})).json()
     assert (body["unknown_items"], body["history_items"], body["note"]) == (
         ["gone", "lost"],
@@ -256,7 +250,7 @@ async def test_a_list_may_be_shorter_than_k(client: httpx.AsyncClient) -> None:
     assert response.json()["eligible_items"] == 3
 
 
-async def test_metadata_and_timing_are_added_on_request(client: httpx.AsyncClient) -> None:
+async def test_metadata_and_timing_are_included_on_request(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1"], "k": 200, "include": ["metadata", "timing"]}
     body = (await client.post(URL, json={**request, "exclude_seen": False})).json()
     found = {item["item_id"]: item["metadata"] for item in body["items"]}
@@ -305,7 +299,7 @@ async def test_metadata_and_timing_are_added_on_request(client: httpx.AsyncClien
         (None, "", "a JSON object"),
     ],
 )
-async def test_invalid_requests_name_the_field(
+async def test_an_invalid_request_is_reported_with_its_pointer(
     client: httpx.AsyncClient, body: Any, pointer: str, text: str
 ) -> None:
     response = await client.post(URL, content=json.dumps(body), headers=JSON)
@@ -314,7 +308,7 @@ async def test_invalid_requests_name_the_field(
     assert text in error["detail"]
 
 
-async def test_invalid_fields_are_listed_up_to_a_limit(
+async def test_refused_fields_are_listed_up_to_a_limit_and_counted(
     client: httpx.AsyncClient,
 ) -> None:
     body = is_problem(await client.post(URL, json={"history": [1] * 100}), "invalid_request")
@@ -333,7 +327,7 @@ async def test_invalid_fields_are_listed_up_to_a_limit(
         (f"/v1/items/{'i' * 257}", "/item_id"),
     ],
 )
-async def test_invalid_paths_and_queries_name_the_field(
+async def test_an_invalid_path_or_query_is_reported_with_its_pointer(
     client: httpx.AsyncClient, path: str, pointer: str
 ) -> None:
     (error,) = is_problem(await client.get(path), "invalid_request")["errors"]
@@ -383,9 +377,7 @@ async def test_a_body_must_say_that_it_is_json(
     assert response.status_code == 200
 
 
-async def test_a_large_body_is_refused_by_its_header(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_large_body_is_refused_by_its_header(client: httpx.AsyncClient) -> None:
     body = is_problem(
         await client.post(URL, content=b" " * (1024 * 1024 + 1), headers=JSON), "body_too_large"
     )
@@ -443,14 +435,14 @@ async def test_every_option_arrives_at_the_model(
         ({"mode": "relaxed"}, "give it a seed"),
     ],
 )
-async def test_contradictory_options_are_refused(
+async def test_conflicting_options_are_reported(
     client: httpx.AsyncClient, options: dict[str, Any], text: str
 ) -> None:
     response = await client.post(URL, json={"history": ["item-1"], **options})
     assert text in is_problem(response, "invalid_request")["detail"]
 
 
-async def test_a_filter_applies_and_eligible_items_are_counted(client: httpx.AsyncClient) -> None:
+async def test_a_filter_is_applied_and_its_matches_are_counted(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1", "item-2"], "filter": EVEN, "exclude_items": ["item-4"]}
     response = await client.post(URL, json={**request, "k": 200})
     assert {int(item[5:]) % 2 for item in ids(response)} == {0}
@@ -459,7 +451,7 @@ async def test_a_filter_applies_and_eligible_items_are_counted(client: httpx.Asy
     assert response.json()["eligible_items"] == 297
 
 
-async def test_diversity_chooses_from_more_and_is_approximate(
+async def test_diversity_chooses_from_more_items_and_is_approximate(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     request = {"history": ["item-1"], "k": 4}
@@ -472,9 +464,7 @@ async def test_diversity_chooses_from_more_and_is_approximate(
     assert response.json()["certificate"] == "approximate"
 
 
-async def test_traces_and_reasons_are_added_on_request(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_traces_and_explanations_are_included_on_request(client: httpx.AsyncClient) -> None:
     request = {"history": ["item-1"], "k": 1, "include": ["trace", "explanation"]}
     body = (await client.post(URL, json=request)).json()
     assert body["trace"] == {
@@ -649,7 +639,7 @@ async def test_not_ready_until_loaded_and_warm_but_alive(
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
 
 
-async def test_a_broken_bundle_leaves_the_service_not_ready(
+async def test_a_damaged_bundle_leaves_the_service_not_ready(
     settings: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -786,7 +776,7 @@ async def post_and_leave(
     await client._transport.app(scope, receive, send)  # type: ignore[attr-defined]
 
 
-async def test_an_incomplete_body_is_not_answered(
+async def test_a_client_that_leaves_during_its_body_gets_no_answer(
     client: httpx.AsyncClient, recommender: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "recsys.serving.access")
@@ -798,7 +788,7 @@ async def test_an_incomplete_body_is_not_answered(
     assert record.fields["status"] == 499  # type: ignore[attr-defined]
 
 
-async def test_a_client_that_leaves_frees_its_place(
+async def test_a_client_that_disconnects_frees_its_place(
     settings: ServingSettings,
     recommender: Any,
     running: Any,
@@ -825,7 +815,7 @@ async def test_a_client_that_leaves_frees_its_place(
     ]
 
 
-async def test_many_leaving_clients_do_not_delay_others(
+async def test_many_clients_that_leave_do_not_affect_the_others(
     settings: ServingSettings, recommender: Any, running: Any, until: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):
@@ -875,7 +865,7 @@ async def test_a_jump_of_the_wall_clock_ends_no_request(
                     assert ids(response) == recommender.expected([f"item-{i}"])
 
 
-async def test_a_failing_request_affects_no_other_in_its_batch(
+async def test_a_bad_request_does_not_affect_its_batch_or_leak(
     settings: ServingSettings,
     recommender: Any,
     running: Any,
@@ -937,7 +927,7 @@ class BrokenStore:
         pass
 
 
-async def test_a_failing_store_leaves_inline_histories_working(
+async def test_a_failing_store_is_503_except_for_inline_histories(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     hasty = settings.model_copy(update={"deadline_ms": 50.0})
@@ -952,7 +942,7 @@ async def test_a_failing_store_leaves_inline_histories_working(
 # Around every request
 
 
-async def test_a_request_id_is_kept_or_created(client: httpx.AsyncClient) -> None:
+async def test_a_request_id_is_accepted_or_generated(client: httpx.AsyncClient) -> None:
     response = await client.get("/health/live", headers={"X-Request-ID": "trace-1.a_B"})
     assert response.headers["x-request-id"] == "trace-1.a_B"
     for bad in ("", "a b", "x" * 129, 'a"}\\n{'):
@@ -990,7 +980,7 @@ async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
     return document
 
 
-async def test_openapi_lists_all_routes_and_references_resolve(
+async def test_openapi_lists_all_routes_and_its_references_resolve(
     client: httpx.AsyncClient,
 ) -> None:
     document = await openapi(client)
@@ -1048,7 +1038,7 @@ def wire_models() -> list[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("kind", wire_models())
-def test_examples_validate_against_their_schemas(kind: type[BaseModel]) -> None:
+def test_examples_are_valid_and_complete(kind: type[BaseModel]) -> None:
     for example in kind.model_json_schema().get("examples", []):
         if kind is recommendations.Subject:
             continue  # no body by itself
@@ -1059,7 +1049,7 @@ def test_examples_validate_against_their_schemas(kind: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_loaded_objects_are_frozen_until_stop(
+async def test_loaded_objects_are_frozen_for_the_garbage_collector(
     settings: ServingSettings, recommender: Any, running: Any, left_frozen: Any, asked: bool
 ) -> None:
     chosen = settings.model_copy(update={"gc_freeze": asked})

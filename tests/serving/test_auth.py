@@ -19,7 +19,7 @@ from recsys.serving.app import create_app
 from recsys.serving.auth import Keyring, Scope
 from recsys.serving.settings import ServingSettings
 
-anyio = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "LOOK_AGAIN_S", 0.0)
+def check_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "CHECK_INTERVAL_S", 0.0)
 
 
 # The file
@@ -61,8 +61,8 @@ def test_a_key_is_found_and_no_other_text_is(file: Path) -> None:
         assert ring.find(other) is None
 
 
-@pytest.mark.usefixtures("look_at_once")
-def test_a_running_service_sees_new_keys_and_refuses_revoked_ones(file: Path) -> None:
+@pytest.mark.usefixtures("check_at_once")
+def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file: Path) -> None:
     first = auth.create(file, "first", "read")
     ring = Keyring(file)
     second = auth.create(file, "second", "read")
@@ -73,8 +73,8 @@ def test_a_running_service_sees_new_keys_and_refuses_revoked_ones(file: Path) ->
     assert ring.find(second) is None  # the last one: nobody has a way in
 
 
-@pytest.mark.usefixtures("look_at_once")
-def test_a_file_that_breaks_later_keeps_the_keys_that_were_read(
+@pytest.mark.usefixtures("check_at_once")
+def test_keys_stay_valid_if_their_file_becomes_unreadable(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = auth.create(file, "shop", "read")
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_one_is_refused_at_the_start(file: Path, text: str, t
         Keyring(file)
 
 
-def test_mistakes_are_told(file: Path) -> None:
+def test_wrong_names_scopes_and_files_are_reported(file: Path) -> None:
     with pytest.raises(ConfigError, match="No such file or directory; make one with `recsys keys"):
         Keyring(file)
     with pytest.raises(ConfigError, match="scope 'root' is not read, write or admin"):
@@ -183,7 +183,7 @@ def test_a_path_finds_its_route(path: str, template: str | None) -> None:
     assert (None if route is None else route.path_format) == template
 
 
-def test_whatever_changes_something_needs_more_than_read() -> None:
+def test_every_change_needs_more_than_the_scope_read() -> None:
     asking = {
         "/v1/recommendations",
         "/v1/recommendations/batch",
@@ -218,7 +218,6 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-@anyio
 async def test_without_a_key_only_public_routes_answer(guarded: httpx.AsyncClient) -> None:
     for (method, template), scope in SCOPES.items():
         path = template.replace("{path}", "none").replace("{", "").replace("}", "")
@@ -231,7 +230,6 @@ async def test_without_a_key_only_public_routes_answer(guarded: httpx.AsyncClien
         assert (await guarded.get(path)).status_code == 401
 
 
-@anyio
 async def test_a_wrong_key_is_no_key(guarded: httpx.AsyncClient, keys: dict[str, str]) -> None:
     for header in (
         *("Bearer rk_wrong", "Bearer", "Bearer ", f"Basic {keys['admin']}", keys["admin"]),
@@ -242,8 +240,7 @@ async def test_a_wrong_key_is_no_key(guarded: httpx.AsyncClient, keys: dict[str,
         assert keys["admin"] not in response.text
 
 
-@anyio
-async def test_each_scope_reaches_what_it_includes_and_no_further(
+async def test_each_scope_allows_exactly_what_it_includes(
     guarded: httpx.AsyncClient, keys: dict[str, str]
 ) -> None:
     for (method, template), needed in SCOPES.items():
@@ -259,8 +256,7 @@ async def test_each_scope_reaches_what_it_includes_and_no_further(
         assert response.status_code not in (401, 403)
 
 
-@anyio
-async def test_the_scope_is_that_of_the_route_whatever_an_id_ends_with(
+async def test_the_scope_is_that_of_the_route_for_any_id(
     guarded: httpx.AsyncClient, keys: dict[str, str]
 ) -> None:
     for path in ("/v1/items/a%2Fsimilar", "/v1/users/u%2Fhistory"):
@@ -270,7 +266,6 @@ async def test_the_scope_is_that_of_the_route_whatever_an_id_ends_with(
         assert response.status_code in (204, 404)
 
 
-@anyio
 async def test_a_route_without_a_declared_scope_needs_admin(
     guarded: httpx.AsyncClient, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +277,7 @@ async def test_a_route_without_a_declared_scope_needs_admin(
     assert (await guarded.get("/v1/models", headers=bearer(keys["admin"]))).status_code == 200
 
 
-@anyio
-async def test_a_method_that_a_path_lacks_is_said_so(
+async def test_an_unsupported_method_is_405_with_all_methods(
     guarded: httpx.AsyncClient, keys: dict[str, str]
 ) -> None:
     for scope in ("read", "admin"):
@@ -293,7 +287,6 @@ async def test_a_method_that_a_path_lacks_is_said_so(
         assert (response.status_code, response.headers["allow"]) == (405, "DELETE, GET, PUT")
 
 
-@anyio
 async def test_the_access_line_names_the_key_and_never_shows_it(
     guarded: httpx.AsyncClient, keys: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,7 +302,7 @@ def test_with_keys_it_may_listen_beyond_this_machine(file: Path, keys: dict[str,
     assert settings.hosts == ("*",)
 
 
-def test_keys_of_the_default_place_are_taken_up_without_being_named(
+def test_the_default_file_of_keys_is_used_if_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
@@ -318,8 +311,7 @@ def test_keys_of_the_default_place_are_taken_up_without_being_named(
     assert ServingSettings.load().keys == tmp_path / "serving" / "keys.json"
 
 
-@anyio
-async def test_openapi_tells_the_scope_of_each_operation(guarded: httpx.AsyncClient) -> None:
+async def test_openapi_has_the_scope_of_each_operation(guarded: httpx.AsyncClient) -> None:
     document = (await guarded.get("/openapi.json")).json()
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, operations in document["paths"].items():

@@ -74,7 +74,7 @@ async def test_a_lone_request_does_not_wait_for_company() -> None:
     await made.close()
 
 
-async def test_requests_that_arrive_while_the_worker_is_busy_become_one_batch() -> None:
+async def test_requests_during_a_batch_become_the_next_batch() -> None:
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -89,7 +89,7 @@ async def test_requests_that_arrive_while_the_worker_is_busy_become_one_batch() 
     await made.close()
 
 
-async def test_no_batch_is_larger_than_allowed_and_the_order_is_that_of_arrival() -> None:
+async def test_batches_are_limited_and_in_order_of_arrival() -> None:
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker, max_batch=4)
@@ -115,7 +115,7 @@ async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None
     await made.close()
 
 
-async def test_company_that_does_not_come_is_awaited_no_longer_than_allowed() -> None:
+async def test_the_wait_for_other_requests_is_limited() -> None:
     worker = Worker()
     made = batcher(worker, max_wait_ms=20)
     await slowly(made, worker, 1, 2)
@@ -136,7 +136,7 @@ async def test_company_is_awaited_no_longer_than_the_batch_before_took() -> None
     await made.close()
 
 
-async def test_a_full_queue_refuses_and_a_cancelled_request_gives_its_place_back() -> None:
+async def test_a_full_queue_refuses_and_cancelling_frees_a_place() -> None:
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker, queue_limit=2)
@@ -158,7 +158,7 @@ async def test_a_full_queue_refuses_and_a_cancelled_request_gives_its_place_back
     await made.close()
 
 
-async def test_an_expired_request_is_answered_at_once_and_never_computed() -> None:
+async def test_an_expired_request_fails_at_once_and_is_not_computed() -> None:
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -174,7 +174,7 @@ async def test_an_expired_request_is_answered_at_once_and_never_computed() -> No
     await made.close()
 
 
-async def test_a_deadline_that_passed_while_the_event_loop_was_busy_is_noticed() -> None:
+async def test_a_deadline_is_noticed_after_the_event_loop_was_busy() -> None:
     worker = Worker()
     made = batcher(worker)
     now = asyncio.get_running_loop().time()
@@ -211,7 +211,7 @@ async def test_a_request_that_fails_does_not_fail_its_batch_mates() -> None:
     await made.close()
 
 
-async def test_a_worker_that_loses_results_is_an_error_for_everyone_asked() -> None:
+async def test_missing_results_are_an_error_for_the_whole_batch() -> None:
     async def forgetful(requests: Sequence[int]) -> list[int]:
         return []
 
@@ -221,7 +221,7 @@ async def test_a_worker_that_loses_results_is_an_error_for_everyone_asked() -> N
     await made.close()
 
 
-async def test_a_timeout_of_the_worker_is_not_mistaken_for_the_deadline() -> None:
+async def test_a_timeout_of_the_worker_is_not_the_deadline() -> None:
     async def slow(requests: Sequence[int]) -> list[int]:
         raise TimeoutError("of the device")
 
@@ -231,7 +231,7 @@ async def test_a_timeout_of_the_worker_is_not_mistaken_for_the_deadline() -> Non
     await made.close()
 
 
-async def test_closing_answers_those_who_wait_and_refuses_others() -> None:
+async def test_closing_answers_waiting_requests_and_refuses_new_ones() -> None:
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -249,7 +249,7 @@ async def test_closing_answers_those_who_wait_and_refuses_others() -> None:
     assert [(await task).result for task in tasks] == [1, 4, 9]
 
 
-async def test_closing_does_not_wait_for_company_that_cannot_come() -> None:
+async def test_closing_does_not_wait_for_more_requests() -> None:
     worker = Worker()
     made = batcher(worker)
     await slowly(made, worker, 1, 2)
@@ -261,7 +261,7 @@ async def test_closing_does_not_wait_for_company_that_cannot_come() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_whatever_comes_and_goes_everyone_gets_his_own_answer(seed: int) -> None:
+async def test_every_caller_gets_its_own_answer(seed: int) -> None:
     rng = random.Random(seed)
     worker = Worker()
     made = batcher(worker, max_wait_ms=1, queue_limit=50)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -22,8 +24,8 @@ from recsys.constraint.filters import ItemFilter
 from recsys.errors import ConfigError, RecsysError
 from recsys.serving.benchmark.client import Client, Request, Run
 from recsys.serving.benchmark.commands import serve
-from recsys.serving.benchmark.measure import Options, compare, drift, poisson, soak
-from recsys.serving.benchmark.process import Server, started
+from recsys.serving.benchmark.measure import Options, compare, draw_arrivals, fit_drift, soak
+from recsys.serving.benchmark.process import Server, start_server
 from recsys.serving.benchmark.report import report
 from recsys.serving.benchmark.workload import Workload
 
@@ -124,7 +126,7 @@ async def test_an_open_loop_counts_latency_from_the_due_time() -> None:
 
 
 def test_an_open_loop_is_a_poisson_process_of_its_rate() -> None:
-    due = np.array(poisson(400, 50.0, seed=3))
+    due = np.array(draw_arrivals(400, 50.0, seed=3))
     assert (np.diff(due) > 0).all()
     assert due[-1] < 50
     assert len(due) == pytest.approx(400 * 50, rel=0.03)
@@ -249,13 +251,13 @@ def samples(rss: list[float]) -> list[dict[str, Any]]:
 
 
 def test_memory_is_flat_or_not_after_the_warm_up() -> None:
-    found = drift(samples([10.0, 60.0, *[100.0] * 8]))
+    found = fit_drift(samples([10.0, 60.0, *[100.0] * 8]))
     assert (found["rss_change"], found["flat"], found["rss_mb"]) == (0.0, True, 100.0)
-    found = drift(samples([100.0 + i for i in range(10)]))
+    found = fit_drift(samples([100.0 + i for i in range(10)]))
     assert found["rss_change"] == pytest.approx(7 / 105.5, abs=1e-4)  # from 102 to 109
     assert not found["flat"]
     with pytest.raises(ConfigError, match="too short"):
-        drift(samples([1.0, 2.0]))
+        fit_drift(samples([1.0, 2.0]))
 
 
 def test_a_run_without_answers_has_no_percentile() -> None:
@@ -265,10 +267,18 @@ def test_a_run_without_answers_has_no_percentile() -> None:
 # The command
 
 
+def test_without_aiohttp_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "recsys.serving.benchmark.client"
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[load\]'"):
+        importlib.import_module(name)
+
+
 @anyio
-async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RecsysError, match=r"did not start: .*nothing is not an artifact"):
-        async with started(tmp_path / "nothing"):
+        async with start_server(tmp_path / "nothing"):
             pass
 
 

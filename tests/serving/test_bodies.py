@@ -16,15 +16,15 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_whatever_json_can_say_comes_back(value: object, ascii_only: bool) -> None:
+def test_every_json_value_is_parsed(value: object, ascii_only: bool) -> None:
     assert parse(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"a": NaN}', "NaN is no number"),
-        (b"[-Infinity]", "-Infinity is no number"),
+        (b'{"a": NaN}', "NaN is not a number"),
+        (b"[-Infinity]", "-Infinity is not a number"),
         (b"[1e999]", "1e999 is too large"),
         (b'{"a": {"b": 1, "c": 2, "b": 3}}', "the name 'b' twice"),
         (b"\xff", "not UTF-8"),
@@ -38,7 +38,7 @@ def test_whatever_json_can_say_comes_back(value: object, ascii_only: bool) -> No
         (b"", "at character 0"),
     ],
 )
-def test_what_json_cannot_say_is_refused_with_the_reason(body: bytes, why: str) -> None:
+def test_invalid_json_is_refused_with_the_reason(body: bytes, why: str) -> None:
     with pytest.raises(MalformedError, match=why):
         parse(body)
 

@@ -30,14 +30,14 @@ from recsys.serving.capacity.costs import DRAWS, ENOUGH, Costs, Level
 from recsys.serving.capacity.measure import (
     COLUMNS,
     Seen,
-    cold_ms,
-    costs_of,
+    estimate_cold_ms,
+    estimate_rate_alone,
+    fit_costs,
     measure_one,
-    rate_alone,
 )
 from recsys.serving.capacity.memory import EVENT, Memory
-from recsys.serving.capacity.plan import Needs, plan, rate_each
-from recsys.serving.capacity.report import report, size_of
+from recsys.serving.capacity.plan import Needs, find_rate, plan
+from recsys.serving.capacity.report import format_bytes, report
 from recsys.serving.capacity.simulation import (
     ANSWERED,
     EXPIRED,
@@ -48,7 +48,7 @@ from recsys.serving.capacity.simulation import (
     Outcome,
     simulate,
 )
-from recsys.serving.capacity.traffic import NEW_USERS, Traffic, owners
+from recsys.serving.capacity.traffic import NEW_USERS, Traffic, assign_owners
 
 QUIET = Fleet(max_batch=1, max_wait_ms=0.0, queue_limit=10**9, deadline_ms=1e12)
 
@@ -88,10 +88,10 @@ def test_new_users_are_all_different() -> None:
 
 
 def test_users_are_spread_evenly_and_keep_their_place() -> None:
-    where = owners(np.arange(80_000), 8)
+    where = assign_owners(np.arange(80_000), 8)
     assert np.bincount(where).min() > 9500
-    assert (owners(np.array([17, 17]), 8) == owners(np.array([17]), 8)).all()
-    assert (owners(np.arange(100), 8) != owners(np.arange(100), 8, salt=1)).any()
+    assert (assign_owners(np.array([17, 17]), 8) == assign_owners(np.array([17]), 8)).all()
+    assert (assign_owners(np.arange(100), 8) != assign_owners(np.arange(100), 8, salt=1)).any()
 
 
 @pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"requests": 0}, {"new": 1.5}, {"burst": 0.5}])
@@ -111,7 +111,7 @@ def test_constant_times_one_by_one_are_an_m_d_1_queue(busy: float) -> None:
     assert found.busy_s[0] / found.arrived[-1] == pytest.approx(busy, rel=0.02)
 
 
-def test_a_lone_request_waits_for_nothing() -> None:
+def test_a_single_request_does_not_wait() -> None:
     found = simulate(constant(7.0, other_ms=3.0), Traffic(0.01, 50))
     assert found.latency_s == pytest.approx(np.full(50, 0.010))
     assert (found.batch == 1).all()
@@ -319,7 +319,7 @@ def test_requests_fail_after_their_tries_without_replicas() -> None:
     assert math.isnan(found.latency_ms(50)[0])
 
 
-def test_a_replica_that_comes_back_keeps_no_histories() -> None:
+def test_a_restarted_replica_caches_no_histories() -> None:
     fleet = Fleet(1, losses=(Loss(0, 10.0, 10.5),), detect_ms=1000.0)
     found = simulate(COSTS, Traffic(20.0, 600, users=10), fleet)
     assert not found.cold[found.arrived < 9].any(), "they were known from the start"
@@ -413,17 +413,17 @@ def test_the_cost_of_a_new_history_is_measured() -> None:
     rng = np.random.default_rng(0)
     rows = [(0, 8.0 + 1.5 * cold + rng.uniform(0, 0.2), 1, bool(cold)) for cold in [0, 1] * 200]
     seen = seen_of(rows)
-    assert cold_ms([seen]) == pytest.approx(1.5, abs=0.05)
-    costs = costs_of([(20.0, seen)], {})
+    assert estimate_cold_ms([seen]) == pytest.approx(1.5, abs=0.05)
+    costs = fit_costs([(20.0, seen)], {})
     assert costs.levels[0].batch_ms.max() < 8.3, "as if all had been kept"
     assert costs.levels[0].other_ms == pytest.approx(np.full(400, 2.0))
-    assert rate_alone(seen) == pytest.approx(1e3 / 8.9, rel=0.05)
-    assert cold_ms([seen_of(rows[:4])]) == 0.0, "too few to tell"
+    assert estimate_rate_alone(seen) == pytest.approx(1e3 / 8.9, rel=0.05)
+    assert estimate_cold_ms([seen_of(rows[:4])]) == 0.0, "too few to tell"
 
 
 def test_loads_of_one_rate_count_together() -> None:
     seen = seen_of([(0, 8.0, 1, False)] * 5)
-    costs = costs_of([(20.0, seen), (10.0, seen), (20.0, seen)], {})
+    costs = fit_costs([(20.0, seen), (10.0, seen), (20.0, seen)], {})
     assert [(level.rate, len(level.size)) for level in costs.levels] == [(10.0, 5), (20.0, 10)]
 
 
@@ -444,12 +444,12 @@ MEMORY = Memory(
 def test_the_rate_of_a_replica_keeps_its_latency_limits() -> None:
     costs = constant(10.0)
     needs = Needs(1000, 100, 500.0, p99_ms=60.0, new=0.0)
-    bears = rate_each(costs, needs, QUIET)
-    found = simulate(costs, Traffic(bears, 20_000), QUIET)
+    rate = find_rate(costs, needs, QUIET)
+    found = simulate(costs, Traffic(rate, 20_000), QUIET)
     assert found.latency_ms(99)[0] == pytest.approx(60, rel=0.12)
-    assert bears < 100, "one at a time of 10 ms each"
-    batched = rate_each(costs, needs, Fleet())
-    assert batched > 3 * bears, "a batch costs what one request does"
+    assert rate < 100, "one at a time of 10 ms each"
+    batched = find_rate(costs, needs, Fleet())
+    assert batched > 3 * rate, "a batch costs what one request does"
 
 
 @pytest.mark.usefixtures("briefly")
@@ -523,7 +523,7 @@ def test_fitted_loads_are_not_predicted_and_have_enough_requests() -> None:
 
 
 def test_sizes_have_a_unit() -> None:
-    found = [size_of(size) for size in (0, 999, 1500, 2.5e9, 3e18)]
+    found = [format_bytes(size) for size in (0, 999, 1500, 2.5e9, 3e18)]
     assert found == ["0 B", "999 B", "1.5 KB", "2.5 GB", "3,000.0 PB"]
 
 
@@ -590,12 +590,14 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that start at once."""
 
     @asynccontextmanager
-    async def replicas(bundle: Path, count: int, settings: Any = ()) -> AsyncIterator[list[Server]]:
+    async def start_replicas(
+        bundle: Path, count: int, settings: Any = ()
+    ) -> AsyncIterator[list[Server]]:
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(stand_in()) for _ in range(count)]
 
-    monkeypatch.setattr("recsys.serving.capacity.check.replicas", replicas)
-    monkeypatch.setattr("recsys.serving.capacity.measure.replicas", replicas)
+    monkeypatch.setattr("recsys.serving.capacity.check.start_replicas", start_replicas)
+    monkeypatch.setattr("recsys.serving.capacity.measure.start_replicas", start_replicas)
 
 
 @pytest.mark.anyio

@@ -57,11 +57,11 @@ async def test_the_catalog_is_searched_by_words_in_any_case(client: httpx.AsyncC
 
 
 @pytest.mark.parametrize("query", ["prefix=a", "prefix=1..2", "limit=0", "cursor=-1", "page=2"])
-async def test_a_query_that_is_not_valid_is_told(client: httpx.AsyncClient, query: str) -> None:
+async def test_an_invalid_query_is_reported(client: httpx.AsyncClient, query: str) -> None:
     assert code(await client.get(f"/v1/items?{query}")) == (422, "invalid_request")
 
 
-async def test_similar_items_come_with_scores(client: httpx.AsyncClient, recommender: Any) -> None:
+async def test_similar_items_have_scores(client: httpx.AsyncClient, recommender: Any) -> None:
     body = (await client.get("/v1/items/item-7/similar?k=2")).json()
     assert [(item["item_id"], item["score"]) for item in body["items"]] == [
         ("item-8", 1.0),
@@ -89,9 +89,7 @@ async def test_given_items_are_ranked_and_unknown_ones_listed(client: httpx.Asyn
 # Changing
 
 
-async def test_an_item_put_is_found_recommended_and_taken_away_again(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_item_is_added_recommended_and_removed(client: httpx.AsyncClient) -> None:
     light = {"must": [{"key": "categories", "match": "light"}]}
     body = (await client.put("/v1/items/lamp", json=LAMP)).json()
     assert body["epoch"] == 1
@@ -107,7 +105,7 @@ async def test_an_item_put_is_found_recommended_and_taken_away_again(
     assert (ids(answer), answer.json()["eligible_items"]) == ([], 0)
 
 
-async def test_an_item_that_is_there_is_replaced(client: httpx.AsyncClient) -> None:
+async def test_an_existing_item_is_replaced(client: httpx.AsyncClient) -> None:
     before = (await client.get("/v1/items/item-5")).json()
     await client.put("/v1/items/item-5", json={"title": "New", "attributes": {"price": 1.0}})
     after = (await client.get("/v1/items/item-5")).json()
@@ -154,7 +152,7 @@ async def test_a_user_may_be_called_like_a_path_of_the_service(client: httpx.Asy
     assert (await client.get("/v1/users/u/history")).status_code == 200
 
 
-async def test_a_batch_is_put_whole_or_not_at_all(client: httpx.AsyncClient) -> None:
+async def test_a_batch_of_items_is_added_whole_or_not_at_all(client: httpx.AsyncClient) -> None:
     news = [{"item_id": "new-1", **LAMP}, {"item_id": "new-2", "like": "nothing"}]
     response = await client.post("/v1/items", json={"items": news})
     assert code(response) == (422, "invalid_item")
@@ -174,7 +172,7 @@ async def test_a_batch_is_put_whole_or_not_at_all(client: httpx.AsyncClient) -> 
         {},
     ],
 )
-async def test_an_item_that_cannot_be_taken_is_told_why(
+async def test_a_refused_item_is_reported_with_the_reason(
     client: httpx.AsyncClient, body: dict[str, Any]
 ) -> None:
     response = await client.put("/v1/items/new", json=body)
@@ -196,7 +194,7 @@ async def test_changes_survive_a_restart(
             assert code(await client.get(f"/v1/items/{gone}")) == (404, "unknown_item")
 
 
-async def test_another_model_takes_what_it_can_of_the_journal(
+async def test_another_model_replays_the_journal_except_refused_items(
     settings: ServingSettings, fake: Any, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(settings, recommender=fake()) as (client, service):
@@ -213,10 +211,10 @@ async def test_another_model_takes_what_it_can_of_the_journal(
         assert [answer.status_code for answer in found.values()] == [200, 200, 200]
         assert found["coded"].json()["semantic_id"][:2] == [3, 6]
         assert (await client.get("/v1/items/strange")).status_code == 404
-    assert "does not take item 'strange'" in caplog.text
+    assert "refuses item 'strange'" in caplog.text
 
 
-async def test_another_model_has_items_that_are_like_ones_that_went_or_moved(
+async def test_items_like_removed_or_moved_ones_reach_other_models(
     settings: ServingSettings, fake: Any, running: Any
 ) -> None:
     async def put(client: httpx.AsyncClient, name: str, **fields: Any) -> None:
@@ -292,7 +290,7 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours: Nei
     await agree("lamp", kept["title"])
 
 
-async def test_changes_of_other_processes_come_when_the_store_is_back(
+async def test_changes_of_others_are_made_after_an_outage_of_the_store(
     neighbours: Neighbours, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _, service = neighbours
@@ -335,7 +333,7 @@ async def test_own_changes_are_not_made_twice(
         assert service.models.get().recommender.epoch.number == 2
 
 
-async def test_a_change_that_is_not_kept_is_not_acknowledged(
+async def test_a_change_that_is_not_stored_is_not_acknowledged(
     settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):
@@ -348,7 +346,7 @@ async def test_a_change_that_is_not_kept_is_not_acknowledged(
         assert code(response) == (503, "store_unavailable")
 
 
-async def test_a_removal_that_was_not_kept_is_kept_when_it_is_asked_again(
+async def test_a_repeated_removal_is_journaled_after_a_failure(
     settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings, recommender=fake()) as (client, service):
@@ -370,7 +368,7 @@ async def test_a_removal_that_was_not_kept_is_kept_when_it_is_asked_again(
             assert code(await client.get(f"/v1/items/{item}")) == (404, "unknown_item")
 
 
-async def test_an_item_that_goes_while_it_is_ranked_is_unknown(
+async def test_an_item_removed_during_its_ranking_is_unknown(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     async with running(settings, recommender=recommender) as (client, _):
@@ -415,7 +413,7 @@ async def test_a_filter_is_looked_at_before_it_is_used(client: httpx.AsyncClient
         ({"boosts": [{"filter": {"must": 1}, "weight": 1}]}, "/boosts/0/filter/must", "list"),
     ],
 )
-async def test_what_is_wrong_with_a_filter_is_told_by_place(
+async def test_an_invalid_filter_is_reported_with_its_pointer(
     client: httpx.AsyncClient, given: dict[str, Any], pointer: str, text: str
 ) -> None:
     body = (await client.post("/v1/filters/validate", json=given)).json()

@@ -19,7 +19,7 @@ PROBLEM = {
 }
 
 
-def test_everything_that_the_service_does_can_be_asked(
+def test_the_client_has_a_method_for_every_route(
     settings: ServingSettings, recommender: Any, serving: Any
 ) -> None:
     asked: list[Any] = []
@@ -100,7 +100,7 @@ def full(after: str | None) -> httpx.Response:
     return httpx.Response(429, json=PROBLEM, headers=headers)
 
 
-def test_what_was_not_taken_is_asked_again_when_the_service_says(slept: list[float]) -> None:
+def test_refused_calls_are_repeated_after_retry_after(slept: list[float]) -> None:
     asked: list[httpx.Request] = []
     models = httpx.Response(200, json={"models": [], "available": []})
     with scripted([full("2"), httpx.ConnectError("no"), models], asked) as client:
@@ -126,7 +126,7 @@ def test_it_gives_up_after_its_retries_with_the_last_reason(slept: list[float]) 
         client.models()
 
 
-def test_what_is_wrong_is_not_asked_again(slept: list[float]) -> None:
+def test_invalid_requests_are_not_repeated(slept: list[float]) -> None:
     for status in (400, 404, 422, 500, 504):
         answer = httpx.Response(status, text="<html>a proxy's page</html>")
         with scripted([answer], []) as client, pytest.raises(ServiceError) as error:
@@ -149,7 +149,7 @@ def test_a_service_that_is_away_is_not_ready() -> None:
         assert not client.ready()
 
 
-def test_a_rollback_that_may_have_been_done_is_not_asked_again(slept: list[float]) -> None:
+def test_a_rollback_with_unknown_outcome_is_not_repeated(slept: list[float]) -> None:
     with scripted([httpx.ReadTimeout("slow")], []) as client, pytest.raises(httpx.ReadTimeout):
         client.rollback("champion")
     with scripted([httpx.Response(502)], []) as client, pytest.raises(ServiceError):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 
 
-async def test_500_concurrent_requests_get_their_own_answers(
+async def test_500_concurrent_requests_are_answered_as_if_alone(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     rng = random.Random(7)

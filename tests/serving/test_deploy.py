@@ -54,7 +54,7 @@ def test_the_example_has_every_setting_and_its_defaults() -> None:
     assert ServingSettings.load(file).port == 8000
 
 
-def test_what_is_commented_out_in_the_example_is_valid_as_well(
+def test_commented_settings_of_the_example_are_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
@@ -75,7 +75,7 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
 
 
-def test_the_image_is_pinned_runs_as_nobody_and_tells_its_health() -> None:
+def test_the_image_is_pinned_unprivileged_and_has_a_health_check() -> None:
     found = instructions()
     words = [word for word, _ in found]
     assert words.count("FROM") == 2
@@ -90,7 +90,7 @@ def test_the_image_is_pinned_runs_as_nobody_and_tells_its_health() -> None:
     assert set(named) <= environment()
 
 
-def test_the_image_copies_what_there_is_and_what_the_ignore_file_lets_through() -> None:
+def test_the_image_copies_existing_files_that_are_not_ignored() -> None:
     let_through = {
         line[1:]
         for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -115,7 +115,7 @@ def test_the_health_check_is_a_program() -> None:
 # Compose
 
 
-def test_compose_starts_after_healthy_stores_and_is_not_open_to_the_network() -> None:
+def test_compose_waits_for_stores_and_listens_on_loopback() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert set(services) == {"recsys", "postgres", "redis"}
     own = services["recsys"]
@@ -135,7 +135,7 @@ def test_compose_starts_after_healthy_stores_and_is_not_open_to_the_network() ->
 # systemd
 
 
-def test_the_unit_runs_a_command_that_there_is_and_is_hardened() -> None:
+def test_the_unit_runs_an_existing_command_and_is_hardened() -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(DEPLOY / "recsys.service")
@@ -160,9 +160,7 @@ def rules() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_is_about_metrics_that_there_are_and_has_its_part_of_the_runbook(
-    rule: dict[str, str],
-) -> None:
+def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule: dict[str, str]) -> None:
     used = set(re.findall(r"\b(?:recsys|process)_\w+", rule["expr"]))
     assert used <= metric_names() | {"up"}
     for codes in re.findall(r'code=~?"([^"]+)"', rule["expr"]):

@@ -13,7 +13,7 @@ def test_without_diversity_the_order_is_that_of_the_scores() -> None:
     assert diversify([-1.0, -2.0, -3.0, -4.0], CODES, 0.0, 3) == [0, 1, 2]
 
 
-def test_with_all_of_it_the_next_item_is_the_one_least_like_those_before() -> None:
+def test_full_diversity_chooses_the_least_similar_item_next() -> None:
     assert diversify([-1.0, -2.0, -3.0, -4.0], CODES, 1.0, 4) == [0, 3, 2, 1]
 
 
@@ -38,6 +38,6 @@ def test_each_item_is_chosen_once_and_the_best_comes_first(
         assert chosen[0] == 0
 
 
-def test_the_pool_is_larger_than_the_list_and_never_beyond_what_may_be_asked() -> None:
+def test_the_pool_is_larger_than_the_list_and_limited() -> None:
     assert [pool(k) for k in (1, 10, 50, 200)] == [21, 30, 150, 200]
     assert np.all(np.diff([pool(k) for k in range(1, 200)]) >= 0)

@@ -71,9 +71,7 @@ async def test_a_new_user_is_known_from_the_first_event(
     assert await recommended(client, "neu") == recommender.expected(["item-7"])
 
 
-async def test_a_repetition_counts_once_and_events_without_a_name_each_time(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_events_with_an_id_count_once_and_others_each_time(client: httpx.AsyncClient) -> None:
     named = {"event_id": "1", "user": "eve", "item": "item-1"}
     assert await post(client, named, named) == {**NONE, "accepted": 1, "duplicates": 1}
     await asyncio.sleep(0.01)  # the default time is another one, the event is not
@@ -84,9 +82,7 @@ async def test_a_repetition_counts_once_and_events_without_a_name_each_time(
     assert await post(client) == NONE
 
 
-async def test_another_event_under_a_known_id_is_a_conflict_and_nothing_is_kept(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_known_id_with_other_content_stores_nothing(client: httpx.AsyncClient) -> None:
     await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
     batch = [
         {"event_id": "2", "user": "eve", "item": "item-2"},
@@ -97,7 +93,7 @@ async def test_another_event_under_a_known_id_is_a_conflict_and_nothing_is_kept(
     assert await items(client, "eve") == ["item-1"]
 
 
-async def test_lines_are_taken_as_well(client: httpx.AsyncClient) -> None:
+async def test_events_can_be_sent_as_lines(client: httpx.AsyncClient) -> None:
     body = (
         b'{"event_id": "1", "user": "eve", "item": "a", "timestamp": 2}\n\n'
         b'{"event_id": "2", "user": "eve", "item": "\xc3\xa9", "timestamp": 1}\r\n'
@@ -109,9 +105,7 @@ async def test_lines_are_taken_as_well(client: httpx.AsyncClient) -> None:
     assert await items(client, "eve") == ["é", "a"]
 
 
-async def test_bad_lines_and_bodies_are_named_and_nothing_is_kept(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_bad_lines_and_bodies_are_reported_and_not_stored(client: httpx.AsyncClient) -> None:
     good = '{"user": "eve", "item": "a"}\n'
     for line, code, text in (
         ("{", "malformed_body", "Line 2 is not valid JSON"),
@@ -177,7 +171,7 @@ async def test_too_many_events_are_refused_in_either_form(client: httpx.AsyncCli
     assert (await post(client, *events[1:]))["accepted"] == MAX_EVENTS
 
 
-async def test_many_senders_at_once_lose_and_double_nothing(client: httpx.AsyncClient) -> None:
+async def test_concurrent_senders_lose_and_repeat_no_event(client: httpx.AsyncClient) -> None:
     async def send(sender: int) -> None:
         for n in range(10):
             event = {"event_id": f"{sender}-{n}", "user": f"u{sender % 5}", "item": f"{sender}-{n}"}
@@ -215,9 +209,7 @@ async def test_times_may_be_seconds_or_text_and_milliseconds_order(
     assert await items(client, "eve") == ["a", "b", "c"]
 
 
-def test_the_clock_of_arrival_stands_still_in_small_steps_back_and_follows_large_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_arrival_clock_ignores_small_steps_back_only(monkeypatch: pytest.MonkeyPatch) -> None:
     times = (1_000_000, 1_000_500, 990_000, 1_000_600, 5_000_000_000, 1_001_000, 900_000)
     ticks = iter(times)
     monkeypatch.setattr(events_api.time, "time_ns", lambda: next(ticks) * 1_000_000)
@@ -226,7 +218,7 @@ def test_the_clock_of_arrival_stands_still_in_small_steps_back_and_follows_large
     assert seen == [1_000_000, 1_000_500, 1_000_500, *times[3:]]
 
 
-async def test_after_the_services_clock_has_jumped_events_go_on_in_order_of_the_clock(
+async def test_events_follow_the_clock_after_a_large_step(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = time.time_ns()
@@ -254,7 +246,7 @@ async def test_feedback_is_linked_to_the_answer_it_is_about(client: httpx.AsyncC
     assert [event["linked"] for event in events] == [False, True]
 
 
-async def test_what_was_only_shown_is_no_history(
+async def test_impressions_are_not_part_of_a_history(
     client: httpx.AsyncClient, recommender: Any
 ) -> None:
     before = await recommended(client, "ada")
@@ -317,7 +309,7 @@ async def test_users_are_listed(client: httpx.AsyncClient) -> None:
 # Faults
 
 
-async def test_a_store_that_is_full_refuses_writes_and_answers_go_on(
+async def test_a_full_store_refuses_writes_but_recommendations_work(
     settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings, recommender=recommender) as (client, service):

@@ -10,7 +10,7 @@ from recsys.errors import ConfigError
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.settings import ServingSettings
 
-anyio = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 
 
 class Clock:
@@ -46,7 +46,7 @@ def test_clients_have_buckets_of_their_own_in_bounded_number() -> None:
     assert limit.take("b") == 0  # was forgotten
 
 
-def test_refused_requests_take_nothing() -> None:
+def test_refused_requests_take_no_token() -> None:
     clock = Clock()
     limit = RateLimit(1.0, 1, clock=clock)
     limit.take("a")
@@ -72,8 +72,7 @@ def test_one_ipv6_subscriber_is_one_client(address: str, client: str) -> None:
 # Around requests
 
 
-@anyio
-async def test_who_asks_too_often_is_told_when_to_come_again(
+async def test_too_many_requests_are_refused_with_retry_after(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
     slow = settings.model_copy(update={"rate_limit": 0.1, "rate_burst": 2})
@@ -87,7 +86,6 @@ async def test_who_asks_too_often_is_told_when_to_come_again(
         assert b"recsys_rate_limited_total 2.0" in service.metrics.exposition()
 
 
-@anyio
 async def test_targets_and_headers_are_limited(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/items/" + "x" * 9000)
     assert (response.status_code, response.json()["code"]) == (414, "target_too_long")
@@ -99,7 +97,6 @@ async def test_targets_and_headers_are_limited(client: httpx.AsyncClient) -> Non
     assert response.status_code == 431
 
 
-@anyio
 async def test_a_foreign_host_name_is_not_answered(client: httpx.AsyncClient) -> None:
     for host in ("evil.example", "localhost.evil.example", "169.254.1.1", ""):
         response = await client.get("/v1/models", headers={"host": host})
@@ -108,8 +105,7 @@ async def test_a_foreign_host_name_is_not_answered(client: httpx.AsyncClient) ->
         assert (await client.get("/v1/models", headers={"host": host})).status_code == 200
 
 
-@anyio
-async def test_a_page_of_another_origin_may_change_nothing(client: httpx.AsyncClient) -> None:
+async def test_pages_of_other_origins_cannot_change_anything(client: httpx.AsyncClient) -> None:
     path = "/v1/aliases/champion/rollback"
     for headers in (
         {"sec-fetch-site": "cross-site"},
@@ -132,7 +128,6 @@ async def test_a_page_of_another_origin_may_change_nothing(client: httpx.AsyncCl
         assert (response.status_code, response.json()["code"]) == (409, "alias_conflict")
 
 
-@anyio
 async def test_host_names_can_be_listed(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:
@@ -148,8 +143,7 @@ async def test_host_names_can_be_listed(
             assert response.status_code == status
 
 
-@anyio
-async def test_every_answer_has_the_security_headers_and_the_api_is_not_stored(
+async def test_responses_have_security_headers_and_are_not_stored(
     client: httpx.AsyncClient,
 ) -> None:
     for path in ("/", "/docs", "/v1/models", "/v1/nothing", "/health/live", "/metrics"):
@@ -181,7 +175,6 @@ def test_a_rate_must_be_above_zero() -> None:
         ServingSettings.load(rate_limit=0.0)
 
 
-@anyio
 async def test_a_refused_request_is_logged_without_its_path(
     settings: ServingSettings, recommender: Any, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,7 +191,6 @@ async def test_a_refused_request_is_logged_without_its_path(
     assert "nothing" not in text
 
 
-@anyio
 async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,9 +213,8 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(
 CONTROLS = ("a\0b", "a\nb", "\x1b[2J", "a\x7f", "a\n")
 
 
-@anyio
 @pytest.mark.parametrize("bad", CONTROLS)
-async def test_an_id_with_control_characters_is_refused_wherever_it_comes_in(
+async def test_ids_with_control_characters_are_refused_everywhere(
     client: httpx.AsyncClient, bad: str
 ) -> None:
     path = quote(bad, safe="")

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from recsys.serving.metrics import Metrics, Seconds
 from recsys.serving.series import SLOT_S, SLOTS
 
-anyio = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 
 
 class Clock:
@@ -64,7 +64,7 @@ def test_an_answer_is_counted_in_every_respect() -> None:
     assert metrics.series.snapshot()["last_minute"]["acceptance"] == pytest.approx(2 / 6, abs=1e-3)
 
 
-def test_an_answer_without_the_model_or_a_draft_counts_no_pass_and_no_level() -> None:
+def test_answers_without_model_or_draft_count_no_pass_or_level() -> None:
     metrics = Metrics()
     metrics.answered(Seconds(0.001), sources=["popular"])
     metrics.answered(Seconds(0.001), stats={"target_passes": 4}, levels=4)
@@ -104,7 +104,7 @@ def test_models_are_those_that_are_loaded_now() -> None:
     assert not [key for key in samples(metrics) if key[0] == "recsys_catalog_epoch"]
 
 
-def test_watched_things_are_read_when_somebody_looks() -> None:
+def test_queue_depth_and_filter_cache_are_read_on_demand() -> None:
     metrics = Metrics()
     waiting = [1, 2, 3]
     metrics.queue_depth = lambda: len(waiting)
@@ -122,7 +122,7 @@ def test_two_applications_share_no_counter() -> None:
     assert (value(first, "erasures_total"), value(second, "erasures_total")) == (1, 0)
 
 
-def test_the_series_has_a_slot_for_each_stretch_and_forgets_old_ones() -> None:
+def test_the_series_has_a_slot_for_each_period_and_is_limited() -> None:
     clock = Clock()
     metrics = Metrics(clock=clock)
     for ms in range(1, 101):
@@ -153,7 +153,6 @@ def test_memory_does_not_grow_with_answers() -> None:
 # Over HTTP
 
 
-@anyio
 async def test_the_endpoint_speaks_prometheus(client: httpx.AsyncClient) -> None:
     await client.get("/v1/models")
     await client.get("/v1/nothing/at/all")
@@ -169,8 +168,7 @@ async def test_the_endpoint_speaks_prometheus(client: httpx.AsyncClient) -> None
     assert "process_resident_memory_bytes" in families
 
 
-@anyio
-async def test_stats_tell_phase_models_process_and_series(client: httpx.AsyncClient) -> None:
+async def test_stats_have_phase_models_process_and_series(client: httpx.AsyncClient) -> None:
     body = (await client.get("/v1/stats")).json()
     assert body["phase"] == "ready"
     assert body["models"][0]["name"] == "demo"
@@ -181,7 +179,6 @@ async def test_stats_tell_phase_models_process_and_series(client: httpx.AsyncCli
     assert len(lengths) == 1
 
 
-@anyio
 async def test_stats_answer_while_the_model_is_loaded(
     settings: Any, recommender: Any, running: Any
 ) -> None:

@@ -79,7 +79,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["code"]
 
 
-async def test_an_alias_is_set_listed_asked_and_dropped(
+async def test_an_alias_is_set_listed_used_and_removed(
     models: ServingSettings, running: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -163,12 +163,12 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         await until(lambda: recommender.busy)
         waiting = asyncio.create_task(client.post(URL, json={"history": ["item-2"]}))
         await until(lambda: service.models.waiting == 1)
-        loading = service._engine.load
+        loading = service._worker.load
 
         async def load(bundle: Path, loaded: Any = None) -> Any:
             return await loading(bundle, fake("two"))  # does not wait for the gate
 
-        service._engine.load = load
+        service._worker.load = load
         swap = asyncio.create_task(client.put("/v1/aliases/champion", json={"bundle": "two"}))
         await asyncio.sleep(0.05)
         recommender.gate.set()  # the worker is one, so the new one waits for its touch
@@ -178,7 +178,7 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_model_that_was_swapped_out_leaves_the_memory_by_itself(
+async def test_a_replaced_model_is_freed_without_a_collection(
     models: ServingSettings, running: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(models) as (client, service):
@@ -207,7 +207,7 @@ async def test_a_model_that_was_swapped_out_leaves_the_memory_by_itself(
         ("stranger", "target/adapter.bin"),
     ],
 )
-async def test_a_damaged_bundle_is_refused_by_its_files_name_and_the_old_one_goes_on(
+async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(
     models: ServingSettings, running: Any, damage: str, named: str
 ) -> None:
     bad = models.bundle.parent / "two"
@@ -243,7 +243,7 @@ async def test_a_damaged_bundle_is_refused_by_its_files_name_and_the_old_one_goe
     ("name", "status"),
     [("three", 404), ("..", 422), ("../one", 422), (".hidden", 422), ("a/b", 422), ("", 422)],
 )
-async def test_only_bundles_of_the_folder_can_be_named(
+async def test_only_bundles_of_the_folder_can_be_loaded(
     models: ServingSettings, running: Any, name: str, status: int
 ) -> None:
     async with running(models) as (client, _):
@@ -251,7 +251,7 @@ async def test_only_bundles_of_the_folder_can_be_named(
         assert response.status_code == status
 
 
-async def test_a_change_that_nobody_waits_for_is_told_by_the_alias(
+async def test_the_alias_reports_the_outcome_of_a_background_change(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -261,9 +261,7 @@ async def test_a_change_that_nobody_waits_for_is_told_by_the_alias(
         assert await answered_by(client, model="next") == "two"
 
 
-async def test_nothing_before_is_nothing_to_roll_back_to(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_a_rollback_needs_a_previous_version(models: ServingSettings, running: Any) -> None:
     async with running(models) as (client, _):
         response = await client.post("/v1/aliases/champion/rollback")
         assert code(response) == (409, "alias_conflict")
@@ -274,7 +272,7 @@ async def test_nothing_before_is_nothing_to_roll_back_to(
         assert code(response) == (409, "alias_conflict")
 
 
-async def test_a_rollback_gives_the_version_that_served_before_or_says_that_it_is_gone(
+async def test_a_rollback_restores_the_exact_version_or_fails(
     models: ServingSettings, running: Any
 ) -> None:
     async with running(models) as (client, _):
@@ -296,26 +294,26 @@ async def test_a_rollback_gives_the_version_that_served_before_or_says_that_it_i
         assert await answered_by(client) == "one"
 
 
-async def test_a_bundle_that_changes_while_it_is_rolled_back_to_is_not_taken_for_the_old_one(
+async def test_a_bundle_that_changes_during_its_rollback_is_refused(
     models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     async with running(models) as (client, service):
         await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        load = service._engine.load
+        load = service._worker.load
 
         async def late(path: Path, loaded: Any = None) -> Any:
             shutil.rmtree(path)
             make_bundle(path, 5)
             return await load(path, loaded)
 
-        monkeypatch.setattr(service._engine, "load", late)
+        monkeypatch.setattr(service._worker, "load", late)
         response = await client.post("/v1/aliases/champion/rollback")
         assert code(response) == (409, "alias_conflict")
         assert await answered_by(client) == "two"
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_swap_holds_while_the_store_is_away_and_the_log_says_that_it_is_not_kept(
+async def test_a_swap_holds_without_the_store_and_is_logged(
     models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     async with running(models) as (client, service):
@@ -330,7 +328,7 @@ async def test_a_swap_holds_while_the_store_is_away_and_the_log_says_that_it_is_
         assert "aliases are not kept: away" in caplog.text
 
 
-async def test_what_an_alias_stood_for_before_survives_a_restart(
+async def test_previous_versions_of_an_alias_survive_a_restart(
     models: ServingSettings, running: Any
 ) -> None:
     async with running(models) as (client, _):
@@ -346,7 +344,7 @@ async def test_what_an_alias_stood_for_before_survives_a_restart(
         assert code(response) == (409, "alias_conflict")
 
 
-async def test_a_version_that_is_gone_at_a_restart_counts_as_one_before(
+async def test_a_lost_version_becomes_a_previous_one_at_restart(
     models: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(models) as (client, _):
@@ -361,9 +359,7 @@ async def test_a_version_that_is_gone_at_a_restart_counts_as_one_before(
     assert f"version {two['version']} of bundle two is gone" in caplog.text
 
 
-async def test_aliases_that_an_older_program_kept_by_name_are_read(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_aliases_of_older_stores_are_read(models: ServingSettings, running: Any) -> None:
     async with running(models) as (_, service):
         names = {"champion": "two", "next": "one"}
         kept = {"bundle": str(models.bundle), "aliases": names}
@@ -392,7 +388,7 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(
 # Shadow
 
 
-async def test_shadows_run_when_nobody_waits_and_are_counted(
+async def test_shadows_run_while_idle_and_are_counted(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
@@ -415,7 +411,7 @@ def dropped(service: Any) -> Callable[[str], float]:
     return lambda reason: registry.get_sample_value(name, {"reason": reason}) or 0
 
 
-async def test_a_shadow_model_is_compared_and_one_that_is_missing_is_a_drop(
+async def test_a_shadow_model_is_compared_and_a_missing_one_counted(
     models: ServingSettings, running: Any, until: Any
 ) -> None:
     sampled = models.model_copy(update={"shadow_fraction": 1.0, "shadow_alias": "shadow"})

@@ -224,7 +224,7 @@ def asked(site: str, **body: Any) -> list[str]:
     return [item["item_id"] for item in response.json()["items"]]
 
 
-def test_a_person_is_picked_the_list_filtered_an_item_clicked_and_a_reload_keeps_it_all(
+def test_user_filter_and_clicked_item_survive_a_reload(
     visit: Callable[..., Page], site: str
 ) -> None:
     page = visit()
@@ -239,7 +239,7 @@ def test_a_person_is_picked_the_list_filtered_an_item_clicked_and_a_reload_keeps
     page.click("[aria-label='Add a condition to must']")
     page.select_option("[aria-label=Attribute]", "price")
     page.fill("[aria-label='price at most']", "20")
-    expect(page.locator(".verdict")).to_have_text(re.compile(r"^81\s+of 1,200 items fit"))
+    expect(page.locator(".verdict")).to_have_text(re.compile(r"^81\s+of 1,200 items match"))
     page.press("[aria-label='price at most']", "Enter")
     page.wait_for_function("() => location.hash.includes('filter')")
     page.wait_for_function(
@@ -270,9 +270,7 @@ def test_a_person_is_picked_the_list_filtered_an_item_clicked_and_a_reload_keeps
     assert listed(page) == first
 
 
-def test_the_decode_is_drawn_stepped_through_and_compared_with_plain_search(
-    visit: Callable[..., Page], site: str
-) -> None:
+def test_the_decode_is_drawn_stepped_and_compared(visit: Callable[..., Page], site: str) -> None:
     page = visit("view=decode&user=ada&k=12")
     expect(page.locator("#compare .same")).to_have_text("The same 12 items in the same order.")
     body = {"user": "ada", "k": 12, "mode": "strict", "blend": False, "include": ["trace"]}
@@ -408,7 +406,7 @@ def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == 390, view
 
 
-def test_what_is_refused_is_said_in_its_place(visit: Callable[..., Page], site: str) -> None:
+def test_the_page_shows_problems_in_place(visit: Callable[..., Page], site: str) -> None:
     page = visit("user=nobody", problems=True)
     expect(page.locator(".strip .problem")).to_contain_text("no events of user 'nobody'")
     broken = json.dumps({"must": [{"key": "colours", "range": {"lt": 3}}]})
@@ -470,7 +468,9 @@ def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Pa
     assert "rk_secret" not in curl + page.url
 
 
-def test_the_curl_line_asks_what_the_page_asked(visit: Callable[..., Page], site: str) -> None:
+def test_the_curl_command_equals_the_request_of_the_page(
+    visit: Callable[..., Page], site: str
+) -> None:
     page = visit("h=B0003&h=B0014&k=3&seen=1")
     shown = listed(page)
     curl = page.locator(".request code").text_content()
@@ -499,7 +499,7 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
     assert "password" in nameless
 
 
-def test_the_focus_can_be_seen_wherever_it_is(visit: Callable[..., Page]) -> None:
+def test_the_focus_is_always_visible(visit: Callable[..., Page]) -> None:
     page = visit("view=decode&user=ada")
     page.wait_for_selector("#again")
     for _ in range(45):
@@ -507,7 +507,7 @@ def test_the_focus_can_be_seen_wherever_it_is(visit: Callable[..., Page]) -> Non
         assert page.evaluate(f"({PROBES}).focus()") in (True, None)
 
 
-def test_static_files_are_typed_revalidated_and_nothing_else(site: str, bundle: Path) -> None:
+def test_static_files_have_types_and_etags_and_no_other_paths(site: str, bundle: Path) -> None:
     with httpx.Client(base_url=site) as client:
         page = client.get("/")
         policy = page.headers["content-security-policy"]

@@ -24,6 +24,8 @@ from recsys.recommender import RecommendRequest
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
 
+pytestmark = pytest.mark.anyio
+
 ITEMS = 500
 
 
@@ -39,8 +41,7 @@ def served(bundle: Path, tmp_path: Path) -> ServingSettings:
     )
 
 
-@pytest.mark.anyio
-async def test_answers_under_load_equal_answers_alone(
+async def test_an_answer_under_load_is_the_answer_alone(
     served: ServingSettings, bundle: Path, running: Any
 ) -> None:
     rng = np.random.default_rng(1)
@@ -69,8 +70,7 @@ async def test_answers_under_load_equal_answers_alone(
     assert any(together)
 
 
-@pytest.mark.anyio
-async def test_an_unknown_history_gets_titles_and_a_note(
+async def test_a_bare_prompt_is_answered_with_titles_and_a_note(
     served: ServingSettings, running: Any
 ) -> None:
     async with running(served) as (client, _):

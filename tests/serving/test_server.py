@@ -56,7 +56,7 @@ def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         started.communicate()
 
 
-def test_a_real_process_answers_over_a_real_socket_and_stops_when_told(
+def test_a_process_answers_over_a_socket_until_a_signal(
     process: tuple[subprocess.Popen[str], str],
 ) -> None:
     started, url = process
@@ -106,7 +106,7 @@ def test_the_printed_curl_line_works_and_ctrl_c_ends_it(
     assert "Traceback" not in err
 
 
-def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
+def test_a_killed_server_keeps_all_acknowledged_events(
     process: tuple[subprocess.Popen[str], str], tmp_path: Path
 ) -> None:
     started, url = process
@@ -139,7 +139,7 @@ def test_a_killed_server_has_kept_every_event_that_it_acknowledged(
     assert len(kept) <= len(acknowledged) + 4  # no more than were on their way
 
 
-def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None:
+def test_a_port_in_use_is_reported_with_advice(settings: ServingSettings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -148,7 +148,7 @@ def test_a_taken_port_is_told_and_the_way_out(settings: ServingSettings) -> None
             serve(settings.model_copy(update={"port": port}))
 
 
-def test_the_command_refuses_a_wrong_bundle_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_wrong_bundle_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     code = (
         "import sys; from recsys.serving.commands import serve\n"
         "try: serve(bundle=__import__('pathlib').Path(sys.argv[1]))\n"
@@ -168,8 +168,6 @@ def test_the_command_refuses_a_wrong_bundle_before_anything_is_loaded(tmp_path: 
     assert second == "False False"
 
 
-def test_a_bundle_that_breaks_while_it_is_loaded_ends_the_process_with_the_reason(
-    settings: ServingSettings,
-) -> None:
+def test_a_bundle_that_fails_to_load_ends_the_process(settings: ServingSettings) -> None:
     with pytest.raises(ArtifactError, match="demo is not an artifact"):
         serve(settings.model_copy(update={"port": 0}))

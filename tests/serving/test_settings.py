@@ -14,7 +14,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_by_default_it_serves_what_quickstart_made_to_this_machine_only(home: Path) -> None:
+def test_defaults_serve_the_quickstart_bundle_on_loopback(home: Path) -> None:
     settings = ServingSettings.load()
     assert (settings.host, settings.port) == ("127.0.0.1", 8000)
     assert settings.bundle == home / "bundles" / "demo"
@@ -33,7 +33,7 @@ def test_histories_and_store_follow_the_bundles_name(home: Path) -> None:
         assert settings.store == home / "serving" / "beauty" / "histories.db"
 
 
-def test_flags_beat_set_beats_environment_beats_file_beats_defaults(
+def test_flags_over_set_over_environment_over_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "serving.yaml"
@@ -57,13 +57,13 @@ def test_loopback_needs_no_leave(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org", "localhost.evil"])
-def test_listening_beyond_loopback_needs_leave_and_the_error_says_how(host: str) -> None:
+def test_listening_on_the_network_needs_keys_or_a_flag(host: str) -> None:
     with pytest.raises(ConfigError, match=r"no keys; make one with .* or .* --insecure-listen"):
         ServingSettings.load(host=host)
     assert ServingSettings.load(host=host, insecure_listen=True).host == host
 
 
-def test_an_unknown_key_is_refused_wherever_it_comes_from(
+def test_unknown_keys_are_refused_in_every_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "serving.yaml"

@@ -11,7 +11,7 @@ from recsys.serving.metrics import Metrics, Seconds
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
 
-anyio = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -27,26 +27,26 @@ def traced() -> Any:
     return OpenTelemetry(provider), exporter
 
 
-def test_its_sdk_is_not_imported_unless_it_is_asked_for() -> None:
+def test_the_sdk_is_only_imported_with_the_setting() -> None:
     code = "import sys, recsys.serving.app; print('opentelemetry.sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_opentelemetry_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'recbeam\[otel\]'"):
         OpenTelemetry.exporting()
 
 
-def test_a_request_is_a_span_below_its_callers_and_stages_are_below_it(traced: Any) -> None:
+def test_spans_nest_as_caller_request_and_stages(traced: Any) -> None:
     telemetry, exporter = traced
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metrics = Metrics()
     metrics.telemetry = telemetry
-    with telemetry.request({}, {"traceparent": parent}) as span:
+    with telemetry.request({"traceparent": parent}):
         metrics.answered(Seconds(0.03, queue=0.01, compute=0.02), stats={"target_passes": 3})
-        span.end("POST", "/v1/recommendations", 200)
+        telemetry.respond("POST", "/v1/recommendations", 200)
     queue, decode, request = exporter.get_finished_spans()
     assert (queue.name, decode.name) == ("queue", "decode")
     assert request.name == "POST /v1/recommendations"
@@ -60,7 +60,6 @@ def test_a_request_is_a_span_below_its_callers_and_stages_are_below_it(traced: A
     assert decode.attributes["target_passes"] == 3
 
 
-@anyio
 async def test_an_application_without_it_answers_as_ever(
     settings: ServingSettings, recommender: Any, running: Any
 ) -> None:

@@ -15,39 +15,36 @@ from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.constraint import ItemTrie
 from recsys.decoding import Beams
-from recsys.models.checkpoint import Architecture, build
 from recsys.training.atspeed import paper
 from recsys.training.atspeed.commands import atspeed
 from recsys.training.atspeed.lineup import (
     Budget,
     DraftSpace,
     Variant,
-    ablations,
-    lineup,
-    plain,
-    settings_of,
-    strengths,
+    derive_settings,
+    list_ablations,
+    list_plain,
+    list_variants,
+    list_weights,
 )
 from recsys.training.atspeed.measure import (
     Question,
     Sample,
     _differing,
     _items,
+    compare_accepted,
     describe,
-    difference,
-    flops_per_token,
 )
 from recsys.training.atspeed.produce import _first_of_teacher, workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.draft import DraftConfig
 from recsys.training.teacher import TeacherConfig
-from recsys.vocabulary import Vocabulary
 
 HOME = Workspace(Path("home"), "shop")
 
 
 def test_every_variant_has_a_folder_of_its_own():
-    everyone = lineup(PARTS, ("scratch", "target"), (0, 1))
+    everyone = list_variants(PARTS, ("scratch", "target"), (0, 1))
     folders = {DraftSpace.seen_by(HOME, v).run("draft") for v in everyone}
     assert len(folders) == len(everyone) == 2 * (2 * 8 + 7 + 3) + 2
     assert all(f.is_relative_to(Path("home/runs/shop/atspeed")) for f in folders)
@@ -63,8 +60,8 @@ def test_variants_share_what_belongs_to_the_run():
 
 def test_settings_of_every_variant_are_its_own():
     deployed = Settings({"draft": {"objective": "beam-kd", "alpha": 1.0, "layers": 2}})
-    for variant in lineup(PARTS, ("scratch", "target"), (3,)):
-        settings = settings_of(deployed, variant, Budget(0.5, 7), HOME)
+    for variant in list_variants(PARTS, ("scratch", "target"), (3,)):
+        settings = derive_settings(deployed, variant, Budget(0.5, 7), HOME)
         config = settings.section("draft", DraftConfig)
         assert settings.seed == 3
         assert (config.objective, config.epochs) == (variant.objective, 7)
@@ -77,19 +74,19 @@ def test_settings_of_every_variant_are_its_own():
 
 def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed():
     variant = Variant("atspeed-s", "target", 2, "no density", {"density": False})
-    settings = settings_of(Settings({}), variant, Budget(), HOME)
+    settings = derive_settings(Settings({}), variant, Budget(), HOME)
     teacher = settings.section("teacher", TeacherConfig)
     sft = DraftSpace.seen_by(HOME, Variant("sft", "target", 2)).run("draft")
     assert (teacher.source, teacher.draft) == ("mixture", sft)
-    plainly = settings_of(Settings({}), Variant("seqkd", "target", 2), Budget(), HOME)
+    plainly = derive_settings(Settings({}), Variant("seqkd", "target", 2), Budget(), HOME)
     assert plainly.section("teacher", TeacherConfig).source == "target"
 
 
 def test_waves_train_what_others_need_first():
-    for variant in lineup(PARTS, ("scratch",), (0,)):
+    for variant in list_variants(PARTS, ("scratch",), (0,)):
         wants = {"none": 0, "target": 1, "mixture": 2}[variant.source]
         assert variant.wave == wants
-    mixed = [v for v in lineup(PARTS, ("scratch", "target"), (0,)) if v.wave == 2]
+    mixed = [v for v in list_variants(PARTS, ("scratch", "target"), (0,)) if v.wave == 2]
     assert [v.teacher for v in _first_of_teacher(mixed)] == [
         "teacher-mixture_scratch_0",
         "teacher-mixture_target_0",
@@ -98,10 +95,10 @@ def test_waves_train_what_others_need_first():
 
 
 def test_studies_use_one_starting_point():
-    studies = [*ablations("target", [0]), *strengths("target", [0])]
+    studies = [*list_ablations("target", [0]), *list_weights("target", [0])]
     assert {v.init for v in studies} == {"target"}
     assert {v.objective for v in studies} == {"atspeed-s", "atspeed-r"}
-    assert len(plain(["target"], [0])) == 8
+    assert len(list_plain(["target"], [0])) == 8
 
 
 def test_cells_cover_the_papers_tables_once():
@@ -132,15 +129,8 @@ def test_intervals_are_over_users_and_figures_means_over_seeds():
 
 
 def test_differences_are_paired():
-    gap = difference([sample([3, 1, 2])], [sample([2, 0, 1])])
+    gap = compare_accepted([sample([3, 1, 2])], [sample([2, 0, 1])])
     assert gap == {"mean": 1.0, "error": 0.0}
-
-
-def test_flops_are_those_of_layers_and_head():
-    vocabulary = Vocabulary.from_levels([4, 4])
-    model = build(Architecture(8, 16, 1, 2), vocabulary)
-    layer = 4 * 8 * 8 + 3 * 8 * 16
-    assert flops_per_token(model) == {"layers": 2 * layer, "head": 2 * 8 * vocabulary.size}
 
 
 def beams(rows, scores):
@@ -211,7 +201,7 @@ def test_a_toy_run_shows_published_figures(quick):
         assert text in page
         assert text in first.stdout
     assert "<script" not in page
-    assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg", "effects.svg"}
+    assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg"}
     assert all("var(--" not in f.read_text() for f in folder.glob("*.svg"))
 
 

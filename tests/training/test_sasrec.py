@@ -197,7 +197,7 @@ def test_ids_and_target_learn_from_it_and_a_report_shows_it(make_context, shop):
     known = Retrieval.load(parts[4])
     read = sasrec.features(context, Dataset.load(context.workspace.dataset))
     assert known.vectors.vectors.shape[1] == features.shape[1] + read.shape[1]
-    with pytest.raises(ConfigError, match="learned from a SASRec"):
+    with pytest.raises(ConfigError, match="learned from SASRec"):
         retrieval.stage(make_context())
     path = bundle.stage(context)
     assert read_manifest(path).parents["sasrec"] == made

@@ -28,7 +28,7 @@ QUICK: dict[str, Any] = {
     "draft": {"threads": 1, "precision": "float32", "max_minutes": 0.002},
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
-    "users": 6, "timed": 2, "hf_timed": 1, "recall_users": 10, "ks": (1, 3), "drafts": 6,
+    "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6,
     "studied": (3,), "widths": (3, 6), "recall_ks": (3,),
 }  # fmt: skip
 INIT_OPTIONS: dict[str, Any] = {

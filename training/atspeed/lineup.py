@@ -140,7 +140,7 @@ class DraftSpace(Workspace):
         return super().run("atspeed") / own / stage if own else super().run(stage)
 
 
-def settings_of(
+def derive_settings(
     settings: Settings, variant: Variant, budget: Budget, workspace: Workspace
 ) -> Settings:
     """The settings of a run, changed for one variant."""
@@ -162,7 +162,7 @@ def settings_of(
     return Settings({**values, "seed": variant.seed, "draft": draft, "teacher": teacher})
 
 
-def plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
+def list_plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
     """Every objective without changes."""
     seeds = list(seeds)
     return [
@@ -173,7 +173,7 @@ def plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
     ]
 
 
-def ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
+def list_ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
     """AtSpeed's objectives with one part removed."""
     return [
         Variant(objective, init, seed, change, options)
@@ -183,13 +183,13 @@ def ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
     ]
 
 
-def costly(init: Init, seeds: Iterable[int]) -> list[Variant]:
+def list_costly(init: Init, seeds: Iterable[int]) -> list[Variant]:
     """AtSpeed's objectives without tree attention: every node of a tree is a row."""
     options = {"tree_attention": False, "max_minutes": 0.1}
     return [Variant(name, init, seed, COSTLY, options) for seed in seeds for name in ABLATIONS]
 
 
-def strengths(init: Init, seeds: Iterable[int]) -> list[Variant]:
+def list_weights(init: Init, seeds: Iterable[int]) -> list[Variant]:
     """AtSpeed-S with other weights of the alignment loss."""
     return [
         Variant(STRICT, init, seed, f"alpha {alpha}", {"alpha": alpha})
@@ -198,11 +198,13 @@ def strengths(init: Init, seeds: Iterable[int]) -> list[Variant]:
     ]
 
 
-def lineup(parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int]) -> list[Variant]:
+def list_variants(
+    parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int]
+) -> list[Variant]:
     """All drafts that the parts of an experiment need; studies use the first starting point."""
-    found = plain(inits, seeds)
+    found = list_plain(inits, seeds)
     if "ablations" in parts:
-        found += [*ablations(inits[0], seeds), *costly(inits[0], seeds[:1])]
+        found += [*list_ablations(inits[0], seeds), *list_costly(inits[0], seeds[:1])]
     if "effects" in parts:
-        found += strengths(inits[0], seeds)
+        found += list_weights(inits[0], seeds)
     return found

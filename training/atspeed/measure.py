@@ -24,7 +24,6 @@ from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
 from recsys.training.atspeed.lineup import DraftSpace
 from recsys.training.target import TrainedTarget, load_trained
-from recsys.training.tree import causal_parts
 
 BATCH = 25
 Z = 1.96  # of a 95 % interval
@@ -71,7 +70,7 @@ class Scene:
 
 
 def device() -> torch.device:
-    """Where models are asked: the accelerator that training would take, or the CPU."""
+    """The accelerator if there is one, or else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -81,7 +80,7 @@ def load_draft(workspace: Workspace) -> TreeModel:
 
 
 @lru_cache(maxsize=2)
-def scene_of(workspace: Workspace, users: int) -> Scene:
+def load_scene(workspace: Workspace, users: int) -> Scene:
     """`Scene.load`, once a process."""
     return Scene.load(workspace, users)
 
@@ -156,7 +155,7 @@ class Asking:
 
     def __call__(self) -> list[Sample]:
         """Samples in the order of the questions."""
-        scene = scene_of(self.base, self.users)
+        scene = load_scene(self.base, self.users)
         draft = load_draft(self.workspace)
         samples = []
         for question in self.questions:
@@ -189,31 +188,6 @@ def describe(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def flops_per_token(model: Any) -> dict[str, int]:
-    """Twice the multiply-adds of a token in the layers and in the head, without attention."""
-    decoder, head = causal_parts(model)
-    layers = sum(p.numel() for p in decoder.layers.parameters() if p.dim() > 1)
-    return {"layers": 2 * layers, "head": 2 * head.weight.numel()}
-
-
-def costs(base: Workspace, spaces: dict[str, DraftSpace]) -> dict[str, dict[str, Any]]:
-    """FLOPs of a token for the target and each draft, and their share of the target's."""
-    models = {"target": load_trained(base.run("target"), device())}
-    models |= {name: load_trained(space.run("draft"), device()) for name, space in spaces.items()}
-    found = {}
-    whole = sum(flops_per_token(models["target"]).values())
-    for name, model in models.items():
-        parts = flops_per_token(model)
-        total = sum(parts.values())
-        found[name] = {
-            **parts,
-            "total": total,
-            "share": round(total / whole, 3),
-            "parameters": sum(p.numel() for p in model.parameters()),
-        }
-    return found
-
-
 @dataclass(frozen=True)
 class Lists:
     """One way of making recommendations, whose accuracy is measured.
@@ -243,7 +217,7 @@ class Recommending:
 
     def __call__(self) -> dict[str, Any]:
         """Recall and NDCG of each user; for strict, how many lists are not beam search's."""
-        scene, lists = scene_of(self.base, self.users), self.lists
+        scene, lists = load_scene(self.base, self.users), self.lists
         k = lists.question.beams
         draft = None
         if lists.draft is not None:
@@ -252,8 +226,7 @@ class Recommending:
         for group, seeds in scene.batches():
             plain = None
             if draft is None or lists.question.verification == "strict":
-                drawn = seeds if lists.sampled else None
-                heat = lists.question.temperature
+                drawn, heat = seeds if lists.sampled else None, lists.question.temperature
                 request = SearchRequest(group, seeds=drawn, temperature=heat)
                 plain = beam_search(scene.target, request, scene.trie, k)
             if draft is None:
@@ -289,7 +262,9 @@ def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
     return lists
 
 
-def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def compare_accuracy(
+    lists: Sequence[Lists], answers: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Rows of recall and NDCG, with the paired difference from the row each is compared with."""
     rows = []
     for kind, answer in zip(lists, answers, strict=True):
@@ -309,7 +284,7 @@ def accuracy(lists: Sequence[Lists], answers: Sequence[dict[str, Any]]) -> list[
     return rows
 
 
-def difference(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
+def compare_accepted(a: Sequence[Sample], b: Sequence[Sample]) -> dict[str, float]:
     """Paired difference of accepted levels, a less b, over the same users."""
     first, second = (np.mean([s.accepted for s in samples], axis=0) for samples in (a, b))
     return cell(first - second)

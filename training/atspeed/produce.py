@@ -7,7 +7,6 @@ experiment that was stopped continues where it was.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,13 +20,11 @@ from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, settings_of
+from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, derive_settings
 
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 R = TypeVar("R")
-# Set before a process loads a numeric library, so that each process uses one core.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @contextmanager
@@ -36,18 +33,9 @@ def workers(count: int) -> Iterator[Run]:
     if count == 1:
         yield lambda function, tasks: [function(task) for task in tasks]
         return
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ |= dict.fromkeys(_THREADS, "1")
     spawn = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
-            yield lambda function, tasks: list(pool.map(function, tasks))
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
+    with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
+        yield lambda function, tasks: list(pool.map(function, tasks))
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,7 @@ class Task:
         """Run the stage and describe its artifact as a plain row."""
         start = time.perf_counter()
         workspace = DraftSpace.seen_by(self.context.workspace, self.variant)
-        settings = settings_of(
+        settings = derive_settings(
             self.context.settings, self.variant, self.budget, self.context.workspace
         )
         context = Context(settings, workspace, self.context.force)

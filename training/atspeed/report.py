@@ -28,26 +28,19 @@ def report(document: Document) -> Report:
         tables.append(_recall(document["recall"]))
     if "table" in document:
         plots.append(_plot_accepted(document))
-    if "effects" in document:
-        plots.append(_plot_effects(document["effects"]))
     tables += [_drafts(document), _seconds(document)]
     title = f"{document['run']}: AtSpeed's tables"
     return Report(title, _sentences(document), tables, plots)
 
 
 def _sentences(document: Document) -> list[str]:
-    target = document["costs"]["target"]["parameters"]
-    drafts = []
-    for init in document["options"]["inits"]:
-        cost = next(c for key, c in document["costs"].items() if f"_{init}_" in key)
-        drafts.append(
-            f"{cost['parameters']:,} {INITS[init]} ({cost['share']:.0%} of the target's FLOPs)"
-        )
+    sizes = {draft["init"]: draft["parameters"] for draft in document["drafts"]}
+    drafts = " and ".join(f"{size:,} {INITS[init]}" for init, size in sizes.items())
     sentences = [
         f"The paper's target has {paper.TARGET_PARAMETERS / 1e9:.1f} billion parameters and its "
-        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has {target:,}, its drafts "
-        f"{' and '.join(drafts)}. A small target is easier to imitate, and on a CPU drafting takes "
-        "a larger share of the time."
+        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has "
+        f"{document['target']['parameters']:,}, its drafts {drafts}. A small target is easier to "
+        "imitate, and on a CPU drafting takes a larger share of the time."
     ]
     strict = [r for r in document.get("table", ()) if r["verification"] == "strict"]
     for k in sorted({row["k"] for row in strict} & set(paper.KS)):
@@ -113,21 +106,17 @@ def _accepted(document: Document, verification: str) -> Table:
 
 
 def _speedup(document: Document, verification: str) -> Table:
-    def show(value: Row | str | None) -> str:
-        if not isinstance(value, dict):
-            return value or ""
-        theirs = value["ws_huggingface"]
-        return f"{value['ws_beam']['p50']:.2f}" + (f" / {theirs['p50']:.1f}" if theirs else "")
-
     lines = _beside_paper(document, "speed", verification, paper.SPEEDUP)
     baseline = "sampling over the shared cache" if verification == "relaxed" else "beam search"
     return Table(
         f"Walltime speedup (WS@K), {verification}",
         ["objective", "draft", *(f"WS@{k}" for k in document["options"]["ks"])],
-        [[show(value) for value in line] for line in lines],
-        f"Time of own {baseline} over that of drafting and verifying / the same with Hugging "
-        "Face's generate as the baseline; one request at a time, one thread, medians of the ratios "
-        "within rounds. The paper's baseline is its own beam search.",
+        [
+            [v if isinstance(v, str) else f"{v['speedup']['p50']:.2f}" if v else "" for v in line]
+            for line in lines
+        ],
+        f"Time of {baseline} over that of drafting and verifying, as in the paper; one request at "
+        "a time, one thread, medians of the ratios within rounds.",
         words=2,
     )
 
@@ -246,20 +235,6 @@ def _plot_accepted(document: Document) -> Plot:
         "(strict) and AtSpeed-R (relaxed)."
     )
     return Plot("accepted", caption, panels)
-
-
-def _plot_effects(rows: Sequence[Row]) -> Plot:
-    panels = []
-    for effect, column in COLUMNS.items():
-        own = [row for row in rows if row["effect"] == effect]
-        lines = []
-        for verification, k in dict.fromkeys((row["verification"], row["k"]) for row in own):
-            some = [r for r in own if (r["verification"], r["k"]) == (verification, k)]
-            values = [r["accepted"] for r in some]
-            lines.append(_line(f"{verification}, K = {k}", [r[column] for r in some], values))
-        panels.append(Panel("accepted levels", effect, lines))
-    caption = "Accepted levels by N, gamma and alpha. Strict: AtSpeed-S; relaxed: AtSpeed-R."
-    return Plot("effects", caption, panels)
 
 
 def _line(label: str, places: Sequence[float], values: Sequence[Row]) -> Line:

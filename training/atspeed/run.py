@@ -28,9 +28,9 @@ from recsys.training.atspeed.lineup import (
     DraftSpace,
     Init,
     Variant,
-    lineup,
-    plain,
-    strengths,
+    list_plain,
+    list_variants,
+    list_weights,
 )
 from recsys.training.atspeed.measure import (
     Asking,
@@ -38,16 +38,14 @@ from recsys.training.atspeed.measure import (
     Question,
     Recommending,
     Sample,
-    accuracy,
-    costs,
+    compare_accepted,
+    compare_accuracy,
     describe,
-    device,
-    difference,
-    scene_of,
+    load_draft,
+    load_scene,
 )
 from recsys.training.atspeed.produce import Run, call, produce, workers
-from recsys.training.atspeed.speed import walltimes
-from recsys.training.target import load_trained
+from recsys.training.atspeed.speed import measure_walltimes
 
 Row = dict[str, Any]
 Samples = dict[tuple[str, Question], Sample]
@@ -69,7 +67,6 @@ class Options:
         workers: processes that train and measure side by side.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
-        hf_timed: test users whose requests are timed with Hugging Face, too.
         recall_users: test users whose recommendations are measured.
         ks: K of the table and the ablations.
         drafts: N.
@@ -85,7 +82,6 @@ class Options:
     workers: int = 2
     users: int = 200
     timed: int = 20
-    hf_timed: int = 4
     recall_users: int = 1000
     ks: tuple[int, ...] = paper.KS
     drafts: int = paper.DRAFTS
@@ -121,7 +117,7 @@ def experiment(context: Context, options: Options) -> Row:
         options: what is run.
 
     Returns:
-        `drafts`, `teachers`, `costs` and a list of rows for each part that was run.
+        `drafts`, `teachers`, `target` and a list of rows for each part that was run.
     """
     seconds: dict[str, float] = {}
     with _clock(seconds, "data, ids, target"):
@@ -132,7 +128,7 @@ def experiment(context: Context, options: Options) -> Row:
     document: Row = {"run": base.name, "options": asdict(options)}
     with workers(options.workers) as run:
         with _clock(seconds, "drafts"):
-            variants = lineup(parts, options.inits, options.seeds)
+            variants = list_variants(parts, options.inits, options.seeds)
             made = produce(variants, context, options.budget, run)
         with _clock(seconds, "acceptance"):
             samples = _ask(cells, base, options, run)
@@ -140,12 +136,13 @@ def experiment(context: Context, options: Options) -> Row:
             with _clock(seconds, "recall"):
                 document["recall"] = _recall(base, options, run)
     info = read_manifest(base.run("target"), "target").info
-    first = {v.key: DraftSpace.seen_by(base, v) for v in plain(options.inits, options.seeds[:1])}
+    first = {
+        v.key: DraftSpace.seen_by(base, v) for v in list_plain(options.inits, options.seeds[:1])
+    }
     document |= {
         "teachers": [row for row in made if "teacher" in row],
         "drafts": [row for row in made if "draft" in row],
         "target": {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")},
-        "costs": costs(base, first),
     }
     for part in dict.fromkeys(cell.part for cell in cells):
         rows = [_row(cell, samples, options.seeds) for cell in cells if cell.part == part]
@@ -166,7 +163,7 @@ def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 def list_cells(options: Options) -> Iterator[Cell]:
     """Cells of all parts. Ablations and effects use the first starting point."""
     init, n = options.inits[0], options.drafts
-    for variant in plain(options.inits, [0]):
+    for variant in list_plain(options.inits, [0]):
         for verification, k in product(VERIFICATIONS, options.ks):
             yield Cell("table", variant, Question(k, verification, n))
     for verification, objective in VERIFICATIONS.items():
@@ -186,7 +183,7 @@ def list_cells(options: Options) -> Iterator[Cell]:
             question = Question(k, "strict", n, depth)
             yield Cell("effects", Variant(STRICT, init), question, None, {"effect": "gamma"})
         by_alpha = {0.0: Variant("sft", init), 0.5: Variant(STRICT, init)}
-        by_alpha |= dict(zip(ALPHAS, strengths(init, [0]), strict=True))
+        by_alpha |= dict(zip(ALPHAS, list_weights(init, [0]), strict=True))
         for alpha, variant in sorted(by_alpha.items()):
             about = {"effect": "alpha", "alpha": alpha}
             yield Cell("effects", variant, Question(k, "strict", n), None, about)
@@ -223,22 +220,20 @@ def _row(cell: Cell, samples: Samples, seeds: Sequence[int]) -> Row:
         **cell.about,
         **describe(own),
     }
-    return row if cell.against is None else {**row, "gain": difference(own, of(cell.against))}
+    return row if cell.against is None else {**row, "gain": compare_accepted(own, of(cell.against))}
 
 
 def _time(base: Workspace, options: Options, drafts: dict[str, DraftSpace]) -> list[Row]:
     questions = [Question(k, v, options.drafts) for v, k in product(VERIFICATIONS, options.ks)]
     with track("walltime", len(questions)) as bar:
-        rows = walltimes(
-            scene_of(base, options.users),
-            load_trained(base.run("target"), device()),
-            {name: load_trained(space.run("draft"), device()) for name, space in drafts.items()},
+        rows = measure_walltimes(
+            load_scene(base, options.users),
+            {name: load_draft(space) for name, space in drafts.items()},
             questions,
             rounds=options.timed,
-            hf_rounds=min(options.hf_timed, options.timed),
             advance=bar.advance,
         )
-    variants = {v.key: v for v in plain(options.inits, options.seeds[:1])}
+    variants = {v.key: v for v in list_plain(options.inits, options.seeds[:1])}
     return [
         {"objective": v.objective, "init": v.init, "title": v.title, **row}
         for row in rows
@@ -263,4 +258,4 @@ def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
             against = len(lists) - 1
             lists.append(Lists(RELAXED, question, True, against=against, draft=spaces[RELAXED]))
     tasks = [Recommending(kind, base, options.recall_users) for kind in lists]
-    return accuracy(lists, run(call, tasks))
+    return compare_accuracy(lists, run(call, tasks))

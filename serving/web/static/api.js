@@ -1,12 +1,12 @@
-// The wire: one function a request, problems as exceptions, items remembered by id.
+// Requests to the service: problems become exceptions, and items are cached by id.
 
 import { MOST_HISTORY, state } from "./state.js";
 
 const KEY = "recsys-key";
-const NO_HISTORY = ["impression", "dismiss", "dislike", "skip", "feedback"]; // as the service has it
+const NO_HISTORY = ["impression", "dismiss", "dislike", "skip", "feedback"]; // the service's default
 const known = new Map(); // item id -> {item_id, title, semantic_id?, metadata?}
 
-/** A refusal, as the service puts it (RFC 9457), or a service that cannot be reached. */
+/** A problem of the service (RFC 9457), or a service that cannot be reached. */
 export class Problem extends Error {
   constructor(body, retryAfter) {
     super(body.detail);
@@ -15,7 +15,7 @@ export class Problem extends Error {
   }
 }
 
-// The key is kept for this tab alone and goes nowhere but into the Authorization header.
+// The key is stored for this tab only and sent only in the Authorization header.
 export const apiKey = () => sessionStorage.getItem(KEY) ?? "";
 export function setApiKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
@@ -36,7 +36,7 @@ export async function call(method, path, { body, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem({
       title: "The service cannot be reached", code: "unreachable",
-      detail: "No answer came from it. Is it running?",
+      detail: "It does not respond. Is it running?",
     });
   }
   const text = await response.text();
@@ -44,7 +44,7 @@ export async function call(method, path, { body, signal } = {}) {
   try {
     answer = text ? JSON.parse(text) : null;
   } catch {
-    // a proxy's page: told by its status below
+    // the page of a proxy: reported by its status below
   }
   if (!response.ok) {
     throw new Problem(
@@ -55,7 +55,7 @@ export async function call(method, path, { body, signal } = {}) {
   return answer;
 }
 
-/** A call whose earlier, unfinished call is given up. Resolves to undefined if it was given up. */
+/** Returns a function that calls the service and aborts its previous, unfinished call, which resolves to undefined. */
 export function latest() {
   let running = null;
   return async (method, path, body) => {
@@ -71,7 +71,7 @@ export function latest() {
   };
 }
 
-/** What the state asks for, as the body of POST /v1/recommendations. */
+/** The body of POST /v1/recommendations for a state. */
 export function request(include = ["metadata", "explanation", "timing"], of = state) {
   const body = of.history === null && of.user ? { user: of.user } : { history: of.history ?? [] };
   body.k = of.k;
@@ -87,7 +87,7 @@ export function request(include = ["metadata", "explanation", "timing"], of = st
   return body;
 }
 
-/** The same as a line for a terminal. The key itself is not in it. */
+/** A curl command for a request, without the key itself. */
 export function curl(path, body) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const parts = [`curl -s ${quote(location.origin + path)}`];
@@ -96,10 +96,10 @@ export function curl(path, body) {
   return parts.join(" \\\n  ");
 }
 
-/** `path` with what `parameters` says; empty ones are left out. */
+/** A path with query parameters; empty ones are left out. */
 export function at(path, parameters = {}) {
-  const said = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
-  return said.size ? `${path}?${said}` : path;
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+  return query.size ? `${path}?${query}` : path;
 }
 
 export function remember(items) {
@@ -109,7 +109,7 @@ export function remember(items) {
 export const title = (id) => known.get(id)?.title || id;
 export const remembered = (id) => known.get(id);
 
-/** An item with its attributes, asked for once; null if the model has no such item. */
+/** An item with its attributes, fetched once; null if the model does not know it. */
 export async function item(id) {
   if (!known.get(id)?.metadata) {
     try {
@@ -122,7 +122,7 @@ export async function item(id) {
   return known.get(id);
 }
 
-/** Learn the titles of these items, a few at a time. */
+/** Fetch the titles of these items, four at a time. */
 export async function learn(ids) {
   const missing = [...new Set(ids)].filter((id) => !known.has(id));
   const worker = async () => {
@@ -133,7 +133,7 @@ export async function learn(ids) {
   await Promise.all([worker(), worker(), worker(), worker()]);
 }
 
-/** Item ids of a user's history, oldest first: of the newest events that are part of it. */
+/** Item ids of a user's history, oldest first, from the newest events that belong to it. */
 export async function history(user) {
   const path = at(`/v1/users/${encodeURIComponent(user)}/history`, { limit: MOST_HISTORY });
   const { events } = await call("GET", path); // newest first

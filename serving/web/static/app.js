@@ -1,4 +1,4 @@
-// The page: its frame, its views, and who shows when.
+// The frame of the page, and its views.
 
 import { apiKey, call, setApiKey } from "./api.js";
 import { mountCatalog } from "./catalog.js";
@@ -18,7 +18,7 @@ const VIEWS = {
   evaluation: ["Evaluation", mountEvaluation],
   operations: ["Operations", mountOperations],
 };
-const FOR_A_PERSON = ["recommend", "decode", "catalog"]; // views with a session
+const FOR_A_PERSON = ["recommend", "decode", "catalog"]; // views for a user or session
 const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
 const THEME = "recsys-theme";
 const $ = (id) => document.getElementById(id);
@@ -32,7 +32,7 @@ async function mount() {
   const links = Object.entries(VIEWS).map(([view, [name]]) => h("a", {
     href: "/", "data-view": view,
     onclick: (event) => {
-      if (event.metaKey || event.ctrlKey || event.shiftKey) return; // a new tab
+      if (event.metaKey || event.ctrlKey || event.shiftKey) return; // opens a new tab
       event.preventDefault();
       update({ view });
     },
@@ -44,7 +44,7 @@ async function mount() {
     $("main").append(section);
     return [view, [section, fill]];
   }));
-  watch(["view"], () => { // before the views mount: they measure themselves
+  watch(["view"], () => { // before the views are mounted: they measure their size
     for (const [view, [section]] of Object.entries(sections)) section.hidden = view !== state.view;
     const personal = FOR_A_PERSON.includes(state.view);
     $("session").hidden = !personal;
@@ -64,7 +64,7 @@ async function mount() {
   $("body").classList.remove("waiting");
 }
 
-/** Wait for the model, and tell its name; other problems are the views' to tell. */
+/** Wait for the model and show its name; the views report other problems. */
 async function ready() {
   $("body").hidden = false;
   for (;;) {
@@ -73,7 +73,7 @@ async function ready() {
       render($("loaded"), h("strong", {}, first.name), ` ${number(first.items)} items · ${first.levels} levels`);
       break;
     } catch (problem) {
-      if (problem.code === "unauthenticated") $("tools").firstChild.open = true; // there the key is asked for
+      if (problem.code === "unauthenticated") $("tools").firstChild.open = true; // the key is entered there
       if (problem.code !== "not_ready") break;
       render($("main"), problemBox(problem));
       await new Promise((done) => setTimeout(done, 1000 * (problem.retryAfter ?? 1)));

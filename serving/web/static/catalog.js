@@ -1,4 +1,4 @@
-// The catalog by semantic ID: code by code, or by words.
+// The catalog by semantic ID, code by code, and by words.
 
 import { at, call, latest, remember } from "./api.js";
 import { empty, h, identity, number, plural, problemBox, render } from "./dom.js";
@@ -66,7 +66,7 @@ function crumb() {
     path.map((code, i) => [h("span", { "aria-hidden": "true" }, "›"), step(code, path.slice(0, i + 1).join("."), i === path.length - 1)]));
 }
 
-/** The codes that may come next, each with its items. */
+/** The codes that can follow the prefix, with their numbers of items. */
 function branch(next) {
   const path = state.prefix ? state.prefix.split(".") : [];
   render(children, next.length > 1 && [

@@ -1,14 +1,14 @@
-// Small charts as SVG: a line of recent values, and bars with intervals.
+// Small SVG charts: lines of recent values, and bars with intervals.
 
 import { h, number, svg } from "./dom.js";
 
 const [WIDE, HIGH] = [240, 56];
 
 /**
- * A line of recent values with its name, its last value and its range. Gaps (null) stay gaps.
+ * Lines of recent values with names, present values and range. A null is a gap.
  *
- * @param lines [{name, values}], one or several of one unit
- * @param now what is told as the present value of each; by default the last one of its line
+ * @param lines [{name, values}], with the same unit
+ * @param now the present value of each line; by default its last value
  */
 export function sparkline(title, lines, { unit = "", digits = 1, now } = {}) {
   const all = lines.flatMap((line) => line.values).filter((value) => value !== null && value !== undefined);
@@ -31,7 +31,7 @@ export function sparkline(title, lines, { unit = "", digits = 1, now } = {}) {
     h("p", { class: "fine" }, all.length ? `up to ${number(high, digits)}${unit}` : ""));
 }
 
-/** Lines between neighbouring values, and dots for those that have no neighbour. */
+/** Lines between adjacent values, and dots for values without a neighbour. */
 function stroke(values, low, high) {
   const step = (WIDE - 6) / Math.max(1, values.length - 1);
   const known = (value) => value !== null && value !== undefined;
@@ -48,7 +48,7 @@ function stroke(values, low, high) {
 }
 
 /**
- * Horizontal bars, each with its value and, if known, its interval. A table to a screen reader.
+ * A table of horizontal bars with their values and, if known, their intervals.
  *
  * @param rows [{name, value, low, high, strong}]
  */

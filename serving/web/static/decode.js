@@ -1,5 +1,4 @@
-// Inside the decode: the tree that one answer was found with, pass by pass, and the same question
-// put to plain beam search.
+// Inside the decode: the tree of one answer, pass by pass, compared with plain beam search.
 
 import { call, request } from "./api.js";
 import { announce, codes, empty, h, logProb, number, problemBox, render, share } from "./dom.js";
@@ -9,8 +8,8 @@ import { drawTree, layout } from "./tree.js";
 
 const FATES = {
   accepted: "drafted, and a beam of the target's search",
-  rejected: "drafted and scored, but no beam",
-  patched: "a beam that no draft had; added by a later pass",
+  rejected: "drafted and scored, but not a beam",
+  patched: "a beam that was not drafted; added by a later pass",
 };
 const STEP_MS = 900;
 let root, pass = 1, all = false, answer = null, timers = [], runs, asked = 0;
@@ -21,7 +20,7 @@ export function mountDecode(into) {
   window.addEventListener("resize", () => state.view === "decode" && answer && draw());
 }
 
-/** The body whose answer is looked into: the model's exact search alone, whatever is listed. */
+/** The request to inspect: the model's exact search alone, without blending, sampling or diversity. */
 const speculative = () => ({
   ...request(["trace", "timing", "metadata"]),
   mode: "strict", blend: false, seed: undefined, diversity: undefined,
@@ -42,7 +41,7 @@ async function load() {
     return;
   }
   pass = answer.trace?.passes ?? 1;
-  runs = { plain: null, times: { tree: [], beam: [] } }; // the traced run's own time includes tracing
+  runs = { plain: null, times: { tree: [], beam: [] } }; // the traced run is not timed: tracing takes time
   draw();
   compare();
 }
@@ -51,15 +50,15 @@ function draw() {
   const { trace, timing } = answer;
   const title = h("h2", {}, "Inside the decode");
   if (!trace?.nodes?.length) {
-    render(root, title, empty("No tree", "This answer was found without a draft, or the model was not asked at all: there is nothing to draw."));
+    render(root, title, empty("No tree", "This answer was computed without a draft, or without the model: there is no tree."));
     return;
   }
   const counts = count(trace.nodes);
   const decode = timing?.decode ?? {};
   render(root, title,
     h("p", { class: "lead" }, decode.draft_passes
-      ? "A small model drafts a tree of codes; the target scores the whole tree in one pass and keeps what its own beam search would have kept. What was missing is patched by another pass."
-      : "This bundle has no draft model: the tree is all that fits of the first levels. The target scores it in one pass, keeps what its own beam search would have kept, and patches what is missing."),
+      ? "A small model drafts a tree of codes. The target scores the whole tree in one pass and keeps the beams of its own search. Another pass patches the beams that were not drafted."
+      : "This bundle has no draft model: the tree has every allowed code of the first levels. The target scores it in one pass, keeps the beams of its own search, and patches those that are missing."),
     h("dl", { class: "tiles" },
       tile("target passes", number(decode.target_passes ?? trace.passes), `plain search needs ${trace.levels}`),
       tile("nodes scored", number(trace.nodes.length), `${number(counts.accepted ?? 0)} accepted, ${number(counts.patched ?? 0)} patched`),
@@ -99,7 +98,7 @@ function picture() {
   step(pass);
 }
 
-/** What each level cost: beams kept, nodes refused, codes that no beam could take at all. */
+/** The counts of each level: nodes by fate, and codes that are not allowed. */
 function heads(trace) {
   return h("div", { class: "levels" }, h("p", { class: "level" }, h("strong", {}, "History")), Array.from({ length: trace.levels }, (_, i) => {
     const level = i + 1;
@@ -110,7 +109,7 @@ function heads(trace) {
         ? h("span", {}, ["accepted", "patched", "rejected"].filter((fate) => at[fate]).map((fate) =>
           h("span", { class: "fate-count" }, h("span", { class: `dot ${fate}`, "aria-hidden": "true" }), `${number(at[fate])}`, h("span", { class: "sr" }, ` ${fate} `))))
         : h("span", {}, `${number(answer.items.length)} items`),
-      blocked !== undefined && h("span", { class: "blocked", title: "Codes under the beams that lead to no item, or to none that fits the filter" },
+      blocked !== undefined && h("span", { class: "blocked", title: "Codes after the beams that lead to no item, or to none that matches the filter" },
         `${number(blocked)} blocked${state.filter ? " by trie or filter" : " by the trie"}`));
   }));
 }
@@ -214,7 +213,7 @@ function drawComparison() {
   const decode = (of) => of.timing?.decode ?? {};
   const rows = [
     ["target passes", (of) => number(decode(of).target_passes)],
-    ["tokens the target was run on", (of) => number(decode(of).target_tokens)],
+    ["tokens processed by the target", (of) => number(decode(of).target_tokens)],
     ["nodes drafted", (of) => number(decode(of).drafted_nodes ?? 0)],
     ["certificate", (of) => of.certificate ?? "–"],
   ];
@@ -223,7 +222,7 @@ function drawComparison() {
     side(),
     h("p", { class: same ? "same" : "differs" }, same ? `The same ${ours.length} items in the same order.` : `${ours.filter((id) => theirs.includes(id)).length} of ${theirs.length} items are the same.`),
     h("div", { class: "two" },
-      h("table", {}, h("caption", { class: "sr" }, "What each search took"),
+      h("table", {}, h("caption", { class: "sr" }, "Counts and time of each search"),
         h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, "speculative"), h("th", { scope: "col" }, "plain"))),
         h("tbody", {},
           rows.map(([name, of]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, of(tree)), h("td", {}, of(plain)))),
@@ -234,7 +233,7 @@ function drawComparison() {
         h("tbody", {}, Array.from({ length: Math.max(ours.length, theirs.length) }, (_, i) => h("tr", { class: ours[i] === theirs[i] ? "" : "off" },
           h("th", { scope: "row" }, i + 1), h("td", {}, name(answer.items[i])),
           h("td", {}, ours[i] === theirs[i] ? "the same" : name(plain.items[i]))))))),
-    h("p", { class: "fine" }, "What a pass costs decides which is quicker: on an accelerator a wide pass costs little more than a narrow one, on a processor it costs what its tokens cost."),
+    h("p", { class: "fine" }, "Which search is faster depends on the cost of a pass: on an accelerator, a wide pass takes little longer than a narrow one; on a CPU, its time grows with its tokens."),
     h("button", { type: "button", id: "again", "data-key": "again", onclick: compare }, "Run both again"));
 }
 
@@ -247,7 +246,7 @@ function median(of) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** The picture for those who would rather read. */
+/** The tree as a table. */
 function table(trace) {
   return h("details", { class: "inner" }, h("summary", {}, `All ${number(trace.nodes.length)} nodes as a table`),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Nodes" }, h("table", { class: "nodes" },

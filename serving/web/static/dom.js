@@ -1,14 +1,14 @@
-// Elements without a framework. No markup is ever made from strings, and no style attribute is
-// written: the page's policy (CSP) allows neither.
+// Creates elements without a framework. Markup is never made from strings, and style attributes are
+// never written: the content security policy (CSP) forbids both.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element. `on…` properties are listeners, `class`, `data-…`, `aria-…` attributes. */
+/** Create an HTML element. `on…` properties are listeners; the others are attributes. */
 export function h(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-/** An SVG element. */
+/** Create an SVG element. */
 export function svg(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
@@ -24,7 +24,7 @@ function fill(element, properties, children) {
   return element;
 }
 
-/** Empty `parent` and fill it. Focus that was on an element with a `data-key` goes to its heir. */
+/** Replace the children of `parent`. Focus moves to the new element with the same `data-key`. */
 export function render(parent, ...children) {
   const key = parent.contains(document.activeElement) && document.activeElement.dataset.key;
   parent.replaceChildren(...children.flat(3).filter(Boolean));
@@ -35,7 +35,7 @@ export function byKey(parent, key) {
   return parent.querySelector(`[data-key="${CSS.escape(key)}"]`);
 }
 
-/** A function that runs `act` when it has not been called for `ms`. */
+/** Returns a function that runs `act` once it has not been called for `ms` milliseconds. */
 export function later(ms, act) {
   let timer = 0;
   return (...given) => {
@@ -46,7 +46,7 @@ export function later(ms, act) {
 
 let speaker;
 
-/** Tell a screen reader; the text is not shown. */
+/** Announce a text to screen readers; it is not shown. */
 export function announce(text) {
   speaker ??= document.getElementById("announcer");
   speaker.textContent = "";
@@ -60,7 +60,7 @@ export const number = (value, digits = 0) =>
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
 
-/** A log-probability as people read it: with its sign, and as a share. */
+/** A log-probability with two digits and a proper minus sign. */
 export const logProb = (value) => number(value, 2).replace("-", "−");
 
 export function share(logProbability) {
@@ -74,11 +74,11 @@ export const codes = (semanticId) =>
     h("span", { class: "sr" }, "semantic ID "),
     (semanticId ?? []).map((code, level) => h("span", { class: "code", "data-level": level }, code)));
 
-/** Id and semantic ID of an item; an id that is the title, too, is not said twice. */
+/** Id and semantic ID of an item; an id equal to the title is left out. */
 export const identity = (item) =>
   h("p", { class: "ids" }, item.title && item.title !== item.item_id && h("code", {}, item.item_id), codes(item.semantic_id));
 
-/** What stands where an answer failed: its problem, in its own words, and a way on. */
+/** A box with a problem and, optionally, a button to try again. */
 export function problemBox(problem, retry) {
   const fields = (problem.errors ?? []).filter((e) => !problem.detail.includes(e.detail));
   const box = h("div", { class: `problem ${problem.code === "not_ready" ? "waiting" : ""}`, role: "alert" },

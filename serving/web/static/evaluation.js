@@ -1,4 +1,4 @@
-// How good the bundle is: the figures that were measured when it was made.
+// The measured quality of the bundle.
 
 import { at, call } from "./api.js";
 import { bars } from "./charts.js";
@@ -24,7 +24,7 @@ async function load() {
   }
   const files = Object.entries(answer.files);
   if (!files.length) {
-    render(root, heading, empty("Not measured", "This bundle brings no evaluation; `recsys evaluate` makes one."));
+    render(root, heading, empty("Not measured", "This bundle has no evaluation; `recsys evaluate` makes one."));
     return;
   }
   render(root, heading,
@@ -38,7 +38,7 @@ async function load() {
 const full = (content) => Array.isArray(content?.metrics);
 const words = (name) => name.replace(/^.*\//, "").replace(/\.json$/, "").replaceAll(/[-_]/g, " ").replace(/^./, (c) => c.toUpperCase());
 
-/** A full report (`recsys evaluate`): rankers side by side, with 95 % intervals over users. */
+/** A report of `recsys evaluate`: rankers side by side, with 95 % intervals over users. */
 function report(content) {
   const { seen, targets, k } = content.headline ?? content.metrics[0];
   const charts = Object.entries(NAMES).map(([metric, name]) => {
@@ -53,7 +53,7 @@ function report(content) {
   ];
 }
 
-/** Figures by subject, {target: {"recall@10": 0.1, users: 2000}}: a chart a metric. */
+/** Figures by subject, {target: {"recall@10": 0.1, users: 2000}}: one chart per metric. */
 function plain(content) {
   const subjects = flat(content ?? {}, "");
   const metrics = new Set(subjects.flatMap(([, figures]) => Object.keys(figures).filter((key) => key.includes("@") && typeof figures[key] === "number")));
@@ -68,7 +68,7 @@ function plain(content) {
   ];
 }
 
-/** [subject, its figures] of an object, and of the objects in it; a subject within is named by its path. */
+/** [subject, figures] of an object and of its nested objects, which are named by their paths. */
 function flat(of, path) {
   const isGroup = (value) => value && typeof value === "object" && !Array.isArray(value);
   const own = Object.entries(of).filter(([, value]) => !isGroup(value));

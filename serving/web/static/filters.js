@@ -1,5 +1,5 @@
-// The filter builder: rows of must, should and must_not over the catalog's attributes, the JSON
-// they make, and how many items are left.
+// The filter builder: rows of must, should and must_not over the catalog's attributes, the filter as
+// JSON, and the number of matching items.
 
 import { at, call, latest } from "./api.js";
 import { h, later, number, problemBox, render } from "./dom.js";
@@ -7,12 +7,12 @@ import { state, update, watch } from "./state.js";
 
 const GROUPS = { must: "All of", should: "At least one of", must_not: "None of" };
 const TESTS = { match: "is", any: "is one of", range: "is between", exists: "is known" };
-const [PLACES, SAMPLE] = [6, 40]; // places of the catalog that are looked at for attributes, items at each
+const [PLACES, SAMPLE] = [6, 40]; // number of places in the catalog to read attributes from, and items at each
 const MOST_OFFERED = 60; // values of an attribute
 const WAIT_MS = 200;
 
 let attributes = new Map(); // name -> {type, values}
-let rows = []; // of the builder; one that is not finished is not in the filter yet
+let rows = []; // of the builder; unfinished rows are not in the filter yet
 let root, groups, clear, json, meter, verdict, total = null;
 const validate = latest();
 
@@ -28,12 +28,12 @@ export function mountFilters(into) {
     verdict, meter, groups,
     clear,
     h("details", { class: "inner" }, h("summary", {}, "As JSON"),
-      h("label", { class: "fine", for: "filter-json" }, "Groups may nest; rows show what is flat."), json)));
+      h("label", { class: "fine", for: "filter-json" }, "Groups may be nested; the rows show flat filters only."), json)));
   watch(["filter"], show);
   watch(["model"], learnAttributes);
 }
 
-/** Add a row that asks for this value. */
+/** Add a row that requires this value. */
 export function onlyWith(key, value) {
   const test = typeof value === "number" ? { range: { gte: value, lte: value } } : { match: value };
   const clause = { key, ...test };
@@ -50,11 +50,11 @@ async function learnAttributes() {
   try {
     const all = await look("");
     total = all.total;
-    const step = Math.max(1, Math.ceil(all.children.length / PLACES)); // neighbours are alike: look far apart
+    const step = Math.max(1, Math.ceil(all.children.length / PLACES)); // adjacent codes have similar items: choose distant ones
     const apart = all.children.filter((_, i) => i % step === step - 1);
     items = [all, ...(await Promise.all(apart.map(({ code }) => look(code))))].flatMap((page) => page.items);
   } catch {
-    return; // the JSON can still be written
+    return; // a filter can still be entered as JSON
   }
   const found = new Map();
   for (const { metadata } of items) {
@@ -82,7 +82,7 @@ function show() {
   count();
 }
 
-/** The rows of a filter; null where it has groups within groups. */
+/** The rows of a filter; null if it has nested groups. */
 function rowsOf(filter) {
   if (!filter) return [];
   const found = [];
@@ -138,7 +138,7 @@ function takeJson() {
 function draw() {
   clear.hidden = rows !== null && rows.length === 0;
   if (rows === null) {
-    render(groups, h("p", { class: "fine" }, "This filter has groups within groups; it is edited as JSON."));
+    render(groups, h("p", { class: "fine" }, "This filter has nested groups; edit it as JSON."));
     return;
   }
   render(groups, Object.entries(GROUPS).map(([group, name]) =>
@@ -197,7 +197,7 @@ function operand(row, i, kind) {
   });
 }
 
-/** One end of a range; a strict end (gt, lt) that came as JSON stays one. */
+/** One end of a range; a strict end (gt, lt) from JSON stays strict. */
 function bound(row, i, name) {
   const strict = { gte: "gt", lte: "lt" }[name];
   const of = row.value ?? {};
@@ -249,7 +249,7 @@ function typed(text, kind) {
   return text;
 }
 
-// How many fit
+// Number of matching items
 
 const counting = later(WAIT_MS, count);
 
@@ -271,9 +271,9 @@ async function count() {
   if (!answer) return;
   if (!answer.valid) {
     const detail = answer.problems.map((one) => one.detail).join(" ");
-    render(verdict, problemBox({ title: "The filter does not fit this catalog", code: "invalid_request", detail }));
+    render(verdict, problemBox({ title: "The filter is not valid for this catalog", code: "invalid_request", detail }));
     return;
   }
   meter.style.setProperty("--part", answer.eligible_items / (answer.items || 1));
-  render(verdict, h("strong", {}, number(answer.eligible_items)), ` of ${number(answer.items)} items fit.`);
+  render(verdict, h("strong", {}, number(answer.eligible_items)), ` of ${number(answer.items)} items match.`);
 }

@@ -1,4 +1,4 @@
-// Who is asked for: a user of the store, or a session built by hand; and the strip of their items.
+// The user or session to recommend for, and the strip with the items of the history.
 
 import { call, history, learn, remembered, title } from "./api.js";
 import { announce, byKey, empty, h, plural, problemBox, render } from "./dom.js";
@@ -6,9 +6,9 @@ import { openItem } from "./item.js";
 import { askAgain } from "./results.js";
 import { MOST_HISTORY, state, update, watch } from "./state.js";
 
-const SAMPLES = 50; // users that are offered
-const SHORT = 4; // of them as buttons
-const SHOWN = 40; // the newest; the rest is a number
+const SAMPLES = 50; // number of users to choose from
+const SHORT = 4; // number of them shown as buttons
+const SHOWN = 40; // number of newest items; of the others only the count is shown
 let strip, count, field, shown = []; // ids of the history on the page, oldest first
 let loading = Promise.resolve();
 
@@ -26,7 +26,7 @@ export function mountHistory(root) {
     h("div", { class: "field" }, field, h("button", { class: "primary" }, "Go")),
     samples, chips);
   root.append(
-    h("h2", { class: "sr", id: "session-title" }, "Whom to recommend for"),
+    h("h2", { class: "sr", id: "session-title" }, "User or session"),
     form,
     h("div", { class: "strip-box" },
       h("div", { class: "strip-head" }, h("h3", {}, "History"), count,
@@ -43,7 +43,7 @@ export function mountHistory(root) {
 function pick(event) {
   event.preventDefault();
   const user = field.value.trim();
-  if (user === state.user && state.history === null) { // there may be new events
+  if (user === state.user && state.history === null) { // reload: there may be new events
     show();
     askAgain();
   } else if (user) choose(user, null);
@@ -53,17 +53,11 @@ function choose(user, items) {
   update({ user, history: items });
 }
 
-/** Add an item to the session; what follows is no longer the stored history. */
+/** Add an item to the session, which then differs from the stored history. */
 export async function add(id) {
   await loading;
   update({ history: [...shown, id].slice(-MOST_HISTORY) });
   announce(`Added ${title(id)} to the history.`);
-}
-
-/** The ids on the strip, once they are known. */
-export async function currentHistory() {
-  await loading;
-  return shown;
 }
 
 async function offer(samples, chips) {
@@ -115,7 +109,7 @@ function draw() {
     : "";
   if (!shown.length) {
     render(strip, h("li", { class: "strip-empty" },
-      empty("No history", "The list below is for somebody new. Choose items to begin a session, or take a user.")));
+      empty("No history", "The list below is for a new user. Choose items to begin a session, or choose a user.")));
     return;
   }
   const last = shown.length - 1;

@@ -1,4 +1,4 @@
-// One item, looked at closely: what it is, what is like it, what to do with it.
+// The details of an item: attributes, similar items, actions.
 
 import { at, call, item, remember } from "./api.js";
 import { byKey, h, identity, number, problemBox, render } from "./dom.js";
@@ -8,10 +8,10 @@ import { state, update } from "./state.js";
 
 const SIMILAR = 6;
 
-/** Words of an attribute's value; a list's elements one by one. */
+/** The values of an attribute as a list, without empty ones. */
 export const values = (value) => (Array.isArray(value) ? value : [value]).filter((v) => v !== null && v !== undefined && v !== "");
 
-/** Open the sheet of an item. */
+/** Open the dialog with the details of an item. */
 export async function openItem(id) {
   const sheet = document.getElementById("sheet");
   const box = h("div", { class: "sheet" }, h("p", {}, "…"));
@@ -21,7 +21,7 @@ export async function openItem(id) {
   if (!sheet.open) {
     const opener = document.activeElement?.dataset?.key;
     sheet.addEventListener("close", () => {
-      // the browser gives the focus back, but not to what was drawn anew in the meantime
+      // the browser does not return the focus to an element that was redrawn meanwhile
       if (document.activeElement === document.body) ((opener && byKey(document, opener)) || document.getElementById("main")).focus();
     }, { once: true });
     sheet.showModal();

@@ -1,5 +1,4 @@
-// The service at work: models, aliases, and its last ten minutes, asked for again and again while
-// somebody looks.
+// Models, aliases, and the last ten minutes of the service, updated while the view is visible.
 
 import { call } from "./api.js";
 import { sparkline } from "./charts.js";
@@ -56,11 +55,11 @@ async function refresh() {
   const of = (...names) => names.map((name) => ({ name: name.replace(/_ms$/, ""), values: series[name] }));
   const percent = (name) => [{ name, values: series[name].map((value) => (value === null ? null : 100 * value)) }];
   render(charts,
-    sparkline("Answers a second", of("qps"), { now: [minute.qps] }),
+    sparkline("Answers per second", of("qps"), { now: [minute.qps] }),
     sparkline("Latency", of("p50_ms", "p99_ms"), { unit: " ms", now: [minute.p50_ms, minute.p99_ms] }),
-    sparkline("Levels accepted of those drafted", percent("acceptance"), { unit: " %", digits: 0 }),
-    sparkline("Target passes an answer", of("target_passes"), { digits: 2 }),
-    sparkline("Requests in a batch", of("batch_size")),
+    sparkline("Drafted levels that were accepted", percent("acceptance"), { unit: " %", digits: 0 }),
+    sparkline("Target passes per answer", of("target_passes"), { digits: 2 }),
+    sparkline("Requests per batch", of("batch_size")),
     sparkline("Problems answered", of("errors"), { digits: 0, now: [minute.errors] }),
     sparkline("Answers filled up", of("fallbacks"), { digits: 0, now: [minute.fallbacks] }),
     sparkline("Events stored", of("events"), { digits: 0, now: [minute.events] }),
@@ -68,7 +67,7 @@ async function refresh() {
     h("p", { class: "fine wide" }, [
       `${number(queue.depth)} of ${number(queue.limit)} places in the queue taken`, `up for ${span(process.uptime_s)}`,
       process.rss_bytes && `${number(process.rss_bytes / 2 ** 20)} MiB of memory`, `version ${answer.version}`,
-    ].filter(Boolean).join(" · "), ". Figures are of the last minute, lines of the last ten."));
+    ].filter(Boolean).join(" · "), ". Figures are of the last minute, lines of the last ten minutes."));
 }
 
 function span(seconds) {

@@ -1,4 +1,4 @@
-// The list: cards of the answer, how it was asked for, and what became of the earlier list.
+// The recommendations as cards, the request, and the changes since the previous list.
 
 import { call, curl, latest, learn, remember, request, title } from "./api.js";
 import { announce, empty, h, identity, logProb, number, plural, problemBox, render, share } from "./dom.js";
@@ -11,13 +11,13 @@ import { state, update, watch } from "./state.js";
 export const ASKED = ["user", "history", "k", "mode", "guarantee", "seed", "diversity", "seen", "blend", "model", "filter"];
 const SOURCES = {
   model: "found by the model's search",
-  retrieval: "proposed by retrieval: what goes with the history",
-  popular: "popular, where nothing better is known",
+  retrieval: "proposed by retrieval from the items of the history",
+  popular: "a popular item, as a fallback",
 };
 const MOST_TAGS = 4;
 const ask = latest();
 let list, head, note, raw, answered = null;
-let ranks = new Map(), before = ranks; // of the list that is shown, and of the one before it
+let ranks = new Map(), before = ranks; // of the current list, and of the previous one
 
 export function mountResults(root) {
   head = h("p", { class: "summary" });
@@ -32,7 +32,7 @@ export function mountResults(root) {
   watch(["view", ...ASKED], () => state.view === "recommend" && load());
 }
 
-/** Ask once more, though nothing changed here. */
+/** Request the list again, with an unchanged state. */
 export function askAgain() {
   answered = null;
   if (state.view === "recommend") load();
@@ -61,7 +61,7 @@ async function load() {
   }
 }
 
-/** Titles in place of ids, where they were not known when the list was drawn. */
+/** Replace ids of reasons by titles that were fetched after the list was drawn. */
 function nameReasons() {
   for (const one of list.querySelectorAll("q")) one.textContent = title(one.dataset.item);
 }
@@ -86,8 +86,8 @@ function draw(answer) {
   [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
     ? items.map((item) => card(item, high > low ? (item.score - low) / (high - low) : 1, answer.certificate !== "approximate"))
-    : h("li", { class: "wide" }, empty("Nothing to recommend", "No item is left that fits; loosen the filter.")));
-  if (place >= 0 && !list.contains(document.activeElement)) { // what had the focus is gone: its place has it
+    : h("li", { class: "wide" }, empty("Nothing to recommend", "No item matches; relax the filter.")));
+  if (place >= 0 && !list.contains(document.activeElement)) { // the focused card is gone: focus the card at its place
     const cards = list.querySelectorAll(".card-add");
     (cards[Math.min(place, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
   }
@@ -99,7 +99,7 @@ function card(item, part, exact) {
   const name = item.title || item.item_id;
   const bar = h("span", { class: "bar", "aria-hidden": "true" });
   bar.style.setProperty("--part", 0.06 + 0.94 * part);
-  const chance = exact && item.source === "model" ? ` · ${share(item.score)}` : ""; // a blended score is none
+  const chance = exact && item.source === "model" ? ` · ${share(item.score)}` : ""; // a blended score is not a probability
   return h("li", { class: "card", "data-id": item.item_id },
     h("div", { class: "card-top" },
       h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
@@ -111,7 +111,7 @@ function card(item, part, exact) {
       onclick: () => add(item.item_id),
     }, name)),
     identity(item),
-    h("p", { class: "score", title: exact ? "Log-probability of the item's semantic ID, and the same as a chance" : "Log-probability, and what retrieval adds" },
+    h("p", { class: "score", title: exact ? "Log-probability of the item's semantic ID, and its probability" : "Log-probability plus the addition of retrieval" },
       bar, h("span", {}, h("span", { class: "sr" }, "score "), `${logProb(item.score)}${chance}`)),
     h("p", { class: "why" },
       h("span", { class: `source ${item.source}`, title: SOURCES[item.source] }, item.source),
@@ -131,7 +131,7 @@ function moved(item) {
 
 function tags(item) {
   const all = Object.entries(item.metadata ?? {}).flatMap(([key, value]) => values(value).map((one) => [key, one]));
-  const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one of each key, then the rest
+  const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one value of each key, then the others
   const shown = [...new Map(first.map((pair) => [pair.join("\n"), pair])).values()].slice(0, MOST_TAGS);
   if (!shown.length) return null;
   return h("p", { class: "tags" }, shown.map(([key, one]) => h("button", {
@@ -140,7 +140,7 @@ function tags(item) {
   }, typeof one === "number" ? `${key} ${one}` : String(one))));
 }
 
-// Cards glide to where they are now
+// Animation of cards to their new places
 
 function places() {
   return new Map([...list.querySelectorAll(".card")].map((one) => [one.dataset.id, one.getBoundingClientRect()]));
@@ -166,7 +166,7 @@ async function copyCurl(event) {
     button.textContent = "Copied";
     announce("The request is in the clipboard as a curl line.");
   } catch {
-    const details = raw.closest("details"); // no clipboard here: show it instead
+    const details = raw.closest("details"); // no clipboard: show the command instead
     details.open = true;
     getSelection().selectAllChildren(raw);
     raw.focus();
@@ -174,13 +174,13 @@ async function copyCurl(event) {
   setTimeout(() => (button.textContent = "Copy as curl"), 1500);
 }
 
-// How it is asked for
+// Options of the request
 
 export function mountOptions(root) {
   const k = h("input", { type: "number", id: "k", min: 1, max: 200, onchange: () => k.reportValidity() && update({ k: Number(k.value) || 10 }) });
   const mode = choice("mode", "How to search", {
-    auto: "auto", strict: "speculative, exact", relaxed: "speculative, drawn", beam: "plain beam search",
-  }, (mode) => ({ mode, seed: mode === "relaxed" ? (state.seed ?? 1) : state.seed })); // it needs a seed
+    auto: "auto", strict: "speculative, exact", relaxed: "speculative, sampled", beam: "plain beam search",
+  }, (mode) => ({ mode, seed: mode === "relaxed" ? (state.seed ?? 1) : state.seed })); // this mode needs a seed
   const blend = choice("blend", "Blend with retrieval", { "": "as the bundle says", on: "on", off: "off" });
   const model = choice("model", "Model", { "": "champion" });
   const diversity = h("input", { type: "range", id: "diversity", min: 0, max: 1, step: 0.1, onchange: () => update({ diversity: Number(diversity.value) }) });
@@ -188,12 +188,12 @@ export function mountOptions(root) {
     type: "number", id: "seed", min: 0, step: 1, placeholder: "none",
     onchange: () => seed.reportValidity() && update({ seed: seed.value === "" ? null : Number(seed.value) }),
   });
-  const seen = check("seen", "Seen items, too", (on) => ({ seen: on }));
-  const global = check("global", "Best of all items (go on until it is proven)", (on) => ({ guarantee: on ? "global" : "beam" }));
+  const seen = check("seen", "Include seen items", (on) => ({ seen: on }));
+  const global = check("global", "Globally exact (search until it is proven)", (on) => ({ guarantee: on ? "global" : "beam" }));
   root.append(h("details", { class: "panel", open: matchMedia("(min-width: 960px)").matches },
     h("summary", {}, h("h2", {}, "Options")),
     labelled("Items", k), mode, blend, model, labelled("Diversity", diversity),
-    labelled("Draw with seed", seed), seen, global));
+    labelled("Sample with seed", seed), seen, global));
   watch(["k", "mode", "blend", "model", "diversity", "seed", "seen", "guarantee"], () => {
     k.value = state.k;
     seed.value = state.seed ?? "";
@@ -213,7 +213,7 @@ async function offerModels(field) {
     }
     field.value = state.model;
   } catch {
-    // one model, then
+    // only the champion can be chosen
   }
 }
 

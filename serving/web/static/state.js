@@ -1,30 +1,30 @@
-// What the page shows, kept in the fragment of its address: a reload keeps it, "back" goes back,
-// a link shares it, and no server's log ever sees a person's history.
+// The state of the page, kept in the fragment of its URL: it survives a reload, "back" works, links
+// can be shared, and histories never appear in a server's log.
 
 const DEFAULTS = {
   view: "recommend",
   user: "",
-  history: null, // item ids of a session; null: the history that the service has of `user`
+  history: null, // item ids of a session; null for the stored history of `user`
   k: 10,
   mode: "auto",
   guarantee: "beam",
-  seed: null, // draw by it instead of searching for the best
+  seed: null, // samples items instead of searching for the best
   diversity: 0,
-  seen: false, // may seen items be recommended
-  blend: "", // "" as the bundle says, or "on" or "off"
+  seen: false, // whether seen items may be recommended
+  blend: "", // "" for the bundle's default, "on" or "off"
   model: "",
   filter: null,
   prefix: "",
   q: "",
 };
-export const MOST_HISTORY = 200; // items of a session; the model looks at fewer
+export const MOST_HISTORY = 200; // largest number of items of a session; the model uses fewer
 const VIEWS = ["recommend", "decode", "catalog", "evaluation", "operations"];
 const MODES = ["auto", "strict", "relaxed", "beam"];
 
 const watchers = [];
 export let state = parse(location.hash);
 
-/** The state that a fragment says; whatever it does not say, or says wrongly, is the default. */
+/** Parse a fragment; missing and invalid values become defaults. */
 export function parse(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const found = { ...DEFAULTS };
@@ -53,7 +53,7 @@ export function parse(hash) {
   return found;
 }
 
-/** The fragment of a state; what is the default is left out. */
+/** Format a state as a fragment, without default values. */
 export function format(of) {
   const said = new URLSearchParams();
   for (const name of ["view", "user", "k", "mode", "guarantee", "seed", "diversity", "blend", "model", "prefix", "q"]) {
@@ -65,21 +65,20 @@ export function format(of) {
   return `#${said}`;
 }
 
-/** Change the state; a step that "back" undoes, unless `replace`. */
-export function update(changes, { replace = false } = {}) {
+/** Change the state; the browser's "back" undoes it. */
+export function update(changes) {
   const next = { ...state, ...changes };
   if (format(next) === format(state)) return;
   state = next;
-  window.history[replace ? "replaceState" : "pushState"](null, "", format(state));
+  window.history.pushState(null, "", format(state));
   tell();
 }
 
-/** Call `act` now and whenever one of these fields changes. Returns a function that forces it. */
+/** Call `act` now and whenever one of these fields changes. */
 export function watch(fields, act) {
   const watcher = { fields, act, last: null };
   watchers.push(watcher);
   run(watcher);
-  return () => act();
 }
 
 function run(watcher) {

@@ -1,21 +1,21 @@
-// The tree of one decode as columns of an SVG: a column a level, the prompt at the left, the items of
-// the answer at the right. Fate is told by shape and by colour: disc accepted, ring rejected, diamond patched.
+// The tree of one decode as an SVG: the prompt at the left, one column per level, and the items of the
+// answer at the right. Shape and colour show the fate: disc accepted, ring rejected, diamond patched.
 
 import { logProb, svg } from "./dom.js";
 
 const ROW = 21; // height of a row
 const TOP = 14;
-const NARROWEST = 138; // of a column
-const ITEMS = 230; // width of the last one
-const LABEL = { root: 9, accepted: 84, patched: 84, rejected: 40 }; // where a node's words end
-const FEW = 2; // rejected children shown beside kept ones; the others are a number
+const NARROWEST = 138; // smallest width of a column
+const ITEMS = 230; // width of the last column
+const LABEL = { root: 9, accepted: 84, patched: 84, rejected: 40 }; // offset of the end of a node's text
+const FEW = 2; // number of rejected children shown beside kept ones; of the others only the count is shown
 
 /**
- * Lay a trace out.
+ * Compute the layout of a trace.
  *
- * @param trace of the answer, as on the wire
- * @param items of the answer: they become leaves at the nodes that their semantic IDs lead to
- * @param all show every rejected node
+ * @param trace trace of the answer, as in the response
+ * @param items items of the answer, which become leaves by their semantic IDs
+ * @param all whether to show every rejected node
  * @returns {{nodes: object[], height: number}} nodes with `x` (column), `y`, `up` and `down`
  */
 export function layout(trace, items, all) {
@@ -62,8 +62,8 @@ export function layout(trace, items, all) {
   return { nodes, height: row };
 }
 
-/** What a node is, in words. */
-export function describe(node, levels) {
+/** Describe a node for screen readers. */
+function describe(node, levels) {
   if (node.kind === "root") return "The history: the prompt";
   if (node.kind === "more") return `${node.count} more rejected nodes`;
   if (node.kind === "item") return `Rank ${node.rank}: ${node.title}, semantic ID ${node.path.join(" ")}, target ${logProb(node.target_log_prob)}`;
@@ -75,11 +75,11 @@ export function describe(node, levels) {
 /**
  * Draw a layout.
  *
- * @param shape of `layout`
- * @param levels of a semantic ID
- * @param width there is, in pixels
- * @param look called with the node under the pointer or the focus
- * @returns {{picture: SVGElement, column: number}} and the width of a column
+ * @param shape result of `layout`
+ * @param levels number of codes in a semantic ID
+ * @param width available width in pixels
+ * @param look called with the node that is under the pointer or has the focus
+ * @returns {{picture: SVGElement, column: number}} the picture and the width of a column
  */
 export function drawTree({ nodes, height }, levels, width, look) {
   const column = Math.max(NARROWEST, (width - ITEMS - 30) / levels);
@@ -98,7 +98,7 @@ export function drawTree({ nodes, height }, levels, width, look) {
   });
   const marks = nodes.map((node, i) => mark(node, i, x(node), y(node), levels));
   const picture = svg("svg", {
-    class: "tree", role: "tree", "aria-label": "The tree of the decode, a level a column", viewBox: `0 0 ${whole.width} ${whole.height}`,
+    class: "tree", role: "tree", "aria-label": "The tree of the decode, one column per level", viewBox: `0 0 ${whole.width} ${whole.height}`,
     width: whole.width, height: whole.height,
   }, svg("g", { "aria-hidden": "true" }, edges), marks);
   const of = (event) => nodes[event.target.closest?.("[data-node]")?.dataset.node];

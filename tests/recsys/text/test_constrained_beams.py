@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +27,6 @@ from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
-DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
 DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
 SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
 TOKENS = TokenTrie.build(SPELLING, [1])
@@ -80,7 +75,7 @@ def answers(found, request=0):
 
 @given(titles=titles_, seed=st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
-def test_one_title_is_found_by_the_best_of_all_its_tokenisations_if_they_all_fit(titles, seed):
+def test_a_title_has_the_score_of_its_best_tokenisation(titles, seed):
     # one token writes at most three letters, so that few beams ever meet: see the slow twin
     prompt = random_prompts(np.random.default_rng(seed), 1, 5, 16)[0]
     single = TitleTrie.build(titles, TokenTrie.build([*SPELLING[:5], *[b""] * 5], [1]))
@@ -198,7 +193,7 @@ def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
         )
 
 
-def test_every_request_may_have_its_own_constraint_and_unequal_lengths_leave_the_others_alone():
+def test_requests_may_have_their_own_constraints():
     prompts = random_prompts(np.random.default_rng(1), 3, 6, 16)
     tries = [TitleTrie.build(t, TOKENS) for t in (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])]
     together = generate(DOUBLE, prompts, 3, 15, constraint=tries, num_return_sequences=3)
@@ -250,25 +245,19 @@ def test_grammars_constrain_beams_too():
     assert answers(found, 1)
 
 
-def real_titles(name):
-    if name == "movielens":
-        file = DATASETS / "movielens-latest-small-2016" / "movies.csv"
-    else:
-        file = DATASETS / "letter-yelp" / "Yelp.item.json"
-    if not file.is_file():
-        pytest.skip(f"no {file}")
-    with file.open(encoding="utf-8", newline="") as stream:
-        if name == "movielens":
-            return [row["title"] for row in csv.DictReader(stream)]
-        return [item["title"] for item in json.load(stream).values()]
+CATALOG = [
+    f"{first} {second}{end}"
+    for first in ("Heat", "Alien", "Häuser", "Toy", "Über", "Star 🎬", "The Night")
+    for second in ("Story", "Wars", "of the Night", "& Co.", "II")
+    for end in ("", " 2", " 2", ": Part One", " (1995)")  # some titles have two items
+]
 
 
-@pytest.mark.parametrize("name", ["movielens", "yelp"])
-def test_every_title_that_a_llama_writes_is_in_the_catalog_and_once(name):
-    catalog = real_titles(name)
-    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 2000))
+def test_generated_titles_are_in_the_catalog_and_distinct():
+    catalog = CATALOG
+    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 400))
     trie = TitleTrie.build(catalog, tokenizer.tokens)
-    model = tiny_model("llama-gqa", 2000, initializer_range=0.05)
+    model = tiny_model("llama-gqa", 400, initializer_range=0.05)
     prompts = [np.asarray(tokenizer.encode(" ; ".join(catalog[i : i + 4]))) for i in range(12)]
     found = generate_titles(model, prompts, trie, 10)
     written = 0

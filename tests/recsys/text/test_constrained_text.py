@@ -151,7 +151,7 @@ def test_a_text_without_a_choice_needs_no_model():
 
 @pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window", "qwen3-mixed-window"])
 @pytest.mark.parametrize("skip", [True, False])
-def test_the_best_text_equals_a_plain_loop_that_recomputes_everything(architecture, skip):
+def test_the_best_text_equals_a_loop_without_a_cache(architecture, skip):
     model = tiny_model(architecture, 352, dtype=torch.float64)
     prompts = random_prompts(np.random.default_rng(2), 5, 12, 352)
     grammar = CASES["schema"][0]
@@ -189,7 +189,7 @@ def best(model, tokens, masks):
     return logits.masked_fill(~torch.from_numpy(masks), -torch.inf).argmax(-1).tolist()
 
 
-def test_target_and_draft_share_a_grammar_and_go_back_to_where_they_part():
+def test_target_and_draft_may_share_a_constraint_and_rewind():
     compiler = GrammarCompiler(TOKENIZER)
     grammar = structured(Point)
     target, draft = (tiny_model("llama-gqa", 352, seed=n, dtype=torch.float64) for n in (0, 1))

@@ -55,7 +55,7 @@ def random_tree(constraint, rng, size):
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), size=st.integers(0, 25))
 @settings(max_examples=60, deadline=None)
-def test_at_every_node_of_a_tree_the_mask_is_that_of_a_replay_from_the_root(kind, seed, size):
+def test_masks_of_a_tree_equal_a_replay_from_the_root(kind, seed, size):
     rng = np.random.default_rng(seed)
     tokens, parents = random_tree(make(kind), rng, size)
     constraint = make(kind)
@@ -76,7 +76,7 @@ def test_at_every_node_of_a_tree_the_mask_is_that_of_a_replay_from_the_root(kind
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_a_tree_may_be_asked_about_in_any_order_and_again(kind, seed):
+def test_masks_may_be_computed_in_any_order_and_again(kind, seed):
     rng = np.random.default_rng(seed)
     constraint = make(kind)
     tokens, parents = random_tree(constraint, rng, 20)
@@ -90,7 +90,7 @@ def test_a_tree_may_be_asked_about_in_any_order_and_again(kind, seed):
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_a_token_is_allowed_if_and_only_if_it_leads_somewhere(kind, seed):
+def test_a_token_is_allowed_if_and_only_if_it_leads_to_a_text(kind, seed):
     constraint, rng = make(kind), np.random.default_rng(seed)
     state = constraint.initial()
     while True:
@@ -106,7 +106,7 @@ def test_a_token_is_allowed_if_and_only_if_it_leads_somewhere(kind, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_allowed_at_a_dead_state_and_no_token_leaves_it(kind):
+def test_nothing_is_allowed_at_a_dead_state(kind):
     constraint = make(kind)
     assert not constraint.allowed([DEAD]).any()
     assert constraint.advance([DEAD, DEAD], [3, constraint.end_tokens[0]]).tolist() == [DEAD, DEAD]
@@ -131,7 +131,7 @@ def test_forced_tokens_are_allowed_one_after_the_other(kind, seed):
         state = int(constraint.advance([state], [rng.choice(options)])[0])
 
 
-def test_a_tree_grows_from_any_state_and_a_wrong_token_kills_all_below():
+def test_nodes_below_a_wrong_token_are_dead():
     #   root ── H ──┬── e ── ?  (not allowed) ── a
     #               └── e
     constraint = make("titles")

@@ -52,13 +52,13 @@ def test_a_random_model_writes_valid_explanations(seed, temperature):
         assert value == vars(f.explanation)
 
 
-def test_the_item_costs_no_forward():
+def test_the_forced_item_needs_no_forward_pass():
     short, long = explainer().explain(HISTORY, ["Up", "Up " * 30])
     assert long.written.forced - short.written.forced > 20
     assert short.written.forced + short.written.stats.target_passes == len(short.written.tokens)
 
 
-def test_nothing_is_named_where_there_is_no_history():
+def test_without_history_no_titles_are_named():
     (found,) = explainer().explain([], ["Up"])
     assert found.explanation.because == []
     (found,) = explainer(most_because=0).explain(HISTORY, ["Up"])

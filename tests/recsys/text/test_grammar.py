@@ -52,7 +52,7 @@ def accepts(grammar, text, rng=None):
 
 @given(text=letters, seed=st.integers(0, 1000))
 @settings(max_examples=150, deadline=None)
-def test_a_regex_accepts_what_python_matches_in_every_tokenisation(text, seed):
+def test_a_regex_accepts_what_pythons_does_in_any_tokenisation(text, seed):
     for pattern in (r"(a|b)+( b)?", r"a{2,3} ?b*", r"[^a]*"):
         expected = re.fullmatch(pattern, text) is not None
         assert accepts(regex(pattern), text, np.random.default_rng(seed)) is expected

@@ -173,9 +173,7 @@ def test_a_long_text_equals_hugging_face_and_its_slots_stay_few(architecture):
     budget=st.integers(1, 40),
 )
 @settings(max_examples=30, deadline=None)
-def test_neither_collection_nor_its_interval_nor_the_budget_change_an_answer(
-    seed, every, rules, budget
-):
+def test_collection_does_not_change_answers(seed, every, rules, budget):
     prompts = random_prompts(np.random.default_rng(seed), 3, 9)
     model = TreeModel.of(DOUBLE)
     kept = generate(model, prompts, collect_every=None, **rules)
@@ -209,7 +207,7 @@ def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
         assert alone.stats[0].target_passes == together.stats[i].target_passes
 
 
-def test_a_prompt_that_is_kept_from_an_earlier_call_is_not_run_again():
+def test_a_cached_prompt_is_not_run_again():
     store = PrefixStore(DOUBLE.config, DOUBLE.dtype, DOUBLE.device, 1 << 20)
     model = TreeModel(DOUBLE, prefixes=store, version="v")
     first = generate(model, [np.arange(1, 40)], 3, 12)
@@ -234,7 +232,7 @@ def test_no_prompts_give_no_texts():
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 20])
-def test_a_search_that_is_given_up_gives_its_cache_back(monkeypatch, after):
+def test_an_interrupted_search_returns_its_cache(monkeypatch, after):
     model = TreeModel(DOUBLE)
     forward, calls = model.forward, iter(range(after))
 
@@ -250,7 +248,7 @@ def test_a_search_that_is_given_up_gives_its_cache_back(monkeypatch, after):
     assert model.pool.lent == 0
 
 
-def test_a_cache_that_cannot_grow_is_given_back(monkeypatch):
+def test_a_cache_that_cannot_grow_is_returned(monkeypatch):
     model = TreeModel(DOUBLE)
     lend, calls = model.pool.lend, []
 

@@ -34,6 +34,8 @@ from recsys.serving.batch.scoring import Scorer
 from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
 from recsys.serving.settings import ServingSettings
 
+pytestmark = pytest.mark.anyio
+
 RNG = np.random.default_rng(5)
 HISTORIES: list[list[str] | None] = [
     [f"B{i:04d}" for i in RNG.integers(0, 300, length)] for length in RNG.integers(1, 30, 40)
@@ -62,7 +64,7 @@ def table_of(out: Path) -> pa.Table:
     return pa.concat_tables(pq.read_table(part) for part in sorted(out.glob("part-*.parquet")))
 
 
-def test_the_table_is_what_the_recommender_says_one_by_one(
+def test_the_table_equals_single_answers_of_the_recommender(
     job: Job, bundles: Path, tmp_path: Path
 ) -> None:
     summary = score(job, tmp_path / "out")
@@ -81,8 +83,7 @@ def test_the_table_is_what_the_recommender_says_one_by_one(
     assert verify(tmp_path / "out", "recommendations").digest == summary.digest
 
 
-@pytest.mark.anyio
-async def test_the_table_is_what_the_endpoint_says(
+async def test_the_table_equals_the_answers_of_the_endpoint(
     bundles: Path, users: Path, tmp_path: Path, running: Any
 ) -> None:
     request = {"k": 4, "filter": {"must": [{"key": "price", "range": {"lt": 60}}]}}
@@ -119,8 +120,7 @@ CHEAP = {"must": [{"key": "price", "range": {"lt": 4}}]}
 STRANGERS: list[list[str] | None] = [None, [], ["gone"], ["gone", "B0001"], ["B0002", "B0003"]]
 
 
-@pytest.mark.anyio
-async def test_with_retrieval_strangers_get_what_the_endpoint_says(
+async def test_new_users_get_the_fallback_of_the_endpoint(
     retrieving: Path, tmp_path: Path, running: Any
 ) -> None:
     users = write_users(
@@ -166,7 +166,7 @@ def test_two_processes_write_the_same_bytes(job: Job, tmp_path: Path) -> None:
         assert part.read_bytes() == (tmp_path / "two" / part.name).read_bytes()
 
 
-def test_a_second_run_finds_nothing_to_do_and_a_part_that_is_gone_is_made_again(
+def test_a_second_run_only_makes_missing_parts(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -205,12 +205,12 @@ def test_a_folder_of_something_else_is_left_alone(job: Job, tmp_path: Path) -> N
 def test_two_runs_do_not_share_a_folder(job: Job, tmp_path: Path) -> None:
     with (
         Output(tmp_path / "out", job).opened(),
-        pytest.raises(ArtifactError, match="another run is at work there"),
+        pytest.raises(ArtifactError, match="another run uses this folder"),
     ):
         score(job, tmp_path / "out")
 
 
-def test_a_run_that_fails_keeps_what_is_done(
+def test_a_failed_run_keeps_its_complete_parts(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def some(job: Job, parts: Any) -> Any:
@@ -241,7 +241,7 @@ def killed_behind_five_parts(arguments: list[str]) -> None:
     main()
 
 
-def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(
+def test_a_killed_run_continues_without_loss_or_repetition(
     bundles: Path, tmp_path: Path, forked: Callable[..., int]
 ) -> None:
     ids = [f"user-{n}" for n in range(200)]
@@ -257,7 +257,9 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(
     verify(out, "recommendations")
 
 
-def test_a_worker_that_fails_says_why_and_where(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_worker_reports_the_reason_and_the_part(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fork = get_context("fork")  # what it says is the same, and it need not import everything
     monkeypatch.setattr(workers, "get_context", lambda _: fork)
     bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
@@ -279,9 +281,7 @@ def test_any_range_of_rows_is_read_as_it_was_written(data: Any, users: Path) -> 
         assert file.read(start, stop) == (IDS[start:stop], HISTORIES[start:stop])
 
 
-def test_a_folder_of_files_is_read_in_the_order_of_names_and_ids_may_be_numbers(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_is_read_by_name_and_ids_may_be_numbers(tmp_path: Path) -> None:
     write_users(tmp_path / "b.parquet", [3], [[7, 8]])
     write_users(tmp_path / "a.parquet", [1, 2], [[5], None])
     file = open_users(tmp_path, None)
@@ -301,7 +301,7 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_data_sets_users_come_with_all_their_events(dataset: Path) -> None:
+def test_users_of_a_data_set_have_all_their_events(dataset: Path) -> None:
     events = Dataset.load(dataset).interactions
     everybody = open_users(None, dataset)
     expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
@@ -319,7 +319,7 @@ def test_chosen_users_get_their_histories_from_the_data_set(dataset: Path, tmp_p
     assert histories == [everybody["u3"], None, everybody["u0"], everybody["u3"]]
 
 
-def test_malformed_users_are_told(tmp_path: Path) -> None:
+def test_malformed_users_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "u.parquet"
     file.write_text("no parquet")
     with pytest.raises(DataError, match="not a parquet file of users"):
@@ -337,17 +337,17 @@ def test_malformed_users_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no column 'history'"):
         open_users(file, None)
     pq.write_table(pa.table({"user": ["a"]}), file)
-    with pytest.raises(DataError, match="no column 'user_id', but user"):
+    with pytest.raises(DataError, match="no column 'user_id'; found user"):
         open_users(file, None)
-    with pytest.raises(DataError, match="nobody to score"):
+    with pytest.raises(DataError, match="no users to score"):
         open_users(None, None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no file in it"):
         open_users(tmp_path / "empty", None)
 
 
-def test_a_request_that_is_none_is_told(job: Job) -> None:
-    with pytest.raises(ConfigError, match="'user' has no place in a batch"):
+def test_an_invalid_batch_request_is_reported(job: Job) -> None:
+    with pytest.raises(ConfigError, match="a batch does not support 'user'"):
         _ = Job(job.bundle, job.users, None, {"user": "ada"}).body
     with pytest.raises(ConfigError, match="--request: k: "):
         _ = Job(job.bundle, job.users, None, {"k": 0}).body

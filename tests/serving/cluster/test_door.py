@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 
+from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
@@ -26,6 +27,8 @@ from recsys.serving.cluster.ray import import_ray
 from recsys.serving.cluster.replica import Replica
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
+
+pytestmark = pytest.mark.anyio
 
 JSON = (b"content-type", b"application/json")
 SEEDED = {"history": ["item-1"]}
@@ -69,7 +72,6 @@ async def client(replicas: FakeReplicas) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.anyio
 async def test_a_request_whose_replica_is_lost_is_sent_again(client: Any, replicas: Any) -> None:
     replicas.outcomes[:0] = [ReplicaLostError(), ReplicaLostError()]
     response = await client.post("/v1/recommendations", json=SEEDED)
@@ -78,7 +80,6 @@ async def test_a_request_whose_replica_is_lost_is_sent_again(client: Any, replic
     assert len({call.header(b"x-request-id") for call, _ in replicas.asked}) == 1
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("code", ["not_ready", "shutting_down"])
 async def test_a_replica_that_has_not_begun_is_passed_over(
     client: Any, replicas: Any, code: str
@@ -88,14 +89,12 @@ async def test_a_replica_that_has_not_begun_is_passed_over(
     assert len(replicas.asked) == 2
 
 
-@pytest.mark.anyio
-async def test_a_store_out_of_reach_is_told_at_once(client: Any, replicas: Any) -> None:
+async def test_an_unreachable_store_is_reported_at_once(client: Any, replicas: Any) -> None:
     replicas.outcomes = [problem("store_unavailable")]
     assert (await client.get("/v1/users/ada/history")).json()["code"] == "store_unavailable"
     assert len(replicas.asked) == 1
 
 
-@pytest.mark.anyio
 async def test_events_are_not_sent_twice(client: Any, replicas: Any) -> None:
     replicas.outcomes = [ReplicaLostError()]
     response = await client.post("/v1/events", json={"events": []})
@@ -104,7 +103,6 @@ async def test_events_are_not_sent_twice(client: Any, replicas: Any) -> None:
     assert len(replicas.asked) == 1
 
 
-@pytest.mark.anyio
 async def test_a_door_without_replicas_gives_up_at_the_deadline(client: Any, replicas: Any) -> None:
     replicas.outcomes = [ReplicaLostError()]
     response = await client.post(
@@ -115,27 +113,24 @@ async def test_a_door_without_replicas_gives_up_at_the_deadline(client: Any, rep
     assert len(replicas.asked) > 1
 
 
-@pytest.mark.anyio
-async def test_a_full_queue_is_told_and_not_joined_again(client: Any, replicas: Any) -> None:
+async def test_a_full_queue_is_reported_without_a_retry(client: Any, replicas: Any) -> None:
     replicas.outcomes = [OverloadedError()]
     response = await client.post("/v1/recommendations", json=SEEDED)
     assert (response.status_code, response.json()["code"]) == (429, "queue_full")
     assert len(replicas.asked) == 1
 
 
-@pytest.mark.anyio
-async def test_a_large_body_does_not_come_in(client: Any, replicas: Any) -> None:
+async def test_the_door_refuses_a_large_body(client: Any, replicas: Any) -> None:
     response = await client.post("/v1/recommendations", content=b"x" * 2001)
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
     assert replicas.asked == []
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("method", "path"),
     [("PUT", "/v1/items/a/b"), ("POST", "/v1/items"), ("PUT", "/v1/aliases/champion")],
 )
-async def test_a_change_goes_to_all_and_one_refusal_is_the_answer(
+async def test_a_change_goes_to_all_replicas_and_fails_if_one_refuses(
     client: Any, replicas: Any, method: str, path: str
 ) -> None:
     replicas.replies = [Reply(200, [JSON], b"{}", "a:1"), problem("bundle_refused", 409)]
@@ -145,33 +140,30 @@ async def test_a_change_goes_to_all_and_one_refusal_is_the_answer(
     assert replicas.asked == []
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/v1/items/a", "/v1/aliases/shadow"])
 @pytest.mark.parametrize(
     ("statuses", "told"),
     [((204, 404), 204), ((404, 204), 204), ((404, 404), 404), ((404, 503), 503), ((204, 409), 409)],
 )
-async def test_a_deletion_found_nothing_only_if_no_replica_found_anything(
+async def test_a_deletion_is_404_only_if_every_replica_says_so(
     client: Any, replicas: Any, path: str, statuses: tuple[int, ...], told: int
 ) -> None:
     replicas.replies = [Reply(status, [JSON], b"", "a:1") for status in statuses]
     assert (await client.delete(path)).status_code == told
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("method", "path"),
     [("PUT", "/v1/aliases/champion"), ("POST", "/v1/aliases/champion/rollback")],
 )
-async def test_a_replica_without_the_bundle_or_alias_to_change_to_is_told_of(
+async def test_the_reply_to_a_change_is_the_worst_of_all_replicas(
     client: Any, replicas: Any, method: str, path: str
 ) -> None:
     replicas.replies = [Reply(200, [JSON], b"{}", "a:1"), problem("unknown_bundle", 404)]
     assert (await client.request(method, path, json={})).status_code == 404
 
 
-@pytest.mark.anyio
-async def test_an_item_is_taken_away_though_the_second_replica_heard_of_it_first(
+async def test_an_item_is_deleted_though_a_replica_knew_before(
     bundles: Path, tmp_path: Path
 ) -> None:
     class Two(FakeReplicas):
@@ -193,13 +185,11 @@ async def test_an_item_is_taken_away_though_the_second_replica_heard_of_it_first
         await replica.stop()
 
 
-@pytest.mark.anyio
-async def test_a_change_that_no_replica_heard_of_is_told(client: Any) -> None:
+async def test_a_change_without_any_replica_is_an_error(client: Any) -> None:
     assert (await client.delete("/v1/items/a")).json()["code"] == "not_ready"
 
 
-@pytest.mark.anyio
-async def test_metrics_are_everybodys_told_apart_by_replica(client: Any, replicas: Any) -> None:
+async def test_metrics_of_all_replicas_have_a_label(client: Any, replicas: Any) -> None:
     text = b'# HELP a_total One.\n# TYPE a_total counter\na_total{b="c"} 1.0\n# HELP g g\ng 2.0\n'
     replicas.replies = [Reply(200, [], text, name) for name in ("h:2", "h:1")]
     response = await client.get("/metrics")
@@ -221,7 +211,7 @@ def call(method: str, path: str, body: Any = None, **headers: str) -> Call:
     return Call.of(scope, content)
 
 
-def test_a_session_is_the_header_or_the_user_or_where_the_history_began() -> None:
+def test_a_session_is_the_header_the_user_or_the_first_item() -> None:
     ask = ("POST", "/v1/recommendations")
     assert session_of(call(*ask, {"user": "ada"}, x_session_id="s")) == "s"
     assert session_of(call(*ask, {"user": "ada"})) == "ada"
@@ -231,12 +221,11 @@ def test_a_session_is_the_header_or_the_user_or_where_the_history_began() -> Non
 
 
 @pytest.mark.parametrize("body", [None, [], {"user": 3}, {"history": []}, {"history": {}}, "x"])
-def test_what_has_no_session_goes_anywhere(body: Any) -> None:
+def test_requests_without_a_session_go_to_any_replica(body: Any) -> None:
     one, other = (session_of(call("POST", "/v1/recommendations", body)) for _ in range(2))
     assert one != other
 
 
-@pytest.mark.anyio
 async def test_an_application_answers_a_call_as_it_answers_a_client() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
@@ -250,7 +239,6 @@ async def test_an_application_answers_a_call_as_it_answers_a_client() -> None:
     assert (reply.status, reply.headers, reply.body) == (201, [JSON], b'PUT /x {"a": 1}')
 
 
-@pytest.mark.anyio
 async def test_a_replica_answers_swaps_and_survives_a_bad_bundle(
     bundles: Path, tmp_path: Path
 ) -> None:
@@ -271,7 +259,6 @@ async def test_a_replica_answers_swaps_and_survives_a_bad_bundle(
     await replica.stop()
 
 
-@pytest.mark.anyio
 async def test_the_door_that_rays_proxies_ask_gives_the_same() -> None:
     from starlette.requests import Request
 
@@ -294,15 +281,17 @@ async def test_the_door_that_rays_proxies_ask_gives_the_same() -> None:
     assert response.raw_headers == [JSON]
 
 
-def test_settings_of_a_cluster_name_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_settings_of_a_cluster_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(yaml.safe_dump({"cluster": {"replicas": 3, "gpus": 0.25}}))
-    assert ClusterSettings.load(file).replicas == 3
-    assert ClusterSettings.load(file, replicas=5).replicas == 5
-    with pytest.raises(ConfigError, match="cluster: max_replicas 2 is below replicas 3"):
-        ClusterSettings.load(file, max_replicas=2)
-    with pytest.raises(ConfigError, match=r"cluster\.gpu: "):
-        ClusterSettings.of({"gpu": 1})
+    assert Settings.load(file).section("cluster", ClusterSettings).replicas == 3
+    for override, reason in (
+        ("max_replicas=2", "cluster: max_replicas 2 is below replicas 3"),
+        ("replicas=0", r"cluster\.replicas: 0 is below 1"),
+        ("gpu=1", "unknown key in 'cluster': 'gpu'"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            Settings.load(file, [f"cluster.{override}"]).section("cluster", ClusterSettings)
 
 
 def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
@@ -314,7 +303,7 @@ def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
     for one in (application, within):
         given = {"host": "0.0.0.0", "store": "postgresql://db/r", **one["args"]["serve"]}
         assert ServingSettings.load(None, (), **given).hosts == ("*",)
-        assert ClusterSettings.of(one["args"]["cluster"]).max_replicas == 8
+        assert ClusterSettings(**one["args"]["cluster"]).max_replicas == 8
         module, name = one["import_path"].split(":")
         assert callable(getattr(import_module(module), name))
     assert application["deployments"] == within["deployments"]
@@ -322,7 +311,7 @@ def test_the_files_to_deploy_are_valid_and_say_the_same() -> None:
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'")
-def test_rays_proxies_serve_nobody_without_keys_unless_told_so(tmp_path: Path) -> None:
+def test_rays_proxies_need_keys_or_insecure_listen(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -337,7 +326,7 @@ def test_rays_proxies_serve_nobody_without_keys_unless_told_so(tmp_path: Path) -
     assert "has no keys" in done.stderr.replace("\n", " ")
 
 
-def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     with pytest.raises(ConfigError, match=r"pip install 'recbeam\[ray\]'"):
@@ -352,7 +341,7 @@ def test_replicas_on_several_machines_need_a_database(
     ray.nodes.return_value = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     monkeypatch.setattr(deployment, "import_ray", lambda part: ray)
     for store in (tmp_path / "h.db", f"sqlite:///{scheme}.db"):
-        with pytest.raises(ConfigError, match=r"is for replicas of one machine .* has 2"):
+        with pytest.raises(ConfigError, match=r"serves one machine .* has 2"):
             deployment.replicas(ServingSettings(bundle=tmp_path, store=store), ClusterSettings())
     settings = ServingSettings(bundle=tmp_path, store=f"{scheme}://db/r")
     assert deployment.replicas(settings, ClusterSettings()) is not None

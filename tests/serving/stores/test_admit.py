@@ -21,7 +21,7 @@ EVENTS = st.builds(
 
 
 @given(st.lists(st.lists(EVENTS, max_size=4), max_size=6), st.integers(0, 3))
-def test_batches_one_after_the_other_are_as_a_dictionary_has_them(
+def test_admission_of_batches_equals_a_dictionary(
     batches: list[list[Event]], erased_ms: int
 ) -> None:
     kept: dict[str, str] = {}  # the slow twin

@@ -15,8 +15,6 @@ from recsys.serving.stores.store import Store
 MakeEvent = Callable[..., Event]
 Open = Callable[..., Store]
 
-pytestmark = pytest.mark.anyio
-
 
 class Observer:
     def __init__(self) -> None:
@@ -61,7 +59,7 @@ async def test_a_history_is_read_once_and_then_comes_from_redis(
     assert observer.calls == ["append"] + ["history"] * 7
 
 
-async def test_an_event_is_in_the_next_history_of_every_process_that_shares_the_cache(
+async def test_processes_with_one_cache_see_an_event_at_once(
     path: Path, redis: Any, opened: Open, event: MakeEvent
 ) -> None:
     here, there = (opened(path, history_cache=redis.url) for _ in range(2))
@@ -75,7 +73,7 @@ async def test_an_event_is_in_the_next_history_of_every_process_that_shares_the_
     assert await there.history("ada", 100) is None
 
 
-async def test_a_reader_that_is_overtaken_by_a_write_leaves_nothing_old_behind(
+async def test_a_read_during_a_write_caches_nothing_old(
     path: Path, redis: Any, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(path, history_cache=redis.url)
@@ -96,7 +94,7 @@ async def test_a_seed_disowns_every_cached_history(
     assert await other.history("ada", 10) == ["x"]
 
 
-async def test_a_dead_redis_costs_speed_alone_and_is_told_once(
+async def test_a_dead_redis_is_logged_once_and_histories_stay_right(
     path: Path, redis: Any, opened: Open, event: MakeEvent, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "recsys.serving.stores")
@@ -119,7 +117,7 @@ async def test_a_dead_redis_costs_speed_alone_and_is_told_once(
     assert [r for r in caplog.records if "Redis is back" in r.message]
 
 
-async def test_what_a_redis_missed_while_away_is_not_believed_when_it_is_back(
+async def test_histories_are_invalidated_when_redis_returns(
     path: Path, redis: Any, opened: Open, event: MakeEvent
 ) -> None:
     """It keeps its memory here: only the way to it is cut."""

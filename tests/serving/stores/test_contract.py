@@ -41,7 +41,7 @@ async def test_a_repeated_event_counts_once(store: Store, event: MakeEvent) -> N
     assert store.count() == 4
 
 
-async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
+async def test_a_known_id_with_other_content_refuses_the_whole_batch(
     store: Store, event: MakeEvent
 ) -> None:
     await store.append([event("1", item="x")])
@@ -56,7 +56,7 @@ async def test_another_event_of_a_known_id_is_refused_and_its_batch_with_it(
     assert await store.append([event("2")]) == Appended(accepted=1)
 
 
-async def test_writers_at_once_share_commits_and_one_refusal_spares_the_others(
+async def test_concurrent_writers_share_commits_but_not_refusals(
     store: Store, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[int] = []
@@ -95,7 +95,7 @@ async def test_an_event_is_in_the_next_history_of_every_process(
         assert await there.history("ada", 100) == expected
 
 
-async def test_what_is_shown_or_dismissed_is_kept_and_is_no_history(
+async def test_impressions_and_dismissals_are_stored_but_not_history(
     location: str, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(location)
@@ -121,7 +121,7 @@ async def test_pages_of_events_join_without_gap_or_repetition(
     assert await store.events("eve", 4) == []
 
 
-async def test_an_event_comes_back_as_it_went_in(store: Store, event: MakeEvent) -> None:
+async def test_an_event_is_read_as_it_was_written(store: Store, event: MakeEvent) -> None:
     sent = event("1", "é\u2028💄", "'; --", 2**41, value=0.1, recommendation_id="nobody's")
     assert (await store.append([sent])).unlinked == 1
     (found,) = await store.events("é\u2028💄", 1)
@@ -153,7 +153,7 @@ async def test_ids_are_data_and_never_sql(store: Store, event: MakeEvent) -> Non
     assert store.count() == 3
 
 
-async def test_an_event_that_the_database_cannot_take_spares_its_neighbours(
+async def test_an_event_the_database_refuses_does_not_affect_others(
     store: Store, event: MakeEvent
 ) -> None:
     bad = event("bad", time_ms=2**70)
@@ -170,7 +170,7 @@ async def test_an_event_that_the_database_cannot_take_spares_its_neighbours(
 # Erasure
 
 
-async def test_an_erased_user_is_gone_and_stays_gone(
+async def test_an_erased_user_stays_erased(
     store: Store, event: MakeEvent, write_dataset: Callable[..., Path]
 ) -> None:
     dataset = write_dataset(EVENTS)
@@ -209,7 +209,7 @@ async def test_feedback_is_linked_to_a_remembered_answer_at_once(
     assert await store.served("r1") == Served("r1", "ada", "demo@1", ("x", "y"), 5)
 
 
-async def test_answers_are_written_without_events_and_the_oldest_are_forgotten(
+async def test_answers_are_written_without_events_and_limited(
     store: Store, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     monkeypatch.setattr("recsys.serving.stores.store.SERVED_KEPT", 10)
@@ -253,7 +253,7 @@ async def test_the_journal_keeps_the_last_record_of_an_item(store: Store) -> Non
     await store.journal_append("a", [])
 
 
-async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
+async def test_following_the_journal_misses_no_change_of_a_process(
     location: str, opened: Open
 ) -> None:
     mine, other = opened(location), opened(location)
@@ -291,7 +291,7 @@ async def test_whoever_follows_the_journal_misses_nothing_of_other_processes(
     assert seen == dict.fromkeys("0123", 9)
 
 
-async def test_state_is_kept_and_replaced(location: str, opened: Open) -> None:
+async def test_state_is_stored_and_replaced(location: str, opened: Open) -> None:
     store = opened(location)
     assert await store.state_get("aliases") is None
     await store.state_put("aliases", {"champion": "a"})
@@ -315,7 +315,7 @@ async def test_seeding_twice_is_seeding_once(
     assert [found.time_ms for found in await again.events("ada", 9)] == [30_000, 30_000, 10_000]
 
 
-async def test_a_newer_data_set_replaces_the_older_and_nothing_else(
+async def test_a_newer_data_set_replaces_only_the_older_one(
     store: Store, event: MakeEvent, write_dataset: Callable[..., Path]
 ) -> None:
     store.seed(write_dataset(EVENTS))
@@ -325,7 +325,7 @@ async def test_a_newer_data_set_replaces_the_older_and_nothing_else(
     assert await store.history("bob", 10) is None
 
 
-async def test_a_failed_seed_leaves_nothing_behind(
+async def test_a_failed_import_writes_nothing(
     store: Store, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.seed(write_dataset(EVENTS))
@@ -372,7 +372,7 @@ async def test_many_readers_during_a_seed_see_all_of_it_or_nothing(
 # Life
 
 
-async def test_a_closed_store_has_written_what_waited_and_takes_nothing_more(
+async def test_closing_a_store_writes_the_queue_and_refuses_more(
     location: str, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(location)
@@ -389,7 +389,7 @@ async def test_a_closed_store_has_written_what_waited_and_takes_nothing_more(
     assert await again.served("last") is not None
 
 
-async def test_a_caller_that_gives_up_in_the_queue_writes_nothing(
+async def test_a_cancelled_write_in_the_queue_is_dropped(
     store: Store, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()

@@ -17,7 +17,7 @@ Open = Callable[..., Store]
 pytestmark = pytest.mark.anyio
 
 
-async def test_while_the_server_is_away_calls_fail_and_afterwards_they_work(
+async def test_calls_fail_without_the_server_and_work_afterwards(
     postgres: Any, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(postgres.url)
@@ -77,7 +77,7 @@ async def test_a_connection_that_the_server_ends_is_replaced(
     assert await store.history("ada", 9) == ["x", "y"]
 
 
-async def test_processes_that_wait_for_each_others_events_both_get_through(
+async def test_processes_that_deadlock_on_events_both_succeed(
     postgres: Any, opened: Open, event: MakeEvent
 ) -> None:
     here, there = opened(postgres.url), opened(postgres.url)
@@ -95,7 +95,7 @@ async def test_many_processes_may_start_at_once_on_an_empty_database(
     assert len({store.store_id for store in stores}) == 1
 
 
-async def test_ids_are_ordered_by_bytes_whatever_the_locale(
+async def test_ids_are_ordered_by_bytes_in_any_locale(
     postgres: Any, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(postgres.url)
@@ -112,7 +112,7 @@ async def test_a_newer_schema_is_refused(postgres: Any, opened: Open) -> None:
         opened(postgres.url)
 
 
-def test_an_unreachable_server_is_named_without_its_password() -> None:
+def test_the_error_of_an_unreachable_server_hides_its_password() -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1/shop: ") as caught:
         open_store("postgresql://me:hush@127.0.0.1:1/shop")
@@ -126,7 +126,7 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
         ("redis", "recbeam[redis]", None, "redis://localhost"),
     ],
 )
-def test_a_missing_package_is_told_by_its_extra(
+def test_a_missing_package_is_reported_with_its_extra(
     module: str, extra: str, location: str, cache: str, tmp_path: Any, monkeypatch: Any
 ) -> None:
     ours = {"psycopg": "recsys.serving.stores.postgres", "redis": "recsys.serving.stores.cache"}[

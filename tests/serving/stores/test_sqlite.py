@@ -51,7 +51,7 @@ def script(path: Path, sql: str) -> None:
     connection.close()
 
 
-async def test_the_first_schema_is_brought_up_to_date_with_its_histories(
+async def test_the_first_schema_is_migrated_with_its_histories(
     path: Path, opened: Open, event: MakeEvent
 ) -> None:
     script(path, SCHEMA_1)
@@ -134,7 +134,7 @@ def test_others_on_the_machine_may_not_read_a_new_store(path: Path, opened: Open
     assert {file.stat().st_mode & 0o777 for file in path.parent.glob("histories.db*")} == {0o600}
 
 
-async def test_commits_are_synced_and_an_erased_users_bytes_leave_the_disk(
+async def test_commits_are_synced_and_erased_bytes_are_overwritten(
     path: Path, opened: Open, event: MakeEvent
 ) -> None:
     store = opened(path)
@@ -151,7 +151,7 @@ async def test_commits_are_synced_and_an_erased_users_bytes_leave_the_disk(
     assert await store.history("bob", 1) == ["x"]
 
 
-async def test_a_full_disk_refuses_writes_whole_and_is_forgotten_when_there_is_space(
+async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
     path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(path)
@@ -196,7 +196,7 @@ def test_no_acknowledged_event_is_lost_to_kill_9(tmp_path: Path) -> None:
     assert " 0 lost, 0 torn, 0 doubled" in done.stdout
 
 
-async def test_what_fails_after_an_erasure_is_committed_all_the_same(
+async def test_a_failure_after_an_erasure_does_not_undo_it(
     path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(path)
@@ -210,9 +210,7 @@ async def test_what_fails_after_an_erasure_is_committed_all_the_same(
     assert await store.events("ada", 9) == []
 
 
-def test_the_wait_for_locks_is_as_before_when_the_log_cannot_be_truncated(
-    path: Path, opened: Open
-) -> None:
+def test_a_log_in_use_does_not_change_the_wait_for_locks(path: Path, opened: Open) -> None:
     asked: list[str] = []
 
     class Full:
@@ -226,7 +224,7 @@ def test_the_wait_for_locks_is_as_before_when_the_log_cannot_be_truncated(
     assert asked[-1] == "PRAGMA busy_timeout = 30000"
 
 
-async def test_remembered_answers_outlive_an_outage_and_a_bad_one_among_them(
+async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
     path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(path)
@@ -252,7 +250,7 @@ async def test_remembered_answers_outlive_an_outage_and_a_bad_one_among_them(
     assert await store.served("bad") is None
 
 
-async def test_an_answer_that_was_under_way_at_an_erasure_is_not_remembered(
+async def test_answers_in_progress_at_an_erasure_are_not_remembered(
     path: Path, opened: Open
 ) -> None:
     store = opened(path)

@@ -94,7 +94,7 @@ async def test_an_export_into_its_own_store_changes_nothing(full: Store, tmp_pat
     assert facts(full) == before
 
 
-async def test_a_late_repetition_is_known_in_the_store_that_it_was_carried_to(
+async def test_a_repeated_event_is_recognised_after_an_import(
     store: Store, event: MakeEvent, tmp_path: Path, opened: Open
 ) -> None:
     sent = event("1")
@@ -113,7 +113,7 @@ async def test_erased_users_are_not_brought_back(full: Store, tmp_path: Path) ->
     assert await full.users(9) == ["ada"]
 
 
-async def test_lines_of_the_wire_format_are_taken(store: Store, tmp_path: Path) -> None:
+async def test_lines_of_the_wire_format_are_imported(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     lines = [
         {"event_id": "1", "user": "ada", "item": "x", "timestamp": "2026-01-01T00:00:00Z"},
@@ -124,7 +124,7 @@ async def test_lines_of_the_wire_format_are_taken(store: Store, tmp_path: Path) 
     assert [found.time_ms for found in await store.events("ada", 2)] == [1_767_225_600_000, 1500]
 
 
-async def test_a_bad_row_is_named_and_what_came_before_it_is_kept(
+async def test_a_bad_row_is_reported_and_earlier_rows_are_stored(
     store: Store, tmp_path: Path, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK", 1)
