@@ -37,7 +37,7 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_atspeed.py",
     "test_batch.py",
     "test_ids.py",
-    "test_benchmark_command.py",
+    "test_benchmark_commands.py",
     "test_gpu_benchmark.py",
     "test_distributed.py",
 ]
