@@ -623,7 +623,7 @@ def test_a_pickle_in_a_bundle_is_refused_by_name(tmp_path, copy):
     pickled(copy)
     with pytest.raises(ArtifactError, match=r"'target/pytorch_model\.bin' is not in its manifest"):
         Recommender.load(copy)
-    with pytest.raises(ArtifactError, match=r"'target/pytorch_model\.bin' are never loaded"):
+    with pytest.raises(ArtifactError, match=r"'target/pytorch_model\.bin'.* never loaded"):
         Recommender.load(build(tmp_path / "listed", extra=pickled))
 
 
