@@ -156,6 +156,30 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: the file is empty")
 
 
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read a file with one JSON object per line.
+
+    Yields:
+        The number of the line, from 1, and the object.
+
+    Raises:
+        DataError: as `read_lines`; a line that is not a JSON object.
+    """
+    for line, text in read_lines(path):
+        yield line, check_record(parsed(json.loads, text, path, line), path, line)
+
+
+def check_record(value: Any, path: Path, line: int) -> dict[str, Any]:
+    """Return `value` if it is an object with string keys.
+
+    Raises:
+        DataError: it is not; the message names the file and the line.
+    """
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise DataError(f"{path}:{line}: expected a record, found {str(value)[:40]!r}")
+    return value
+
+
 def check_gzip(path: Path) -> None:
     """Read a gzipped file to its end; do nothing for other files.
 

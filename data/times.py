@@ -7,10 +7,12 @@ milliseconds are in 1973.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,17 +32,18 @@ def unix_seconds(
     column: pa.ChunkedArray,
     name: str,
     path: Path,
-    first: int,
+    row_number: Callable[[int], int],
     unit: TimeUnit,
     counts: Counter[str],
 ) -> pa.ChunkedArray:
     """Convert a column of times to unix seconds.
 
     Args:
-        column: numbers, dates, or texts that spell numbers.
+        column: numbers, dates, or texts: all of them numbers, or all of them ISO 8601 dates and
+            times. A time without a zone is UTC.
         name: of the column, for errors.
         path: of the file, for errors.
-        first: number of the first row in the file, for errors.
+        row_number: position in the column -> number of the row or line in the file, for errors.
         unit: of numbers; `auto` decides for each by its size.
         counts: is increased by the number of converted values of each unit.
 
@@ -51,14 +54,17 @@ def unix_seconds(
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_finite(column), column, None)
     odd = pc.is_null(column)
-    if pa.types.is_string(kind) or pa.types.is_large_string(
-        kind
-    ):  # a column with a single type is not text
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         odd = pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), r"^\d+(\.\d*)?$"))
+        if pc.all(odd).as_py():
+            parsed = pd.to_datetime(column.to_pandas(), format="ISO8601", utc=True, errors="coerce")
+            odd = pa.chunked_array([parsed.isna().to_numpy()])
+            if not pc.any(odd).as_py():
+                return pa.chunked_array([parsed.dt.as_unit("s").astype("int64").to_numpy()])
     row = pc.index(odd, True).as_py()
     if row >= 0:
         raise DataError(
-            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {first + row + 1}; "
+            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {row_number(row)}; "
             "use unix seconds or ISO dates throughout"
         )
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
@@ -81,7 +87,7 @@ def unix_seconds(
     row = pc.index(pc.greater(column, SECONDS_END), True).as_py()
     if row >= 0:
         raise DataError(
-            f"{path}: column {name!r}: data row {first + row + 1} is after the year 5138 if its "
+            f"{path}: column {name!r}: data row {row_number(row)} is after the year 5138 if its "
             f"unit is {unit}; the unit may be smaller: use --set data.time_unit=auto, ms, us or ns"
         )
     return column

@@ -128,7 +128,7 @@ class Union:
         for i, boost in enumerate(boosts):
             if boost is not None:
                 real = np.flatnonzero(items[i] >= 0)
-                gains[i, real] = boost.items[_places(trie, items[i, real])]
+                gains[i, real] = boost.items[trie.item_places(items[i, real])]
         return cls(
             items,
             np.where(items >= 0, log_probs, -np.inf),
@@ -163,10 +163,3 @@ class Union:
             np.pad(scores, missing, constant_values=-np.inf).astype(np.float32),
             np.pad(source, missing),
         )
-
-
-def _places(trie: ItemTrie, items: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Place of each item in `trie.row_items`."""
-    which, places = trie.places_of(trie.item_row[items])
-    found: NDArray[np.intp] = places[trie.row_items[places] == items[which]]
-    return found

@@ -102,9 +102,7 @@ class Epoch:
         hidden = hidden[self.alive[hidden]]
         if mask is None:
             return self.num_items - len(hidden)
-        _, places = self.trie.places_of(np.unique(self.trie.item_row[hidden]))
-        inside = np.isin(self.trie.row_items[places], hidden) & mask.items[places]
-        return mask.eligible - int(np.count_nonzero(inside))
+        return mask.eligible - int(np.count_nonzero(mask.items[self.trie.item_places(hidden)]))
 
     def item(self, item_id: str) -> NewItem | None:
         """An item as `upsert` would take it, with its codes; None if it cannot be recommended."""
@@ -226,8 +224,7 @@ class Epochs:
             left = np.ones(len(trie.row_items), np.bool_)
             if epoch.left is not None:
                 left = epoch.left.copy()
-            which, places = trie.places_of(trie.item_row[items])
-            left[places[trie.row_items[places] == items[which]]] = False
+            left[trie.item_places(items)] = False
             self._epoch = replace(
                 epoch,
                 number=epoch.number + 1,

@@ -38,21 +38,12 @@ from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
-from recsys.requests import (
-    SOURCES,
-    Guarantee,
-    Recommendation,
-    RecommendRequest,
-    RecommendResult,
-    Source,
-)
+from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
 from recsys.retrieval import Blend, Retrieval
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 __all__ = [
-    "SOURCES",
-    "Guarantee",
     "RecommendRequest",
     "RecommendResult",
     "Recommendation",
@@ -288,7 +279,7 @@ class Recommender:
             ValueError: k below 1.
             RequestError: a blend of a bundle that has no retrieval.
         """
-        ((found, _),) = self.rank_modes(
+        ((found, _),) = self.rank_variants(
             histories,
             k,
             (exclude_seen,),
@@ -299,7 +290,7 @@ class Recommender:
         )
         return found
 
-    def rank_modes(
+    def rank_variants(
         self,
         histories: Histories,
         k: int,
@@ -310,7 +301,7 @@ class Recommender:
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
     ) -> list[tuple[Ranked, Ranked]]:
-        """As `rank`, with and without the items of the history, and the model's own lists.
+        """As `rank`, for several values of `exclude_seen`, and with the model's own lists.
 
         All lists come from one search (`recsys.decoding.shared`), which costs little more than the
         search for one of them.
@@ -327,22 +318,22 @@ class Recommender:
             raise ValueError(f"k must be at least 1, got {k}")
         blends = self._blends(RecommendRequest([], k, blend=blend))
         kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
-        epoch, modes = self._begin(), len(exclude_seen)
-        items = np.full((modes, 2, len(histories), k), -1, np.int32)
+        epoch, variants = self._begin(), len(exclude_seen)
+        items = np.full((variants, 2, len(histories), k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             group = histories.take(places)
-            owner = np.tile(np.arange(len(group)), modes)
+            owner = np.tile(np.arange(len(group)), variants)
             seen = group.take(owner).where(np.repeat(exclude_seen, len(group.items)))
             nothing = [None] * len(owner)
             batch = Batch(epoch, group.take(owner), seen, [epoch.mask] * len(owner), nothing)
             best, own, _ = self._rank(batch, k, kind, partial(self._search_shared, kind))
             for which, lists in enumerate((best, own)):
                 here = (slice(None), which, places)
-                items[here] = lists.items.reshape(modes, len(group), k)
-                scores[here] = lists.scores.reshape(modes, len(group), k)
+                items[here] = lists.items.reshape(variants, len(group), k)
+                scores[here] = lists.scores.reshape(variants, len(group), k)
             if advance is not None:
                 advance(len(places))
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
@@ -561,7 +552,7 @@ class _Kind:
     """The properties that requests must share to be decoded together."""
 
     beams: int
-    guarantee: Guarantee = "beam"
+    guarantee: str = "beam"
     sampled: bool = False
     temperature: float = 1.0
     mode: str = Mode.AUTO

@@ -30,6 +30,7 @@ from recsys.serving.schemas.recommendations import (
     NoteCode,
     RecommendationsRequest,
     RecommendationsResponse,
+    Subject,
 )
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
@@ -194,14 +195,10 @@ class Service:
         start = clock()
         deadline = start + self.settings.deadline_ms / 1000
         self.models.get(body.model)  # fail fast on an unknown alias
-        history = body.history
-        if history is None:
-            history = await self._history(str(body.user), deadline)
+        history = await self._history(body, deadline)
         read = clock()
         if history is None and not body.fallback:
-            raise UnknownUserError(
-                f"There is no history of user {body.user!r}; send one inline as 'history'."
-            )
+            raise _unknown_user(body)
         unknown: NoteCode | None = None if history is not None else "unknown_user"
         with self.models.lease(body.model) as model:
             request = await self._request(body, history or [], model, deadline)
@@ -252,13 +249,9 @@ class Service:
             QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
         """
         deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
-        history = body.history
+        history = await self._history(body, deadline)
         if history is None:
-            history = await self._history(str(body.user), deadline)
-        if history is None:
-            raise UnknownUserError(
-                f"There is no history of user {body.user!r}; send one inline as 'history'."
-            )
+            raise _unknown_user(body)
         with self.models.lease(body.model) as model:
             given = list(dict.fromkeys(body.items))
             known, scores = await self._rated(model, history, given, deadline)
@@ -411,10 +404,13 @@ class Service:
         assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
         return answer, found.followed_by(answer.result)
 
-    async def _history(self, user_id: str, deadline: float) -> list[str] | None:
+    async def _history(self, body: Subject, deadline: float) -> list[str] | None:
+        """The history of a request; None if the store has none of its user."""
+        if body.history is not None:
+            return body.history
         try:
             async with asyncio.timeout_at(deadline):
-                return await self.store.history(user_id, MAX_HISTORY)
+                return await self.store.history(str(body.user), MAX_HISTORY)
         except TimeoutError:
             raise DeadlineExceededError from None
 
@@ -501,6 +497,11 @@ class Service:
         self.phase = phase
         self.metrics.ready(phase is Phase.READY)
         self.on_phase(self)
+
+
+def _unknown_user(body: Subject) -> UnknownUserError:
+    text = f"There is no history of user {body.user!r}; send one inline as 'history'."
+    return UnknownUserError(text)
 
 
 def _scored(

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from recsys.data.files import parsed, read_lines
+from recsys.data.files import check_record, parsed, read_json_lines, read_lines
 from recsys.data.item_texts import plain
 from recsys.data.raw import (
     EventStream,
@@ -90,11 +90,9 @@ def _beside(path: Path) -> Path | None:
 
 
 def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
-    rows: list[tuple[str, str, Any, Any, int]] = []
+    rows: list[tuple[str, str, Any, Any, int, int]] = []
     fields = None
-    first = 0
-    for line, text in read_lines(path):
-        record = _json(text, path, line)
+    for line, record in read_json_lines(path):
         if fields is None:
             fields = next((REVIEWS[name] for name in REVIEWS if name in record), None)
         if fields is None:
@@ -115,25 +113,25 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
                     f"{path}:{line}: {fields[2]!r} is {str(rating)[:40]!r}, not a number"
                 )
             rating = float(rating)
-        rows.append((str(user), str(item), int(time), rating, _content(record, fields[4:])))
+        content = _content(record, fields[4:])
+        rows.append((str(user), str(item), int(time), rating, content, line))
         if len(rows) == BATCH:
-            yield _table(rows, path, first, config, counts)
-            first += len(rows)
+            yield _table(rows, path, fields[3], config, counts)
             rows = []
-    if rows:
-        yield _table(rows, path, first, config, counts)
+    if rows and fields is not None:
+        yield _table(rows, path, fields[3], config, counts)
 
 
 def _table(
-    rows: list[tuple[str, str, Any, Any, int]],
+    rows: list[tuple[str, str, Any, Any, int, int]],
     path: Path,
-    first: int,
+    time_field: str,
     config: ReaderConfig,
     counts: Counter[str],
 ) -> pa.Table:
-    user, item, time, rating, content = zip(*rows, strict=True)
+    user, item, time, rating, content, lines = zip(*rows, strict=True)
     times = pa.chunked_array([pa.array(time, pa.int64())])
-    seconds = unix_seconds(times, "time", path, first, config.time_unit, counts)
+    seconds = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
     return events_table(user, item, timestamp=seconds, rating=rating, content=content)
 
 
@@ -146,18 +144,12 @@ def _content(record: dict[str, Any], names: tuple[str, ...]) -> int:
 
 
 def _json(text: str, path: Path, line: int) -> dict[str, Any]:
-    return _record(parsed(json.loads, text, path, line), path, line)
+    return check_record(parsed(json.loads, text, path, line), path, line)
 
 
 def _literal(text: str, path: Path, line: int) -> dict[str, Any]:
     fault = "neither JSON nor a Python literal"
-    return _record(parsed(ast.literal_eval, text, path, line, fault), path, line)
-
-
-def _record(value: Any, path: Path, line: int) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise DataError(f"{path}:{line}: expected a record, found {str(value)[:40]!r}")
-    return value
+    return check_record(parsed(ast.literal_eval, text, path, line, fault), path, line)
 
 
 def _metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

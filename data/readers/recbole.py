@@ -118,7 +118,9 @@ def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[
         whole = pc.and_(pc.not_equal(table[user], ""), pc.not_equal(table[item], ""))
         times = None
         if time:
-            times = unix_seconds(table[time], time, path, row, config.time_unit, counts)
+            times = unix_seconds(
+                table[time], time, path, (row + 1).__add__, config.time_unit, counts
+            )
             times = times.filter(whole)
         row += table.num_rows
         counts["rows_without_user_or_item_dropped"] += table.num_rows - pc.sum(whole).as_py()

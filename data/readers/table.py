@@ -109,7 +109,12 @@ def _events(
     read = {"user": table[columns.user], "item": table[columns.item]}
     if columns.timestamp in table.column_names:
         read["timestamp"] = unix_seconds(
-            table[columns.timestamp], columns.timestamp, path, first, config.time_unit, counts
+            table[columns.timestamp],
+            columns.timestamp,
+            path,
+            (first + 1).__add__,
+            config.time_unit,
+            counts,
         )
     if columns.rating in table.column_names:
         read["rating"] = _cast(table, columns.rating, pa.float32(), path)

@@ -28,7 +28,7 @@ from recsys.decoding import (
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
 from recsys.models.tree_forward import TreeModel
@@ -274,7 +274,7 @@ class _Cell:
         earlier = [self.workload.earlier[i] for i in self.workload.group(number, self.batch)]
         for model in (self.engine.target, self.engine.draft):
             if model is not None:
-                with TokenTree(model, Prompts.of(earlier, model), 0) as tree:
+                with TokenTree(model, PromptBatch.of(earlier, model), 0) as tree:
                     tree.note(tree.forward().amax(-1))
         self._wait()
 

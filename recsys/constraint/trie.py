@@ -250,6 +250,14 @@ class ItemTrie:
         ends = np.cumsum(sizes)
         return owner, start[owner] + np.arange(len(owner)) - (ends - sizes)[owner]
 
+    def item_places(self, items: NDArray[np.integer]) -> NDArray[np.intp]:
+        """Position in `row_items` of each of some items of the trie."""
+        rows = self.item_row[items]
+        if self.num_rows == len(self.row_items):  # a row is an item
+            return np.asarray(rows, np.intp)
+        which, places = self.places_of(rows)
+        return np.asarray(places[self.row_items[places] == items[which]], np.intp)
+
     def statistics(self) -> dict[str, Any]:
         """Sizes of the trie, and by level: states, branching, and the share of single children."""
         children = np.diff(self.first_child)

@@ -21,7 +21,7 @@ from recsys.constraint.trie import NO_STATE
 from recsys.decoding.beam import grow
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.request import check_vocabulary
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
 
 
@@ -47,7 +47,7 @@ class Proposal:
 class Drafter(Protocol):
     """Proposes a tree for a batch of prompts."""
 
-    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
         """Draft trees.
 
         Args:
@@ -88,14 +88,14 @@ class ModelDrafter:
         self.model, self.nodes, self.widths = TreeModel.of(model), nodes, widths
         self.draft_beams = draft_beams
 
-    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
         """See `Drafter`."""
         check_vocabulary(self.model, step.trie)
         if len(prompts) and (most := prompts.host_tokens.max()) >= self.model.vocabulary_size:
             raise ValueError(
                 f"a prompt has token {most}; the draft knows 0 .. {self.model.vocabulary_size - 1}"
             )
-        Prompts.of(prompts, self.model, step.levels - 2)
+        PromptBatch.of(prompts, self.model, step.levels - 2)
         source = step.trie.source
         widths = split_nodes(self.nodes, step.trie, num_beams)
         if self.widths is not None:
@@ -114,7 +114,7 @@ class ExhaustiveDrafter:
     takes two passes of the target.
     """
 
-    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
         """See `Drafter`; the proposal depends on the trie and the exclusions only."""
         if step.levels == 1:
             return Proposal([])
@@ -145,7 +145,7 @@ class CandidateDrafter:
         """
         self.rows, self.nodes = list(rows), arguments.whole_number("nodes", nodes)
 
-    def propose(self, prompts: Prompts, step: Step, num_beams: int) -> Proposal:
+    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
         """See `Drafter`.
 
         Raises:

@@ -26,7 +26,7 @@ from recsys.decoding.planner import Load, PassTimes, Plan, Planner
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
-from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
@@ -269,7 +269,7 @@ class Engine:
             mode = Mode.EXHAUSTIVE if self.draft is None else Mode.DRAFT
         return Plan(mode, self.draft_nodes if mode is Mode.DRAFT else 0)
 
-    def _new_tokens(self, prompts: Prompts) -> int:
+    def _new_tokens(self, prompts: PromptBatch) -> int:
         """Largest number of prompt tokens that a request has to run."""
         store, lengths = self.target.prefixes, prompts.host_lengths
         if store is None or self.planner is None:  # only a planner uses the exact number
@@ -297,7 +297,7 @@ def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
 
 def _time_pass(model: TreeModel, batch: int, size: int) -> float:
     """Seconds of one pass over `size` nodes a request: the minimum of a few."""
-    prompts = Prompts.of([np.zeros(1, np.int64)] * batch, model)
+    prompts = PromptBatch.of([np.zeros(1, np.int64)] * batch, model)
     tokens = torch.zeros((batch, size), dtype=torch.int64, device=model.device)
     seconds = []
     for _ in range(_REPEATS + 1):  # the first one warms up

@@ -29,7 +29,7 @@ from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.sampling import Noise
 from recsys.decoding.table import Table
-from recsys.decoding.tree import Prompts, TokenTree, require_finite
+from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 
 # Streams of noise for acceptance and filling; drawing uses that of plain sampling.
@@ -68,7 +68,7 @@ def relaxed_beam_search(search: Search, drafter: Any, num_beams: int) -> Beams:
         name = type(draft).__name__
         raise ValueError(f"relaxed verification needs a draft model that knows q, got {name}")
     draft = TreeModel.of(draft)
-    Prompts.of(prompts, draft, step.levels - 2)
+    PromptBatch.of(prompts, draft, step.levels - 2)
     # Each round starts at least one level lower; all but the first add beams that were not drawn.
     below = step.levels - 1
     capacity = below * width + drafts * below * (below + 1) // 2

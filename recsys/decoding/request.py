@@ -18,7 +18,7 @@ from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import Normalize, Step
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
-from recsys.decoding.tree import Prompts, TokenTree
+from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
 
 
@@ -122,7 +122,7 @@ class Search:
     """
 
     model: TreeModel
-    prompts: Prompts
+    prompts: PromptBatch
     step: Step
     rows: RowTree | None = None
 
@@ -149,7 +149,7 @@ class Search:
             return request
         request, model = SearchRequest.of(request), TreeModel.of(model)
         levels = (trie if isinstance(trie, ItemTrie) else trie.source).num_levels
-        prompts = Prompts.of(request.prompts, model, levels - 1, slots=request.prompt_slots)
+        prompts = PromptBatch.of(request.prompts, model, levels - 1, slots=request.prompt_slots)
         trie = DeviceTrie.of(trie, model.device)
         check_vocabulary(model, trie)
         step = _step(request, model, trie)

@@ -37,7 +37,7 @@ _MOST_TOTALS = 16  # passes; more are merged
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptBatch:
     """Prompts of a batch, on the host and on the device.
 
     Attributes:
@@ -58,10 +58,10 @@ class Prompts:
         """Requests."""
         return len(self.host_lengths)
 
-    def take(self, requests: Sequence[int]) -> Prompts:
+    def take(self, requests: Sequence[int]) -> PromptBatch:
         """The prompts of some requests."""
         places = torch.tensor(requests, dtype=torch.int64, device=self.tokens.device)
-        return Prompts(
+        return PromptBatch(
             self.host_tokens[requests],
             self.host_lengths[requests],
             self.tokens[places],
@@ -69,7 +69,7 @@ class Prompts:
             self.slots,
         )
 
-    def distinct(self) -> tuple[Prompts, NDArray[np.int64]]:
+    def distinct(self) -> tuple[PromptBatch, NDArray[np.int64]]:
         """Each prompt once, in order of first appearance, and (B,) which one each request has."""
         keys = np.column_stack([self.host_lengths, self.host_tokens])
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
@@ -79,12 +79,12 @@ class Prompts:
     @classmethod
     def of(
         cls,
-        prompts: Sequence[ArrayLike] | Prompts,
+        prompts: Sequence[ArrayLike] | PromptBatch,
         model: TreeModel,
         depth: int = 0,
         *,
         slots: int = 0,
-    ) -> Prompts:
+    ) -> PromptBatch:
         """Check `prompts` against the model, pad them, copy them to its device.
 
         Args:
@@ -98,12 +98,12 @@ class Prompts:
                 outside the vocabulary; more positions than the model is exact for.
         """
         slots = arguments.whole_number("prompt_slots", slots, 0)
-        ready = prompts if isinstance(prompts, Prompts) else cls._padded(prompts, model, slots)
+        ready = prompts if isinstance(prompts, PromptBatch) else cls._padded(prompts, model, slots)
         model.check_positions(int(ready.host_lengths.max(initial=0)) + depth)
         return ready
 
     @classmethod
-    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel, slots: int) -> Prompts:
+    def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel, slots: int) -> PromptBatch:
         arrays = [arguments.integers(f"prompt {i}", p) for i, p in enumerate(prompts)]
         lengths = np.asarray([len(a) for a in arrays], np.int64)
         if not lengths.all():
@@ -145,7 +145,7 @@ class TokenTree:
 
     >>> from recsys.testing import tiny_model
     >>> model = TreeModel.of(tiny_model("llama"))
-    >>> with TokenTree(model, Prompts.of([[1, 2], [3]], model), capacity=4) as tree:
+    >>> with TokenTree(model, PromptBatch.of([[1, 2], [3]], model), capacity=4) as tree:
     ...     first = tree.add(torch.tensor([[5, 6], [5, 7]]), torch.full((2, 2), ROOT), depth=1)
     ...     logits = tree.forward()  # of each prompt's last token, then of the two nodes
     >>> first, tuple(logits.shape), tree.passes
@@ -165,7 +165,7 @@ class TokenTree:
     def __init__(
         self,
         model: TreeModel,
-        prompts: Prompts,
+        prompts: PromptBatch,
         capacity: int,
         *,
         reserve: int = 0,

@@ -131,7 +131,7 @@ def _load_in_process(bundle: Path, dtype: str, threads: int) -> None:
 
 
 def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
-    return _in_process[0].rank_modes(histories, **options)
+    return _in_process[0].rank_variants(histories, **options)
 
 
 class _Search:
@@ -164,7 +164,7 @@ class _Search:
     def rank(
         self, title: str, histories: Histories, modes: tuple[bool, ...], beams: int | None
     ) -> Lists:
-        """The result of `Recommender.rank_modes` for all histories; `title` names the progress."""
+        """`Recommender.rank_variants` of all histories, with a progress bar called `title`."""
         k, n = max(self.config.ks), len(histories)
         items = np.full((len(modes), 2, n, k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
@@ -182,7 +182,7 @@ class _Search:
         with track(title, n) as bar:
             found: Iterable[Lists]
             if self._pool is None:
-                found = (self._recommender.rank_modes(chunk, **options) for chunk in chunks)
+                found = (self._recommender.rank_variants(chunk, **options) for chunk in chunks)
             else:
                 found = self._pool.map(_rank_in_process, chunks, [options] * len(chunks))
             for rows, lists in zip(work, found, strict=True):

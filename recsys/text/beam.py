@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from recsys.arguments import whole_number
 from recsys.decoding.output import DecodeStats
-from recsys.decoding.tree import Prompts, TokenTree, require_finite
+from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
 from recsys.models.tree_forward import TreeModel
 from recsys.text.batch import BatchConstraint, repeated
 from recsys.text.constraint import Constraint
@@ -314,7 +314,7 @@ def generate_text(
     """
     model, settings = TreeModel.of(model), settings or BeamSettings()
     longest, every = settings.max_new_tokens, settings.collect_every
-    ready = Prompts.of(prompts, model, longest - 1, slots=prompt_slots)
+    ready = PromptBatch.of(prompts, model, longest - 1, slots=prompt_slots)
     rules = _Rules.of(settings, constraint, len(ready), model)
     beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
     if not len(ready):

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from recsys.arguments import whole_number
 from recsys.decoding.output import DecodeStats
-from recsys.decoding.tree import Prompts, TokenTree, require_finite
+from recsys.decoding.tree import PromptBatch, TokenTree, require_finite
 from recsys.models.cache import whole_blocks
 from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
@@ -132,7 +132,7 @@ def sample_text(
     whole_number("max_new_tokens", max_new_tokens)
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
-    plain = Prompts.of(prompts, model)
+    plain = PromptBatch.of(prompts, model)
     together = BatchConstraint(constraint, len(plain), model.vocabulary_size, model.device)
     texts = [_Text(i, c, max_new_tokens) for i, c in enumerate(together.constraints)]
     if skip_forced:
@@ -145,7 +145,7 @@ def sample_text(
             for t in live
         ]
         room = max(t.limit - len(t.tokens) for t in live)
-        ready = Prompts.of(begun, model, room)
+        ready = PromptBatch.of(begun, model, room)
         with TokenTree(model, ready, 0, reserve=room) as tree:
             slots, lengths, cached = tree.cache.slots, ready.host_lengths, tree.cached
             size = slots * tree.cache.bytes_per_slot

@@ -105,9 +105,6 @@ class ModelRef(Answer):
     )
 
 
-MODEL_EXAMPLE = compose_example(ModelRef)
-
-
 class Health(Answer):
     """A health check that passed."""
 
@@ -125,10 +122,13 @@ class InvalidField(BaseModel):
 class Problem(BaseModel):
     """An error (RFC 9457). `code` is stable; `title` and `detail` are for people."""
 
-    type: str = Field(description="`urn:recsys:problem:` and the code.")
-    title: str
-    status: int
-    code: str
-    detail: str
+    type: str = Field(
+        description="`urn:recsys:problem:` and the code.",
+        examples=["urn:recsys:problem:unknown_user"],
+    )
+    title: str = Field(examples=["The user has no history"])
+    status: int = Field(examples=[404])
+    code: str = Field(examples=["unknown_user"])
+    detail: str = Field(examples=["There is no history of user 'A9'."])
     request_id: str | None = Field(None, description="As in the header X-Request-ID.")
     errors: list[InvalidField] | None = Field(None, description="Refused fields.")

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
-    MODEL_EXAMPLE,
     Alias,
+    Answer,
     Body,
     Certificate,
     ItemId,
@@ -18,6 +18,7 @@ from recsys.serving.schemas.common import (
     Problem,
     Source,
     UserId,
+    compose_example,
 )
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
@@ -164,15 +165,18 @@ class UserQuery(BaseModel):
 class RecommendedItem(BaseModel):
     """One recommended item."""
 
-    item_id: str
+    item_id: str = Field(examples=["B0077"])
     score: float = Field(
         description="Of the model: log-probability of its semantic ID given the history, plus "
-        "boosts. Scores of other sources are not comparable with the model's."
+        "boosts. Scores of other sources are not comparable with the model's.",
+        examples=[-3.2],
     )
-    title: str
-    rank: int = Field(ge=1)
+    title: str = Field(examples=["Rose hand cream"])
+    rank: int = Field(ge=1, examples=[1])
     source: Source = Field("model", description="What proposed it.")
-    semantic_id: list[int] = Field([], description="Codes, coarse to fine, 0-based.")
+    semantic_id: list[int] = Field(
+        [], description="Codes, coarse to fine, 0-based.", examples=[[3, 0, 7]]
+    )
     because: str | None = Field(
         None, description="The item of the history with the most evidence for it, if asked for."
     )
@@ -241,45 +245,27 @@ class DecodedTree(BaseModel):
     )
 
 
-class RecommendationsResponse(BaseModel):
+class RecommendationsResponse(Answer):
     """An answer, best item first; shorter than k where the catalog has no more."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "recommendation_id": "0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1",
-                    "model": MODEL_EXAMPLE,
-                    "items": [
-                        {
-                            "item_id": "B0077",
-                            "score": -3.2,
-                            "title": "Rose hand cream",
-                            "rank": 1,
-                            "source": "model",
-                            "semantic_id": [3, 0, 7],
-                        }
-                    ],
-                    "certificate": "beam-exact",
-                    "history_items": 2,
-                    "unknown_items": [],
-                    "eligible_items": 598,
-                    "note": None,
-                }
-            ]
-        }
+    recommendation_id: str = Field(
+        description="Names this answer, for feedback.",
+        examples=["0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1"],
     )
-
-    recommendation_id: str = Field(description="Names this answer, for feedback.")
     model: ModelRef
     items: list[RecommendedItem]
     certificate: Certificate = Field(
         description="`global-exact`: the model's best items of all. `beam-exact`: the list of beam "
-        "search, or the sample of the seed. `approximate`: neither."
+        "search, or the sample of the seed. `approximate`: neither.",
+        examples=["beam-exact"],
     )
-    history_items: int = Field(description="Items of the history that the model knows.")
+    history_items: int = Field(
+        description="Items of the history that the model knows.", examples=[2]
+    )
     unknown_items: list[str] = Field(description="Items of the history that it does not.")
-    eligible_items: int = Field(description="Items that could have been recommended.")
+    eligible_items: int = Field(
+        description="Items that could have been recommended.", examples=[598]
+    )
     note: Note | None
     timing: Timing | None = Field(None, description="If asked for.")
     trace: DecodedTree | None = Field(None, description="If asked for.")
@@ -288,34 +274,14 @@ class RecommendationsResponse(BaseModel):
 class BatchResult(BaseModel):
     """The result of one request: an answer or a problem."""
 
-    status: int = Field(description="The status of the request if it were sent alone.")
-    answer: RecommendationsResponse | None = None
-    problem: Problem | None = None
-
-
-class BatchResponse(BaseModel):
-    """Results in the order of the requests."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "results": [
-                        {
-                            "status": 404,
-                            "problem": {
-                                "type": "urn:recsys:problem:unknown_user",
-                                "title": "The user has no history here",
-                                "status": 404,
-                                "code": "unknown_user",
-                                "detail": "There is no history of user 'A9'.",
-                                "request_id": None,
-                            },
-                        }
-                    ]
-                }
-            ]
-        }
+    status: int = Field(
+        description="The status of the request if it were sent alone.", examples=[404]
     )
+    answer: RecommendationsResponse | None = None
+    problem: Problem | None = Field(None, examples=[compose_example(Problem)])
+
+
+class BatchResponse(Answer):
+    """Results in the order of the requests."""
 
     results: list[BatchResult]

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from recsys.data.commands import app
 from recsys.data.prepare import DataConfig
 from recsys.data.raw import RawData
 from recsys.data.readers import READERS
@@ -497,3 +499,11 @@ def test_two_columns_of_one_name_in_an_items_file_are_refused(raw: Path) -> None
     (raw / "i.csv").write_text("item,,\na,1,2\n")
     with pytest.raises(DataError, match=r"i\.csv: 2 columns are called ''; rename all but one"):
         read("table", "e.csv", items="i.csv")
+
+
+@pytest.mark.parametrize("source", [*READERS, "synthetic"])
+def test_every_source_is_in_help_settings_and_docs(source):
+    root = Path(__file__).parents[2]
+    assert source in CliRunner(env={"COLUMNS": "200"}).invoke(app, ["prepare", "--help"]).stdout
+    assert source in DataConfig.__doc__
+    assert f"`{source}`" in (root / "data" / "README.md").read_text(encoding="utf-8")

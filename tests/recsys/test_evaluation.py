@@ -520,7 +520,7 @@ class FakeRecommender:
         FakeRecommender.loaded += 1
         return cls(path)
 
-    def rank_modes(
+    def rank_variants(
         self,
         histories: Histories,
         k: int,
@@ -607,7 +607,7 @@ def test_beams_and_batch_size_reach_the_model(
 def test_beam_widths_are_measured_beside_each_other(
     context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def rank_modes(
+    def rank_variants(
         self: FakeRecommender,
         histories: Histories,
         k: int,
@@ -620,7 +620,7 @@ def test_beam_widths_are_measured_beside_each_other(
         ranker = Fixed(list(range(beams or k)))
         return [(ranker.rank(histories, k, masked),) * 2 for masked in exclude_seen]
 
-    monkeypatch.setattr(FakeRecommender, "rank_modes", rank_modes)
+    monkeypatch.setattr(FakeRecommender, "rank_variants", rank_variants)
     workspace = context.workspace
     config = EvaluationConfig(ks=(5, 10), beams=10, widths=(1, 10), resamples=20, seen="unmasked")
     path = run.evaluate_bundle(workspace.bundle, workspace.dataset, config, tmp_path / "out")

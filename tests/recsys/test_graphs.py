@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
-from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
@@ -58,7 +58,7 @@ def plain_and_graphed(model, on_graphs, prompts, seed, widths):
     """Logits of the same growth without and with graphs."""
     both = []
     for tree_model in (TreeModel(model), on_graphs):
-        ready = Prompts.of(prompts, tree_model)
+        ready = PromptBatch.of(prompts, tree_model)
         with TokenTree(tree_model, ready, sum(widths)) as tree:
             both.append(walk(tree, seed, widths))
     return both
@@ -141,7 +141,7 @@ def test_only_one_of_two_interleaved_decodes_uses_the_storage():
     prompts = [random_prompts(rng, 2, 12) for _ in range(2)]
     with ExitStack() as stack:
         first, second, *expected = [
-            stack.enter_context(TokenTree(m, Prompts.of(p, m), 8))
+            stack.enter_context(TokenTree(m, PromptBatch.of(p, m), 8))
             for m in (model, plain)
             for p in prompts
         ]
@@ -162,7 +162,7 @@ def test_decodes_share_one_address_and_free_it_on_failure():
     model, graphs = graphed(LLAMA)
     address = graphs.pool.storage.values.data_ptr()
     for batch in (1, 5, 8):
-        ready = Prompts.of(random_prompts(np.random.default_rng(batch), batch, 9), model)
+        ready = PromptBatch.of(random_prompts(np.random.default_rng(batch), batch, 9), model)
         with pytest.raises(KeyError), TokenTree(model, ready, 30) as tree:  # noqa: PT012
             tree.forward()
             tree.keep(torch.arange(batch)[-1:])
@@ -176,7 +176,7 @@ def test_remaining_requests_move_to_the_front_of_the_storage():
     prompts = random_prompts(np.random.default_rng(3), 5, 12)
     answers = []
     for model in (TreeModel(LLAMA), graphed(LLAMA)[0]):
-        with TokenTree(model, Prompts.of(prompts, model), sum(widths) + 4) as tree:
+        with TokenTree(model, PromptBatch.of(prompts, model), sum(widths) + 4) as tree:
             walk(tree, 0, widths)
             tree.keep(torch.tensor([1, 4]))
             tree.add(torch.tensor([[3, 9], [5, 8]]), torch.tensor([[0, 10], [2, 8]]), 3)
@@ -201,7 +201,7 @@ def test_prompts_kept_from_an_earlier_call_work_on_graphs():
 
 def test_what_was_returned_outlives_the_next_pass():
     model, _ = graphed(LLAMA, [PassShape(1, 8, 64, 8)])
-    with TokenTree(model, Prompts.of([np.arange(1, 6)], model), 8) as tree:
+    with TokenTree(model, PromptBatch.of([np.arange(1, 6)], model), 8) as tree:
         first = tree.forward()
         kept = first.clone()
         tree.add(torch.tensor([[3]]), torch.tensor([[ROOT]]), 1)

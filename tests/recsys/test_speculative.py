@@ -20,7 +20,7 @@ from recsys.decoding import (
 )
 from recsys.decoding.draft import split_nodes
 from recsys.decoding.expand import Frontier, Step
-from recsys.decoding.tree import Prompts
+from recsys.decoding.tree import PromptBatch
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
@@ -169,7 +169,7 @@ def test_finished_requests_leave_the_batch_in_order(wide):
 def test_widths_can_be_given_level_by_level(wide):
     prompts = random_prompts(np.random.default_rng(0), 4, 12)
     proposal = ModelDrafter(TARGET, widths=[40, 40, 40]).propose(
-        Prompts.of(prompts, TreeModel.of(TARGET)), Step(DeviceTrie.of(wide)), 10
+        PromptBatch.of(prompts, TreeModel.of(TARGET)), Step(DeviceTrie.of(wide)), 10
     )
     assert [level.states.shape[1] for level in proposal.levels] == [19, 40, 40]  # 19 exist
     found = speculative_beam_search(TARGET, ModelDrafter(TARGET, widths=[5]), prompts, wide, 10)
@@ -199,7 +199,7 @@ def proposed(drafter, trie, prompts, exclude=None):
     """States a level that a drafter proposes for the first prompt, checked against the trie."""
     device = DeviceTrie.of(trie)
     excluded = None if exclude is None else device.pad_excluded(exclude)
-    ready = Prompts.of(prompts, TreeModel.of(TARGET))
+    ready = PromptBatch.of(prompts, TreeModel.of(TARGET))
     levels = drafter.propose(ready, Step(device, excluded), 10).levels
     above, states = [0], []
     for level in levels:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.decoding.tree import ROOT, Prompts, TokenTree
+from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import ARCHITECTURES, tiny_model
 
@@ -54,7 +54,7 @@ def both(values):
 def test_a_tree_pass_equals_one_plain_pass_per_path(architecture, passes, borrowed):
     model = tiny_model(architecture, dtype=torch.float64)
     model_ = TreeModel.of(model)
-    tree = borrowed.enter_context(TokenTree(model_, Prompts.of(PROMPTS, model_), len(TOKENS)))
+    tree = borrowed.enter_context(TokenTree(model_, PromptBatch.of(PROMPTS, model_), len(TOKENS)))
     steps = {
         "one": [range(6)],
         "prompt first": [range(0), range(6)],
@@ -78,7 +78,7 @@ def test_a_tree_pass_equals_one_plain_pass_per_path(architecture, passes, borrow
 def test_requests_add_nodes_at_own_depths_and_leave_the_batch(borrowed):
     model = tiny_model("qwen3-mixed-window", dtype=torch.float64)
     model_ = TreeModel.of(model)
-    tree = borrowed.enter_context(TokenTree(model_, Prompts.of(PROMPTS, model_), 8))
+    tree = borrowed.enter_context(TokenTree(model_, PromptBatch.of(PROMPTS, model_), 8))
     tree.add(both([20, 21]), both([ROOT, ROOT]), 1)
     tree.forward()
     # the first request goes on below node 0, the second adds another child of its prompt

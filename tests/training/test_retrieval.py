@@ -41,11 +41,11 @@ def test_the_blend_that_was_chosen_is_in_the_bundle(context):
     trained = Dataset.load(context.workspace.dataset).train_histories
     assert found.fitted_on == digest(trained)
     assert read_manifest(folder).info["ids_fitted_on"] == digest(trained)
-    told = json.loads((folder / "eval" / "validation.json").read_text())
-    assert told["retrieval"] == validation
+    validated = json.loads((folder / "eval" / "validation.json").read_text())
+    assert validated["retrieval"] == validation
     assert read_manifest(folder).parents["retrieval"] == read_manifest(path).digest
     recommender, request = Recommender.load(folder), RecommendRequest(["i3"], 5)
-    assert len(recommender.fallback(request)) == 5
+    assert len(recommender.fallback(request).recommendations) == 5
     assert len(recommender.recommend_batch([request])[0].recommendations) == 5
 
 

@@ -1,0 +1,35 @@
+"""Times of events: numbers in several units, and ISO texts with and without a zone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from recsys.data.times import unix_seconds
+from recsys.errors import DataError
+
+
+def seconds(*values: str) -> list[int]:
+    column = pa.chunked_array([list(values)])
+    return unix_seconds(
+        column, "at", Path("f"), range(10).__getitem__, "auto", Counter()
+    ).to_pylist()
+
+
+def test_iso_texts_are_read_with_their_zone():
+    # 1,714,557,600 is 2024-05-01 10:00:00 UTC
+    texts = ("2024-05-01T10:00:00Z", "2024-05-01T12:00:00+02:00", "2024-05-01 10:00:00")
+    assert seconds(*texts, "2024-05-01T10:00:00.900Z") == [1_714_557_600] * 4
+
+
+def test_an_iso_date_is_midnight_in_utc():
+    assert seconds("2024-05-01") == [1_714_521_600]
+
+
+@pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "1714557600"])
+def test_an_odd_text_among_iso_texts_is_refused(bad):
+    with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
+        seconds("2024-05-01", bad)
