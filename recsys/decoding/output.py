@@ -68,7 +68,8 @@ class TraceNode:
             was added to score a candidate (the draft may hold the same node again).
         target_log_prob: the target's log-probability of the path; boosts are not part of it.
         fate: `accepted`: a beam of the target's search that the first pass ran. `rejected`: run
-            in any pass, but not a beam. `patched`: a beam that the draft lacked, added by a patch pass.
+            in any pass, but not a beam. `patched`: a beam that the draft lacked, added by a patch
+            pass.
         items: items below the node that the request may get; None where they are not counted.
     """
 
