@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recsys.options import ConfigFile, Json, Name, Overrides
-from recsys.serving.cluster.settings import SECTION, ClusterSettings, Engine
+from recsys.serving.cluster.settings import SECTION, ClusterSettings, Runner
 
 
 def serve(
@@ -31,8 +31,8 @@ def serve(
         typer.Option("--insecure-listen", help="Accept requests from the network without keys."),
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="In this process, or in replicas on Ray (extra 'ray').")
-    ] = Engine.local,
+        Runner, typer.Option(help="In this process, or in replicas on Ray (extra 'ray').")
+    ] = Runner.local,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Number of replicas with --engine ray (default 2).")
     ] = None,
@@ -62,7 +62,7 @@ def serve(
     from recsys.artifacts import read_manifest
 
     read_manifest(settings.bundle, "bundle")  # fail on a wrong path before torch is imported
-    if engine is Engine.ray:
+    if engine is Runner.ray:
         from recsys.config import Settings
         from recsys.serving.cluster.ray import import_ray
 

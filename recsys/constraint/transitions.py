@@ -52,7 +52,7 @@ class Children(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class Continuations:
     """What may follow (B, W) ascending states, in row order, ready to be ranked.
 
     Of a dense depth (`recsys.constraint.dense`), C stands for all V symbols of the depth.
@@ -220,7 +220,7 @@ class DeviceTrie:
         depth: int,
         excluded: Excluded | None = None,
         allowed: Allowed | None = None,
-    ) -> Candidates:
+    ) -> Continuations:
         """The children of the states, in a form that is faster to rank.
 
         Args:
@@ -247,7 +247,7 @@ class DeviceTrie:
             symbols = read_runs(self.symbol, first, width).long()
         if excluded is not None:
             excluded.hide(alive, states, depth)
-        return Candidates(alive, inside, symbols, depth, self)
+        return Continuations(alive, inside, symbols, depth, self)
 
     def _at_depth(self, states: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Whether each state is at `depth`, and the states, others replaced by the depth's first.

@@ -110,8 +110,8 @@ class ModelDrafter:
 class ExhaustiveDrafter:
     """Drafts all nodes of level 1, without a model.
 
-    The patch pass then runs the missing beams and their children, so a search over four levels
-    takes two passes of the target.
+    A patch pass runs the missing beams and children of beams. A search over four levels takes two
+    passes of the target while these children fit into `patch_nodes`, and three otherwise.
     """
 
     def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
-from recsys.constraint.transitions import Candidates, Children, DeviceTrie
+from recsys.constraint.transitions import Children, Continuations, DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import NO_TOKEN, TokenTree
@@ -214,7 +214,7 @@ class Step:
         """Children of (B, W) states at `depth`."""
         return self.trie.children(states, depth, self.excluded, self.allowed)
 
-    def candidates(self, states: torch.Tensor, depth: int) -> Children | Candidates:
+    def candidates(self, states: torch.Tensor, depth: int) -> Children | Continuations:
         """Children of (B, W) ascending states at `depth`, in the form that is fastest to rank."""
         # noise, boosts and sums over the allowed tokens need the state of every candidate
         if self.noise is not None or self.gains is not None or self.normalize == "allowed":
@@ -268,7 +268,7 @@ class Step:
         return found.padded(width)
 
     def score(
-        self, frontier: Frontier, logits: TokenLogits, children: Children | Candidates
+        self, frontier: Frontier, logits: TokenLogits, children: Children | Continuations
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, W, C) scores and log-probabilities of all children; -inf for those not alive."""
         values, total = logits

@@ -58,7 +58,8 @@ def speculative_beam_search(
         verification: `strict`, the answer of beam search, or `relaxed`, which samples approximately
             from the target's distribution (`recsys.decoding.relaxed`). Relaxed verification needs
             seeds and a draft model, and scores no candidates.
-        patch_nodes: most nodes below the missing beams in a patch pass.
+        patch_nodes: most nodes that a patch pass adds for the next level: children of missing
+            beams and of beams that have been run.
         traced: also return how each answer was found.
 
     Returns:

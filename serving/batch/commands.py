@@ -10,7 +10,7 @@ import typer
 
 from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Json, Name, Overrides
-from recsys.serving.cluster.settings import Engine
+from recsys.serving.cluster.settings import Runner
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -49,8 +49,8 @@ def score(
         ),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="Processes of this machine, or Ray Data.")
-    ] = Engine.local,
+        Runner, typer.Option(help="Processes of this machine, or Ray Data.")
+    ] = Runner.local,
     workers: Annotated[int, typer.Option(min=1, help="Processes or Ray actors.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each worker.")] = 1,
     gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU for each Ray actor.")] = 0.0,
@@ -78,7 +78,7 @@ def score(
         config, set_ or (), name=name, bundle=bundle, histories=histories
     )
     fields = {} if request is None else _read_fields(request)
-    if gpus and engine is not Engine.ray:
+    if gpus and engine is not Runner.ray:
         raise ConfigError(
             "--gpus shares GPUs among Ray actors; local workers take --set serve.device=cuda"
         )

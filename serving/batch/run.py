@@ -12,7 +12,7 @@ from recsys.progress import say, track
 from recsys.serving.batch import workers as engines
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
-from recsys.serving.cluster.settings import Engine
+from recsys.serving.cluster.settings import Runner
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def score(
     job: Job,
     out: Path,
     *,
-    engine: Engine = Engine.local,
+    engine: Runner = Runner.local,
     workers: int = 1,
     gpus: float = 0.0,
     force: bool = False,
@@ -79,7 +79,7 @@ def score(
             return Summary(str(out), digest, total, job.parts, 0, _since(start), None)
         if wanted < total:
             say(f"{total - wanted:,} of {total:,} users are done; continuing with the others.")
-        if engine == Engine.ray:
+        if engine == Runner.ray:
             done = engines.on_ray(job, missing, workers, gpus)
         elif workers == 1:
             done = engines.in_this_process(job, missing)

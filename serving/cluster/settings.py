@@ -10,7 +10,7 @@ from recsys.errors import ConfigError
 SECTION = "cluster"
 
 
-class Engine(StrEnum):
+class Runner(StrEnum):
     """Where models run: in this process, or on Ray."""
 
     local = "local"

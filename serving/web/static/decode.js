@@ -8,7 +8,7 @@ import { drawTree, layout } from "./tree.js";
 
 const FATES = {
   accepted: "drafted, and a beam of the target's search",
-  rejected: "drafted and scored, but not a beam",
+  rejected: "run, but not a beam",
   patched: "a beam that was not drafted; added by a later pass",
 };
 const STEP_MS = 900;
