@@ -25,6 +25,7 @@ UNITS: dict[str, tuple[str, int]] = {
     "us": ("microseconds", 1_000_000),
     "ms": ("milliseconds", 1_000),
 }
+ISO_DATE = r"^\d{4}-\d{2}-\d{2}([T ]|$)"
 SECONDS_END = 100_000_000_000  # no date before the year 5138 has so many seconds
 
 
@@ -56,7 +57,7 @@ def unix_seconds(
     odd = pc.is_null(column)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         odd = pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), r"^\d+(\.\d*)?$"))
-        if pc.all(odd).as_py():
+        if pc.all(pc.match_substring_regex(pc.fill_null(column, ""), ISO_DATE)).as_py():
             parsed = pd.to_datetime(column.to_pandas(), format="ISO8601", utc=True, errors="coerce")
             odd = pa.chunked_array([parsed.isna().to_numpy()])
             if not pc.any(odd).as_py():

@@ -29,12 +29,12 @@ def find_config(path: Path) -> Path:
     """Find a YAML file, or the configuration of that name that comes with the package.
 
     `configs/beauty.yaml`, `beauty.yaml` and `beauty` all find the packaged file, unless a file
-    exists at that path.
+    exists at that path. A path to any other folder is never replaced.
     """
-    if path.exists() or path.parent.name not in ("", "configs"):
+    names = (path.name, f"{path.name}.yaml") if path.parent == Path() else (path.name,)
+    if path.is_file() or path.parent not in (Path(), Path("configs")):
         return path
-    shipped = SHIPPED / f"{path.stem}.yaml"
-    return shipped if shipped.is_file() else path
+    return next((SHIPPED / name for name in names if (SHIPPED / name).is_file()), path)
 
 
 @dataclass(frozen=True)

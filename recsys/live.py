@@ -104,6 +104,12 @@ class Epoch:
             return self.num_items - len(hidden)
         return mask.eligible - int(np.count_nonzero(mask.items[self.trie.item_places(hidden)]))
 
+    def allows(self, item: int, mask: RowMask | None) -> bool:
+        """Whether an item can be recommended under a mask of this epoch."""
+        if self.trie.item_row[item] < 0:
+            return False
+        return mask is None or bool(mask.items[self.trie.item_places(np.asarray([item]))[0]])
+
     def item(self, item_id: str) -> NewItem | None:
         """An item as `upsert` would take it, with its codes; None if it cannot be recommended."""
         item = self.catalog.find(item_id)

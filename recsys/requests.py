@@ -132,14 +132,13 @@ class RecommendRequest:
         return ItemBoosts.parse(self.boosts)
 
     def after(self, found: RecommendResult) -> RecommendRequest:
-        """The request for what is missing behind a list: other items, by the model alone."""
+        """The request for k items that are not in a list, by the model alone.
+
+        It asks for k, not only for those that are missing, since the catalog may change before the
+        answer comes and take items of the list away.
+        """
         listed = [one.item_id for one in found.recommendations]
-        return replace(
-            self,
-            k=self.k - len(listed),
-            exclude_items=[*self.exclude_items, *listed],
-            blend=False,
-        )
+        return replace(self, exclude_items=[*self.exclude_items, *listed], blend=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,17 +175,23 @@ class RecommendResult:
         """Whether the list has fewer than k items although more could be recommended."""
         return len(self.recommendations) < min(k, self.eligible_items)
 
-    def followed_by(self, more: RecommendResult) -> RecommendResult:
-        """This list and, behind it, the answer to `RecommendRequest.after` it.
+    def followed_by(self, more: RecommendResult, request: RecommendRequest) -> RecommendResult:
+        """This list and, after it, the answer to `request.after` it; k items at most.
 
-        The epoch is that of `more`; items that were removed in between are left out.
+        The answer is of the epoch of `more`. Items that were removed since, or that no longer match
+        the filter, are left out; titles and codes are those of that epoch.
         """
-        catalog = more.epoch.catalog
-        kept = [one for one in self.recommendations if catalog.find(one.item_id) >= 0]
+        epoch, kept = more.epoch, []
+        mask = epoch.allowed(None if request.filter is None else request.item_filter)
+        for one in self.recommendations:
+            item = epoch.catalog.find(one.item_id)
+            if item >= 0 and epoch.allows(item, mask):
+                title, codes = epoch.catalog.title(item), epoch.catalog.codes[item].tolist()
+                kept.append(replace(one, title=title, semantic_id=tuple(codes)))
         return replace(
             self,
-            recommendations=[*kept, *more.recommendations],
-            epoch=more.epoch,
+            recommendations=[*kept, *more.recommendations][: request.k],
+            epoch=epoch,
             eligible_items=len(kept) + more.eligible_items,
             stats=more.stats,
         )

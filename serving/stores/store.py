@@ -569,7 +569,7 @@ class Store(Database):
                 ),
                 strict=True,
             )
-            if t * scale > erased.get(users[u], -1)
+            if users[u] not in erased or t * scale > erased[users[u]]
         )  # fmt: skip
         while chunk := list(islice(rows, CHUNK)):
             self._bulk(cursor, chunk)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.config import Settings, as_dict, build
+from recsys.config import SHIPPED, Settings, as_dict, build, find_config
 from recsys.errors import ConfigError
 
 KNOWN = ("data", "target")
@@ -270,3 +270,28 @@ def test_a_dataclass_written_plainly_is_read_back_equal(section):
     values = as_dict(section)
     del values["made"]
     assert build(Section, values) == section
+
+
+@pytest.mark.parametrize("path", ["configs/beauty.yaml", "beauty.yaml", "beauty"])
+def test_a_packaged_configuration_is_found_by_name(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config(Path(path)) == SHIPPED / "beauty.yaml"
+    (tmp_path / "beauty").mkdir()  # a folder is not a configuration
+    assert find_config(Path(path)) == SHIPPED / "beauty.yaml"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/shop/configs/serving.yaml", "../configs/serving.yaml", "configs/serving.json",
+     "configs/serving", "serving.yml", "x/serving.yaml", "configs/unknown.yaml"],
+)  # fmt: skip
+def test_a_missing_file_elsewhere_is_not_replaced(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="No such file"):
+        Settings.load(Path(path))
+
+
+def test_a_file_of_ones_own_wins_over_a_packaged_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beauty.yaml").write_text("name: mine\n")
+    assert Settings.load(Path("beauty.yaml")).name == "mine"

@@ -202,7 +202,7 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def loggers_as_before() -> Iterator[None]:
     """A server that is run inside a test redirects them."""
-    loggers = [logging.getLogger(name) for name in ("serving", "uvicorn")]
+    loggers = [logging.getLogger(name) for name in ("recsys", "uvicorn")]
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
     yield
     for logger, handlers, propagate, level in before:

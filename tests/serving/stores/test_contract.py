@@ -315,6 +315,14 @@ async def test_seeding_twice_is_seeding_once(
     assert [found.time_ms for found in await again.events("ada", 9)] == [30_000, 30_000, 10_000]
 
 
+async def test_seeded_events_before_1970_are_kept(
+    location: str, opened: Open, write_dataset: Callable[..., Path]
+) -> None:
+    store = opened(location)
+    assert store.seed(write_dataset([("ada", "x", -5), ("ada", "y", -1), ("ada", "z", 10)])) == 3
+    assert await store.history("ada", 10) == ["x", "y", "z"]
+
+
 async def test_a_newer_data_set_replaces_only_the_older_one(
     store: Store, event: MakeEvent, write_dataset: Callable[..., Path]
 ) -> None:
