@@ -77,7 +77,7 @@ def main(url: str) -> None:
         desk = (1360, 900)
 
         page = visit(browser, url, "light", desk, user=users[3], k="12")
-        page.click(".card-add >> nth=1")  # what moved is told on the cards
+        page.click(".card-add >> nth=1")  # the cards say what moved
         page.mouse.move(0, 0)
         keep(page, "light")
 

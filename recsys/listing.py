@@ -74,7 +74,7 @@ class Batch:
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
     ) -> SearchRequest:
-        """What a search is asked for these requests.
+        """The search request for this batch.
 
         Args:
             candidates: of retrieval, to be scored in the first pass; None for none.
@@ -139,7 +139,7 @@ class Batch:
 
 
 def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
-    """What a request may get; None for everything.
+    """Mask of the items that a request may get; None if it may get all.
 
     Raises:
         FilterError: its filter does not fit the items' attributes.
@@ -148,7 +148,7 @@ def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
 
 
 def boost_of(epoch: Epoch, request: RecommendRequest) -> Boost | None:
-    """What a request's items gain; None for nothing.
+    """What is added to the scores of a request's items; None without boosts.
 
     Raises:
         FilterError: a boost does not fit the items' attributes.

@@ -409,7 +409,7 @@ class Recommender:
         return list(zip(ids, scores.tolist(), strict=False))
 
     def fallback(self, request: RecommendRequest) -> RecommendResult:
-        """A list without the model: first what the history speaks for, then what is popular.
+        """A list without the model: items that the history supports, then popular ones.
 
         Filter and exclusions hold, boosts do not count. Scores are retrieval's log-probabilities.
 

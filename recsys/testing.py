@@ -160,17 +160,6 @@ def allowed_tokens(catalog: NDArray[np.int64]) -> dict[tuple[int, ...], list[int
     return {prefix: sorted(tokens) for prefix, tokens in children.items()}
 
 
-def huggingface_slots(prompt: int, tokens: int, num_beams: int) -> int:
-    """Cache slots of a request at the end of `generate`: all tokens of every beam but the last.
-
-    Args:
-        prompt: tokens of the prompt.
-        tokens: generated tokens of each beam.
-        num_beams: K.
-    """
-    return num_beams * (prompt + tokens - 1)
-
-
 def huggingface_beam_search(
     model: transformers.PreTrainedModel,
     prompts: Sequence[NDArray[np.int64]],

@@ -100,7 +100,7 @@ def test_words_types_messages_and_decorators_are_left_alone(module):
     assert {m.original for m in args} == {"7"}
 
 
-def test_a_fault_is_reached_by_its_line_and_a_default_by_the_body(module):
+def test_faults_are_reached_by_line_and_defaults_by_body(module):
     found = {m.original: m for m in module.mutants("f.py", SOURCE)}
     line = 1 + SOURCE.splitlines().index("        4")
     assert list(found["4"].lines) == [line]

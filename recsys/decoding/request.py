@@ -1,4 +1,4 @@
-"""Requests: what a search is asked, checked once and prepared for one model and one trie."""
+"""Search requests: the arguments of a search, checked once and prepared for a model and a trie."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recsys.models.tree_forward import TreeModel
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a search is asked for a batch of B prompts; every search takes one.
+    """The arguments of a search over a batch of B prompts; every search takes one.
 
     Each field but `prompts` is optional. What does not depend on the model or the trie is checked
     here, the rest when a search begins.

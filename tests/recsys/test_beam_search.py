@@ -13,7 +13,6 @@ from recsys.decoding import SearchRequest, beam_search
 from recsys.testing import (
     ARCHITECTURES,
     huggingface_beam_search,
-    huggingface_slots,
     random_catalog,
     random_prompts,
     reference_beam_search,
@@ -72,13 +71,13 @@ def test_equals_hugging_face_generate(architecture, beams, levels):
 
 
 def test_hugging_face_caches_the_prompt_for_every_beam():
-    assert huggingface_slots(prompt=100, tokens=4, num_beams=20) == 2060
     output = MODELS["llama"].generate(
         torch.arange(1, 8)[None], num_beams=5, min_new_tokens=3, max_new_tokens=3,
         return_dict_in_generate=True,
     )  # fmt: skip
     beams, _, positions, _ = output.past_key_values.layers[0].keys.shape
-    assert beams * positions == huggingface_slots(prompt=7, tokens=3, num_beams=5)
+    # all tokens of each of the 5 beams, but the last one generated: K (T + L - 1)
+    assert beams * positions == 5 * (7 + 3 - 1)
 
 
 @pytest.mark.parametrize("items", [1, 3])
