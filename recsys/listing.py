@@ -19,7 +19,7 @@ from recsys.interactions import Histories
 from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
-from recsys.retrieval import Blend, Candidates, Retrieval
+from recsys.retrieval import Candidates, Reranker, Retrieval
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,20 @@ class Batch:
 
     def candidates(self, retrieval: Retrieval, k: int) -> Candidates:
         """The k best items by retrieval for each request, of those that it may get."""
-        epoch, size = self.epoch, len(retrieval)
-        return retrieval.candidates(
-            self.histories,
-            k,
-            exclude_seen=False,
-            excluded=self.excluded,
-            allowed=[allowed_items(epoch.trie, epoch.alive, mask, size) for mask in self.masks],
-        )
+        return retrieval.candidates(self.histories, k, **self._limits(len(retrieval)))
+
+    def proposals(self, retrieval: Retrieval, k: int) -> Candidates:
+        """The k best items of each source of retrieval, of those that each request may get."""
+        return retrieval.propose(self.histories, k, **self._limits(len(retrieval)))
+
+    def _limits(self, size: int) -> dict[str, Any]:
+        """What each request may get of the `size` items that retrieval knows."""
+        trie, alive = self.epoch.trie, self.epoch.alive
+        return {
+            "exclude_seen": False,
+            "excluded": self.excluded,
+            "allowed": [allowed_items(trie, alive, mask, size) for mask in self.masks],
+        }
 
     def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
         """The k best items that the search found for each request."""
@@ -121,7 +127,7 @@ class Batch:
         )
 
     def blended(
-        self, beams: Beams, k: int, candidates: Candidates, retrieval: Retrieval, blend: Blend
+        self, beams: Beams, k: int, candidates: Candidates, retrieval: Retrieval, reranker: Reranker
     ) -> tuple[Lists, Lists]:
         """The k best of the search's and retrieval's items, and the model's own, without boosts."""
         assert beams.candidate_scores is not None  # noqa: S101 - the search got the candidates
@@ -135,7 +141,7 @@ class Batch:
             trie=self.epoch.trie,
             boosts=self.boosts,
         )
-        return union.best(blend, k), own.first(k)
+        return union.best(reranker, k), own.first(k)
 
 
 def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:

@@ -1,7 +1,7 @@
 """Retrieval: items for a history by co-occurrence and popularity, without the model.
 
 It has four uses: similar items, answers for users without a known history, candidates for the model
-to score, and item probabilities to blend with the model's:
+to score, and what the reranker knows about each candidate. Its item probabilities are
 
     p(item | history) = (1 - s) * evidence(item) / sum of evidence + s * popularity(item)
 
@@ -27,38 +27,12 @@ from scipy import sparse
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval.item_item import ItemItem, best_of
+from recsys.retrieval.reranker import POPULARITY, Reranker
 from recsys.retrieval.vectors import VectorIndex
 
-SETTINGS, COUNTS, VECTORS = "retrieval.json", "popularity.npy", "vectors.npy"
+SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
+VECTORS, CONTENT = "vectors.npy", "content.npy"
 _MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data")}
-
-
-@dataclass(frozen=True)
-class Blend:
-    """How to blend the model's list with retrieval's (`recsys.blending` has the formula).
-
-    Attributes:
-        weight: share of retrieval in the mixture, 0 .. 1; 0 leaves the model's list unchanged.
-        sharpness: exponent of the model's probabilities.
-        nearness: factor of the cosine between the vectors of history and item.
-        candidates: number of items that retrieval proposes.
-        nodes: most nodes of the target's tree for these items; items that do not fit are left out.
-    """
-
-    weight: float
-    sharpness: float = 0.7
-    nearness: float = 0.0
-    candidates: int = 40
-    nodes: int = 32
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be at least 0, got {value}")
-        if not self.sharpness > 0:
-            raise ValueError("sharpness must be above 0, got 0")
-        if self.weight > 1:
-            raise ValueError(f"weight must be at most 1, got {self.weight}")
 
 
 class Candidates(NamedTuple):
@@ -87,7 +61,8 @@ class Retrieval:
         counts: (items,) float64 training events, possibly decayed.
         smoothing: s, in (0, 1].
         vectors: item vectors, or None.
-        blend: how to blend with the model, or None.
+        content: vectors of the items' texts and attributes alone, or None.
+        reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
 
@@ -95,15 +70,17 @@ class Retrieval:
     counts: NDArray[np.float64]
     smoothing: float = 0.03
     vectors: VectorIndex | None = None
-    blend: Blend | None = None
+    content: VectorIndex | None = None
+    reranker: Reranker | None = None
     fitted_on: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        if self.vectors is not None:
-            shapes["vectors"] = len(self.vectors.vectors)
+        for name in ("vectors", "content"):
+            if (index := getattr(self, name)) is not None:
+                shapes[name] = len(index.vectors)
         for name, size in shapes.items():
             if size != len(self.counts):
                 raise ValueError(f"{name} is of {size} items, the counts of {len(self.counts)}")
@@ -180,32 +157,80 @@ class Retrieval:
         probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
         return np.log(probs).astype(np.float32)
 
-    def nearness(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Cosines between each history's vector and those of given items; 0 without vectors.
+    def propose(
+        self,
+        histories: Histories,
+        k: int,
+        exclude_seen: bool = True,
+        *,
+        excluded: Histories | None = None,
+        allowed: Sequence[NDArray[np.bool_] | None] | None = None,
+    ) -> Candidates:
+        """The k best items of each source, for the reranker: as `candidates`, and further ones.
 
-        A history's vector is the sum of its items' vectors, with the decay of `ItemItem`.
+        The further ones follow those of `candidates`: the items with the most evidence given the
+        last item, and the nearest by vectors and by content.
+        """
+        first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
+        hidden = _pairs(
+            [h for h in (histories if exclude_seen else None, excluded) if h], len(self)
+        )
+        masks = [None] * len(histories) if allowed is None else list(allowed)
+        found = [first.items]
+        last = self.shares(histories.last)
+        row = np.repeat(np.arange(len(histories)), np.diff(last.indptr))
+        keep = ~np.isin(row * len(self) + last.indices, hidden)
+        for i, mask in enumerate(masks):
+            if mask is not None:
+                here = slice(*last.indptr[i : i + 2])
+                keep[here] &= mask[last.indices[here]]
+        places = (row[keep], last.indices[keep])
+        likely = sparse.csr_array((last.data[keep].astype(np.float32), places), shape=last.shape)
+        items = np.full((len(histories), k), -1, np.int32)
+        line, place, item, _ = best_of(likely, k)
+        items[line, place] = item
+        found.append(items)
+        for index in (self.vectors, self.content):
+            if index is not None:
+                query = index.mean(histories, self.item_item.decay)
+                found.append(index.nearest(query, k, hidden, masks))
+        found.append(self._popular(len(histories), k // 4, hidden, masks))
+        items = _without_repeats(np.concatenate(found, axis=1))
+        log_probs = np.where(items >= 0, self.log_prob(first.shares, items), -np.inf)
+        popular = found[-1]
+        supported = (_look_up(first.shares, items) > 0) | ~(
+            items[:, :, None] == popular[:, None]
+        ).any(-1)
+        return Candidates(items, log_probs.astype(np.float32), supported, first.shares)
+
+    def values(
+        self, histories: Histories, shares: sparse.csr_array, items: NDArray[np.integer]
+    ) -> dict[str, NDArray[np.float64]]:
+        """What each source of retrieval says about given items.
 
         Args:
             histories: n sequences, oldest first.
-            items: (n, c) dense items; those beyond the catalog have no vector.
+            shares: of the histories (`shares`).
+            items: (n, c) dense items; for those beyond the catalog and for -1, all values are 0.
+
+        Returns:
+            source -> (n, c) values, for all sources of the reranker but the model.
         """
-        if self.vectors is None:
-            return np.zeros(items.shape, np.float32)
-        ages = (
-            np.repeat(histories.offsets[1:], histories.lengths)
-            - 1
-            - np.arange(len(histories.items))
-        )
-        known = histories.items < len(self)
-        places = (histories.rows[known], histories.items[known])
-        recency = (self.item_item.decay ** ages[known]).astype(np.float32)
-        shape = (len(histories), len(self))
-        whole = sparse.csr_array((recency, places), shape=shape) @ self.vectors.vectors
-        length = np.linalg.norm(whole, axis=1, keepdims=True)
-        whole = np.divide(whole, length, out=np.zeros_like(whole), where=length > 0)
-        inside = (items >= 0) & (items < len(self))
-        theirs = self.vectors.vectors[np.where(inside, items, 0)]
-        return np.asarray(np.where(inside, np.einsum("nd,ncd->nc", whole, theirs), 0), np.float32)
+        known = np.where((items >= 0) & (items < len(self)), items, len(self))
+        last = histories.last
+        found = {
+            "item_item": _look_up(shares, known),
+            "last_item": _look_up(self.shares(last), known),
+            POPULARITY: np.log1p(np.append(self.counts, 0.0)[known]),
+        }
+        for name, index in (("vectors", self.vectors), ("content", self.content)):
+            for prefix, past in (("", histories), ("last_", last)):
+                cosines = np.zeros(items.shape)
+                if index is not None:
+                    query = index.mean(past, self.item_item.decay)
+                    cosines = index.cosines(query, items).astype(np.float64)
+                found[prefix + name] = cosines
+        return found
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""
@@ -285,12 +310,13 @@ class Retrieval:
         for name, file in _MATRIX.items():
             np.save(folder / file, getattr(self.item_item.weights, name), allow_pickle=False)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
-        if self.vectors is not None:
-            np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
+        for file, index in ((VECTORS, self.vectors), (CONTENT, self.content)):
+            if index is not None:
+                np.save(folder / file, index.vectors, allow_pickle=False)
         settings = {
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
-            "blend": None if self.blend is None else asdict(self.blend),
+            "reranker": None if self.reranker is None else asdict(self.reranker),
             "fitted_on": self.fitted_on,
         }
         text = json.dumps(settings, indent=2)
@@ -309,13 +335,18 @@ class Retrieval:
             size = len(indptr) - 1
             weights = sparse.csr_array((data, indices, indptr), shape=(size, size))
             weights.check_format(full_check=True)
-            vectors = folder / VECTORS
+            vectors, content = (
+                VectorIndex(_read(folder / file)) if (folder / file).is_file() else None
+                for file in (VECTORS, CONTENT)
+            )
+            reranker = settings["reranker"]
             return cls(
                 ItemItem(weights, float(settings["decay"])),
                 _read(folder / COUNTS),
                 float(settings["smoothing"]),
-                VectorIndex(_read(vectors)) if vectors.is_file() else None,
-                None if settings["blend"] is None else Blend(**settings["blend"]),
+                vectors,
+                content,
+                None if reranker is None else Reranker(**reranker),
                 settings.get("fitted_on"),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
@@ -388,6 +419,17 @@ def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
         known = histories.items < size
         pairs.append((histories.rows * size + histories.items)[known])
     return np.concatenate(pairs)
+
+
+def _without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(n, w) the first place of each item, in order, filled up with -1."""
+    order = np.argsort(items, axis=1, kind="stable")
+    ordered = np.take_along_axis(items, order, axis=1)
+    again = np.zeros(items.shape, np.bool_)
+    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    again |= items < 0
+    to_left = np.argsort(again, axis=1, kind="stable")
+    return np.take_along_axis(np.where(again, -1, items), to_left, axis=1)
 
 
 def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:

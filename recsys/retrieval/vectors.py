@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+
+from recsys.interactions import Histories
+
+BLOCK = 16  # queries that are multiplied together
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +56,72 @@ class VectorIndex:
             cosines[:, :width], found[:, :width] = self._index.search(self.vectors[items], width)
         found[cosines <= 0] = -1
         return found, cosines
+
+    def mean(self, histories: Histories, decay: float) -> NDArray[np.float32]:
+        """(n, D) unit vectors of histories: the sum of their items' vectors, decayed with age.
+
+        Args:
+            histories: n sequences, oldest first; items without a vector here are skipped.
+            decay: weight of an item relative to the next one.
+        """
+        known = histories.items < len(self.vectors)
+        age = np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(known))
+        places = (histories.rows[known], histories.items[known])
+        weight = (decay ** age[known]).astype(np.float32)
+        shape = (len(histories), len(self.vectors))
+        whole = sparse.csr_array((weight, places), shape=shape) @ self.vectors
+        length = np.linalg.norm(whole, axis=1, keepdims=True)
+        return np.asarray(np.divide(whole, length, out=np.zeros_like(whole), where=length > 0))
+
+    def cosines(
+        self, queries: NDArray[np.float32], items: NDArray[np.integer]
+    ) -> NDArray[np.float32]:
+        """(n, c) cosines of unit vectors (n, D) and items (n, c); 0 for items without a vector."""
+        inside = (items >= 0) & (items < len(self.vectors))
+        theirs = self.vectors[np.where(inside, items, 0)]
+        return np.where(inside, np.einsum("nd,ncd->nc", queries, theirs), np.float32(0))
+
+    def nearest(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        hidden: NDArray[np.int64],
+        masks: Sequence[NDArray[np.bool_] | None],
+    ) -> NDArray[np.int32]:
+        """The k items with the largest positive cosine to each query, best first.
+
+        Args:
+            queries: (n, D) unit vectors.
+            k: number of items.
+            hidden: `row * items + item` of the pairs to leave out.
+            masks: (items,) bool for each query, the items it may get; None for all.
+
+        Returns:
+            (n, k) items, padded with -1.
+        """
+        size = len(self.vectors)
+        found = np.full((len(queries), k), -1, np.int32)
+        width = min(k, size)
+        if not width:
+            return found
+        # In blocks of one size, so that a query gets the same bits alone and beside others.
+        blocks = np.zeros((-(-len(queries) // BLOCK) * BLOCK, queries.shape[1]), np.float32)
+        blocks[: len(queries)] = queries
+        cosines = np.concatenate(
+            [block @ self.vectors.T for block in blocks.reshape(-1, BLOCK, queries.shape[1])]
+            or [np.zeros((0, size), np.float32)]
+        )[: len(queries)]
+        cosines.reshape(-1)[hidden] = 0
+        for row, mask in zip(cosines, masks, strict=True):
+            if mask is not None:
+                row[~mask] = 0
+        best = np.argpartition(-cosines, width - 1, axis=1)[:, :width]
+        value = np.take_along_axis(cosines, best, axis=1)
+        order = np.lexsort((best, -value), axis=1)
+        best = np.take_along_axis(best, order, axis=1)
+        value = np.take_along_axis(value, order, axis=1)
+        found[:, :width] = np.where(value > 0, best, -1)
+        return found
 
     def neighbours(self, k: int) -> sparse.csr_array:
         """(items, items) the k nearest other items of each, weighted by cosine to the power of 4.
