@@ -18,6 +18,7 @@ from recsys.constraint.mask import RowMask
 from recsys.interactions import Histories
 from recsys.retrieval import Candidates, Reranker, Retrieval
 from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
+from recsys.retrieval.reranker import SOURCES
 
 MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
@@ -96,6 +97,7 @@ class Union:
         *,
         trie: ItemTrie,
         boosts: Sequence[Boost | None] = (),
+        sources: Sequence[str] = SOURCES,
     ) -> Union:
         """Put both together.
 
@@ -108,6 +110,7 @@ class Union:
             histories: the n histories.
             trie: the catalog, for the boosts.
             boosts: what each request's items gain; empty for nothing.
+            sources: what is asked about the items.
         """
         proposed = candidates.items
         again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
@@ -115,7 +118,7 @@ class Union:
         missing = proposed.shape[1] - candidate_scores.shape[1]
         scored = np.pad(candidate_scores, ((0, 0), (0, missing)), constant_values=-np.inf)
         log_probs = np.concatenate([model.scores, scored], axis=1).astype(np.float64)
-        values = retrieval.values(histories, candidates.shares, items)
+        values = retrieval.values(histories, candidates.shares, items, sources)
         values[MODEL_SOURCE] = np.where(log_probs > -np.inf, log_probs, np.nan)
         source = np.concatenate(
             [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1

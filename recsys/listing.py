@@ -140,6 +140,7 @@ class Batch:
             self.histories,
             trie=self.epoch.trie,
             boosts=self.boosts,
+            sources=reranker.sources,
         )
         return union.best(reranker, k), own.first(k)
 

@@ -19,14 +19,14 @@ from rich.table import Table
 from recsys.blending import Union, candidate_rows
 from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
-from recsys.errors import ConfigError, DataError
+from recsys.errors import ConfigError
 from recsys.evaluation.baselines import fit_baselines
 from recsys.listing import items_of_rows
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
+from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.reranker import MODEL
-from recsys.semantic_ids.features import FeatureConfig, build_features
 from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.reranking import Candidates, choose
@@ -35,6 +35,7 @@ from recsys.training.validation import TOP
 
 KIND = "retrieval"
 BATCH = 64
+NEIGHBORS = 200  # of an item by common users
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def stage(context: Context) -> Path:
     examples = dataset.examples("valid").sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if len(examples):
+        if known is not None:
+            retrieval = replace(retrieval, sasrec=known[0])
         found, alone = _decode(retrieval, examples, config, TrainedTarget.load(workspace))
         size = len(dataset.item_ids)
         parts = fit_baselines(dataset.train_histories, size)
@@ -167,20 +170,15 @@ def fit(
         half_life_days=config.half_life_days,
     )
     fitted_on = digest(dataset.train_histories)
-    content_index = _content(dataset) if config.vectors else None
     return Retrieval(
-        item_item, counts, config.smoothing, vectors, content_index, fitted_on=fitted_on
+        item_item,
+        counts,
+        config.smoothing,
+        vectors,
+        ContentIndex.of(dataset.items),
+        ItemItem.cosine(dataset.train_histories, size).pruned(NEIGHBORS),
+        fitted_on=fitted_on,
     )
-
-
-def _content(dataset: Dataset) -> VectorIndex | None:
-    """Vectors of the items' texts and attributes alone; None without any."""
-    config = FeatureConfig(collaborative_weight=0, attribute_weight=1, attribute_dim=128)
-    try:
-        features = build_features(dataset.items, dataset.train_histories, config)
-    except DataError:  # neither texts nor attributes
-        return None
-    return VectorIndex.of(features.matrix)
 
 
 def _decode(

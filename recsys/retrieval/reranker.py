@@ -1,7 +1,7 @@
 """Reranker: one score for each candidate of a request, from what several sources say about it.
 
-A source gives each candidate a number: the share of co-occurrence evidence, a cosine, or the
-model's log-probability. Each number becomes three features: itself, log(1 + rank) among the
+A source gives each candidate a number: co-occurrence evidence, a cosine, a logit, or the model's
+log-probability. Each number becomes three features: itself, log(1 + rank) among the
 candidates, and its distance to the best. The score is linear in the features, and the softmax of
 the scores is the estimated probability that a candidate is the next item (the conditional logit
 of McFadden, 1974). `recsys.training.reranking` fits it on validation users.
@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MODEL, POPULARITY = "model", "popularity"
-SHARES = ("item_item", "last_item")
-"""Shares of co-occurrence evidence given the history, and given its last item."""
+SHARES = ("item_item", "last_item", "neighbors")
+"""Evidence by order given the history and given its last item, and by common users."""
 COSINES = ("vectors", "last_vectors", "content", "last_content")
 """Cosines with the history and with its last item, by item vectors and by content."""
-SOURCES = (*SHARES, *COSINES, POPULARITY, MODEL)
+SASREC = "sasrec"
+"""Logits of SASRec."""
+SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, MODEL)
 FORMS = ("value", "rank", "gap")
 
 
@@ -61,6 +63,12 @@ class Reranker:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
+    @property
+    def sources(self) -> list[str]:
+        """The sources whose features have weight."""
+        used = {name.split(".")[0] for name, weight in self.weights.items() if weight}
+        return [source for source in SOURCES if source in used]
+
     @classmethod
     def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
         """Rank by the value of one source alone.
@@ -80,17 +88,14 @@ class Reranker:
         """Log-probabilities of the candidates among each other.
 
         Args:
-            values: source -> (n, w) values, NaN where a source has none.
+            values: source -> (n, w) values, for all of `sources`; NaN where there is none.
             there: (n, w) which places hold a candidate.
 
         Returns:
             (n, w), -inf where there is no candidate.
         """
         total = np.zeros(there.shape)
-        sources = {name.split(".")[0] for name, weight in self.weights.items() if weight}
-        for source in SOURCES:
-            if source not in sources:
-                continue
+        for source in self.sources:
             for name, feature in features_of(source, values[source], there).items():
                 if weight := self.weights.get(name, 0.0):
                     total += weight * feature

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +26,16 @@ from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
-from recsys.retrieval.item_item import ItemItem, best_of
-from recsys.retrieval.reranker import POPULARITY, Reranker
-from recsys.retrieval.vectors import VectorIndex
+from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.item_item import ItemItem, best_items, best_of
+from recsys.retrieval.reranker import POPULARITY, SASREC, Reranker
+from recsys.retrieval.sasrec import SasRec
+from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
-VECTORS, CONTENT = "vectors.npy", "content.npy"
-_MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data")}
+VECTORS = "vectors.npy"
+ITEM_ITEM, NEIGHBORS, CONTENT = "item_item", "neighbors", "content"  # stems of sparse matrices
+_PARTS = ("indptr", "indices", "data")
 
 
 class Candidates(NamedTuple):
@@ -61,7 +64,9 @@ class Retrieval:
         counts: (items,) float64 training events, possibly decayed.
         smoothing: s, in (0, 1].
         vectors: item vectors, or None.
-        content: vectors of the items' texts and attributes alone, or None.
+        content: words and attribute values of the items, or None.
+        neighbors: scores by common users (item-kNN), or None.
+        sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
         reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
@@ -70,7 +75,9 @@ class Retrieval:
     counts: NDArray[np.float64]
     smoothing: float = 0.03
     vectors: VectorIndex | None = None
-    content: VectorIndex | None = None
+    content: ContentIndex | None = None
+    neighbors: ItemItem | None = None
+    sasrec: SasRec | None = None
     reranker: Reranker | None = None
     fitted_on: str | None = None
 
@@ -78,9 +85,9 @@ class Retrieval:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        for name in ("vectors", "content"):
-            if (index := getattr(self, name)) is not None:
-                shapes[name] = len(index.vectors)
+        for name in ("vectors", "content", "neighbors", "sasrec"):
+            if (part := getattr(self, name)) is not None:
+                shapes[name] = len(part)
         for name, size in shapes.items():
             if size != len(self.counts):
                 raise ValueError(f"{name} is of {size} items, the counts of {len(self.counts)}")
@@ -176,24 +183,18 @@ class Retrieval:
             [h for h in (histories if exclude_seen else None, excluded) if h], len(self)
         )
         masks = [None] * len(histories) if allowed is None else list(allowed)
-        found = [first.items]
-        last = self.shares(histories.last)
-        row = np.repeat(np.arange(len(histories)), np.diff(last.indptr))
-        keep = ~np.isin(row * len(self) + last.indices, hidden)
-        for i, mask in enumerate(masks):
-            if mask is not None:
-                here = slice(*last.indptr[i : i + 2])
-                keep[here] &= mask[last.indices[here]]
-        places = (row[keep], last.indices[keep])
-        likely = sparse.csr_array((last.data[keep].astype(np.float32), places), shape=last.shape)
-        items = np.full((len(histories), k), -1, np.int32)
-        line, place, item, _ = best_of(likely, k)
-        items[line, place] = item
-        found.append(items)
+        limits = (k, hidden, masks)
+        found = [first.items, best_items(self.shares(histories.last), *limits)]
+        if self.neighbors is not None:
+            found.append(best_items(self.neighbors.score(histories, False), *limits))
         for index in (self.vectors, self.content):
             if index is not None:
-                query = index.mean(histories, self.item_item.decay)
-                found.append(index.nearest(query, k, hidden, masks))
+                found.append(index.nearest(index.mean(histories, self.item_item.decay), *limits))
+        if self.sasrec is not None:
+            states = self.sasrec.states(histories)
+            logits = product(states, self.sasrec.vectors)
+            logits[~states.any(axis=1)] = -np.inf
+            found.append(best_entries(logits, *limits))
         found.append(self._popular(len(histories), k // 4, hidden, masks))
         items = _without_repeats(np.concatenate(found, axis=1))
         log_probs = np.where(items >= 0, self.log_prob(first.shares, items), -np.inf)
@@ -204,33 +205,60 @@ class Retrieval:
         return Candidates(items, log_probs.astype(np.float32), supported, first.shares)
 
     def values(
-        self, histories: Histories, shares: sparse.csr_array, items: NDArray[np.integer]
+        self,
+        histories: Histories,
+        shares: sparse.csr_array,
+        items: NDArray[np.integer],
+        sources: Sequence[str],
     ) -> dict[str, NDArray[np.float64]]:
-        """What each source of retrieval says about given items.
+        """What sources of retrieval say about given items.
 
         Args:
             histories: n sequences, oldest first.
             shares: of the histories (`shares`).
             items: (n, c) dense items; for those beyond the catalog and for -1, all values are 0.
+            sources: the sources that are wanted; the model is left out.
 
         Returns:
-            source -> (n, c) values, for all sources of the reranker but the model.
+            source -> (n, c) values; 0 for sources that this retrieval does not have.
         """
-        known = np.where((items >= 0) & (items < len(self)), items, len(self))
-        last = histories.last
-        found = {
-            "item_item": _look_up(shares, known),
-            "last_item": _look_up(self.shares(last), known),
-            POPULARITY: np.log1p(np.append(self.counts, 0.0)[known]),
+        inside = (items >= 0) & (items < len(self))
+        known = np.where(inside, items, len(self))
+        last, decay = histories.last, self.item_item.decay
+
+        def cosines(index: VectorIndex | ContentIndex | None, past: Histories) -> NDArray[Any]:
+            if index is None:
+                return np.zeros(items.shape)
+            return index.cosines(index.mean(past, decay), items)
+
+        def evidence() -> NDArray[Any]:
+            if self.neighbors is None:
+                return np.zeros(items.shape)
+            scores = self.neighbors.score(histories, False)
+            scores.sort_indices()
+            return _look_up(scores, known)
+
+        def logits() -> NDArray[Any]:
+            if self.sasrec is None:
+                return np.zeros(items.shape)
+            theirs = self.sasrec.vectors[np.where(inside, items, 0)]
+            found = np.einsum("nd,ncd->nc", self.sasrec.states(histories), theirs)
+            return np.where(inside, found, 0)
+
+        compute: dict[str, Callable[[], NDArray[Any]]] = {
+            "item_item": lambda: _look_up(shares, known),
+            "last_item": lambda: _look_up(self.shares(last), known),
+            "neighbors": evidence,
+            "vectors": lambda: cosines(self.vectors, histories),
+            "last_vectors": lambda: cosines(self.vectors, last),
+            "content": lambda: cosines(self.content, histories),
+            "last_content": lambda: cosines(self.content, last),
+            SASREC: logits,
+            POPULARITY: lambda: np.log1p(np.append(self.counts, 0.0)[known]),
         }
-        for name, index in (("vectors", self.vectors), ("content", self.content)):
-            for prefix, past in (("", histories), ("last_", last)):
-                cosines = np.zeros(items.shape)
-                if index is not None:
-                    query = index.mean(past, self.item_item.decay)
-                    cosines = index.cosines(query, items).astype(np.float64)
-                found[prefix + name] = cosines
-        return found
+        return {
+            source: compute[source]().astype(np.float64) for source in sources if source in compute
+        }
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""
@@ -307,15 +335,19 @@ class Retrieval:
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""
-        for name, file in _MATRIX.items():
-            np.save(folder / file, getattr(self.item_item.weights, name), allow_pickle=False)
+        _save_matrix(folder, ITEM_ITEM, self.item_item.weights)
+        if self.neighbors is not None:
+            _save_matrix(folder, NEIGHBORS, self.neighbors.weights)
+        if self.content is not None:
+            _save_matrix(folder, CONTENT, self.content.rows)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
-        for file, index in ((VECTORS, self.vectors), (CONTENT, self.content)):
-            if index is not None:
-                np.save(folder / file, index.vectors, allow_pickle=False)
+        if self.vectors is not None:
+            np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
         settings = {
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
+            "neighbors_decay": None if self.neighbors is None else self.neighbors.decay,
+            "terms": None if self.content is None else self.content.rows.shape[1],
             "reranker": None if self.reranker is None else asdict(self.reranker),
             "fitted_on": self.fitted_on,
         }
@@ -331,23 +363,23 @@ class Retrieval:
         """
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            indptr, indices, data = (_read(folder / file) for file in _MATRIX.values())
-            size = len(indptr) - 1
-            weights = sparse.csr_array((data, indices, indptr), shape=(size, size))
-            weights.check_format(full_check=True)
-            vectors, content = (
-                VectorIndex(_read(folder / file)) if (folder / file).is_file() else None
-                for file in (VECTORS, CONTENT)
-            )
-            reranker = settings["reranker"]
+            weights = _read_matrix(folder, ITEM_ITEM)
+            vectors, size = folder / VECTORS, weights.shape[0]
+            reranker, neighbors, content = settings["reranker"], None, None
+            if settings["neighbors_decay"] is not None:
+                decay = float(settings["neighbors_decay"])
+                neighbors = ItemItem(_read_matrix(folder, NEIGHBORS), decay)
+            if settings["terms"] is not None:
+                content = ContentIndex(_read_matrix(folder, CONTENT, (size, settings["terms"])))
             return cls(
                 ItemItem(weights, float(settings["decay"])),
                 _read(folder / COUNTS),
                 float(settings["smoothing"]),
-                vectors,
+                VectorIndex(_read(vectors)) if vectors.is_file() else None,
                 content,
-                None if reranker is None else Reranker(**reranker),
-                settings.get("fitted_on"),
+                neighbors,
+                reranker=None if reranker is None else Reranker(**reranker),
+                fitted_on=settings.get("fitted_on"),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
@@ -447,6 +479,24 @@ def _look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[
         return np.zeros(columns.shape)
     found = (keys[place] == wanted) & (columns >= 0)
     return np.where(found, matrix.data[place], 0.0)
+
+
+def _save_matrix(folder: Path, stem: str, matrix: sparse.csr_array) -> None:
+    for part in _PARTS:
+        np.save(folder / f"{stem}.{part}.npy", getattr(matrix, part), allow_pickle=False)
+
+
+def _read_matrix(folder: Path, stem: str, shape: tuple[int, int] | None = None) -> sparse.csr_array:
+    """Read a square matrix, or one of the given shape.
+
+    Raises:
+        ValueError: its arrays contradict each other.
+    """
+    indptr, indices, data = (_read(folder / f"{stem}.{part}.npy") for part in _PARTS)
+    size = len(indptr) - 1
+    matrix = sparse.csr_array((data, indices, indptr), shape=shape or (size, size))
+    matrix.check_format(full_check=True)
+    return matrix
 
 
 def _read(file: Path) -> NDArray[Any]:
