@@ -8,19 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy import sparse
 
 from recsys.artifacts import write_artifact
 from recsys.blending import MODEL, Lists, Union
-from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
+from recsys.bundle import CATALOG, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
+from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.reranker import FEATURES
 from recsys.testing import tiny_model
+from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 60, (5, 4, 4)
@@ -39,6 +43,8 @@ RNG = np.random.default_rng(0)
 TRAINED = Histories.of([RNG.integers(0, ITEMS, 6) for _ in range(40)])
 VECTORS = np.random.default_rng(1).normal(size=(ITEMS, 5))
 CONTENT = np.random.default_rng(2).normal(size=(ITEMS, 3))
+UNIT = CONTENT / np.linalg.norm(CONTENT, axis=1, keepdims=True)
+SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None).frozen()
 WEIGHTS = {
     name: float(weight)
     for name, weight in zip(
@@ -55,8 +61,9 @@ def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Ret
         decayed_counts(TRAINED.items, items),
         0.1,
         VectorIndex.of(np.resize(VECTORS, (items, 5))),
-        VectorIndex.of(np.resize(CONTENT, (items, 3))),
-        reranker,
+        ContentIndex(sparse.csr_array(np.resize(UNIT, (items, 3)).astype(np.float32))),
+        ItemItem.cosine(TRAINED, items),
+        reranker=reranker,
     )
 
 
@@ -71,6 +78,8 @@ def build(path, retrieval: Retrieval | None):
         if retrieval is not None:
             (folder / RETRIEVAL).mkdir()
             retrieval.save(folder / RETRIEVAL)
+            (folder / EVAL).mkdir()
+            SASREC.save(folder / EVAL)
     return path
 
 
@@ -111,7 +120,7 @@ def slow_features(source, values) -> list[dict[str, float]]:
         filled = worst if v is None else v
         above = len(known) if v is None else sum(other > v for other in known)
         gap = filled - best
-        if source in ("item_item", "last_item"):
+        if source in ("item_item", "last_item", "neighbors"):
             gap = filled / best if best else 0.0
         row = {f"{source}.value": filled, f"{source}.rank": math.log(1 + above)}
         row[f"{source}.gap"] = gap
@@ -144,6 +153,8 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     for source, index in (("vectors", VECTORS), ("content", CONTENT)):
         values[source] = [slow_cosine(index, seen, i) for i in items]
         values[f"last_{source}"] = [slow_cosine(index, seen[-1:], i) for i in items]
+    values["neighbors"] = list(retrieval.neighbors.score(asked, False).toarray()[0][items])
+    values["sasrec"] = list((SASREC.states(asked) @ SASREC.vectors.T)[0][items])
     counts = np.bincount(TRAINED.items, minlength=ITEMS)
     values["popularity"] = [math.log(1 + counts[i]) for i in items]
     totals = [0.0] * len(items)
