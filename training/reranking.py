@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import logsumexp
 
 from recsys.retrieval.reranker import MODEL, SOURCES, Reranker, feature_matrix
 from recsys.training.validation import TOP, ranking_metrics
 
 FOLDS = 3
+NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
 LEAST_USERS = 30  # whose next item is a candidate; with fewer, no weights are fitted
 
@@ -63,26 +62,61 @@ def fit(found: Candidates, shape: Reranker, sources: Sequence[str] = SOURCES) ->
         return None
     found, place = found.take(rows), hit[rows].argmax(axis=1)
     names, features = feature_matrix(found.values, found.there, sources)
-    real = features[found.there]
-    mean, scale = real.mean(axis=0, dtype=np.float64), real.std(axis=0, dtype=np.float64)
-    scale[scale == 0] = np.inf  # a constant feature gets weight 0
-    features = ((features - mean) / scale).astype(np.float32)
-    chosen = features[np.arange(len(place)), place]
-    out = ~found.there
+    starts = np.append(0, np.cumsum(found.there.sum(axis=1))[:-1])
+    chosen = starts + (np.cumsum(found.there, axis=1)[np.arange(len(place)), place] - 1)
+    real = features[found.there].astype(np.float64)
+    scale = real.std(axis=0)
+    real = np.divide(real - real.mean(axis=0), scale, out=np.zeros_like(real), where=scale > 0)
+    fitted = _maximise(real, starts, chosen)
+    weights = np.divide(fitted, scale, out=np.zeros_like(fitted), where=scale > 0)
+    named = {name: float(w) for name, w in zip(names, weights, strict=True) if w}
+    return Reranker(named, shape.candidates, shape.nodes)
 
-    def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        scores = (features @ weights.astype(np.float32)).astype(np.float64)
-        scores[out] = -np.inf
-        total = logsumexp(scores, axis=1, keepdims=True)
-        share = np.exp(scores - total).astype(np.float32)
-        expected = np.einsum("nw,nwf->nf", share, features)
-        value = (total[:, 0] - scores[np.arange(len(place)), place]).sum()
-        slope = (expected - chosen).sum(axis=0, dtype=np.float64)
-        return value + PENALTY * weights @ weights, slope + 2 * PENALTY * weights
 
-    best = minimize(loss, np.zeros(len(names)), jac=True, method="L-BFGS-B").x / scale
-    weights = {name: float(w) for name, w in zip(names, best, strict=True) if w}
-    return Reranker(weights, shape.candidates, shape.nodes)
+def _maximise(
+    features: NDArray[np.float64], starts: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The weights of the greatest penalised likelihood, by Newton's method.
+
+    Args:
+        features: (N, F) standardised features of the candidates of all users, one after another.
+        starts: (n,) the first candidate of each user.
+        chosen: (n,) the candidate that came next.
+
+    Returns:
+        (F,) weights.
+    """
+    width = np.diff(np.append(starts, len(features)))
+    wanted = features[chosen].sum(axis=0)
+
+    def value(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        scores = features @ weights
+        scores -= np.repeat(np.maximum.reduceat(scores, starts), width)
+        odds = np.exp(scores)
+        total = np.add.reduceat(odds, starts)
+        likelihood = (scores[chosen] - np.log(total)).sum()
+        return likelihood - PENALTY * weights @ weights, odds / np.repeat(total, width)
+
+    weights = np.zeros(features.shape[1])
+    best, share = value(weights)
+    for _ in range(NEWTON_STEPS):
+        weighted = features * share[:, None]
+        expected = np.add.reduceat(weighted, starts, axis=0)
+        slope = wanted - expected.sum(axis=0) - 2 * PENALTY * weights
+        bend = weighted.T @ features - expected.T @ expected
+        step = np.linalg.solve(bend + 2 * PENALTY * np.eye(len(weights)), slope)
+        for _ in range(HALVINGS):
+            found, its_share = value(weights + step)
+            if found >= best:
+                break
+            step /= 2
+        else:
+            return weights
+        gained, best, share = found - best, found, its_share
+        weights = weights + step
+        if gained < 1e-6 * abs(best):
+            break
+    return weights
 
 
 def cross_fit(

@@ -24,7 +24,7 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
-from recsys.retrieval.retrieval import Blend
+from recsys.retrieval.reranker import Reranker
 from recsys.serving.app import create_app
 from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
@@ -50,6 +50,8 @@ window.fetch = (...what) => {
 };
 """
 PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle one
+
+RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
 
 
 def title(item: int) -> str:
@@ -84,7 +86,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         draft = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
     walks = Histories.of(rng.integers(0, ITEMS, (200, 6)).tolist())
     counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
-    retrieval = Retrieval(ItemItem.directional(walks, ITEMS), counts, blend=Blend(0.3))
+    retrieval = Retrieval(
+        ItemItem.directional(walks, ITEMS),
+        counts,
+        reranker=RERANKER,
+    )
     figures = {
         "target": {"recall@10": 0.5, "users": 40},
         "retrieval": {"users": 9, "model": {"recall@10": 0.5}, "blended": {"recall@10": 0.6}},
