@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest
-from recsys.blending import POPULAR, RETRIEVAL, Lists
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.constraint.filter_cache import FilterCache
@@ -27,7 +26,10 @@ from recsys.decoding.request import SearchRequest
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.listing import (
+    POPULAR,
+    RETRIEVAL,
     Batch,
+    Lists,
     boost_of,
     count_items,
     covers_items,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
-from recsys.constraint.mask import RowMask, dead_states
+from recsys.constraint.mask import RowMask
+from recsys.constraint.restrictions import dead_states
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
