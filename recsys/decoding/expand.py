@@ -180,12 +180,12 @@ class Step:
 
     Attributes:
         trie: the catalog.
-        excluded: states that must not be reached (`DeviceTrie.pad_excluded`), or None.
+        excluded: states that must not be reached (`Excluded.of`), or None.
         normalize: log-probabilities over the whole vocabulary, or over the allowed tokens only.
         noise: makes the search a sample; log-probabilities are then at its temperature, and over
             the allowed tokens.
-        allowed: states that may be reached (`DeviceTrie.allow`), or None for all.
-        gains: boosts, added to the scores (`DeviceTrie.gain`), or None.
+        allowed: states that may be reached (`Allowed.of`), or None for all.
+        gains: boosts, added to the scores (`Gains.of`), or None.
     """
 
     trie: DeviceTrie

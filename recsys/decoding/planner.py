@@ -244,22 +244,3 @@ class Planner:
         """The record of a load; batch sizes between two powers of two share one."""
         key = plan, load.batch.bit_length(), load.beams
         return self._records.setdefault(key, _Record())
-
-    def describe(self) -> list[dict[str, object]]:
-        """The measurements, one line for each plan, batch size and K."""
-        return [
-            {
-                "plan": str(plan),
-                "batch": f"{1 << (size - 1)}-{(1 << size) - 1}",
-                "beams": beams,
-                "used": record.used,
-                "left_over_ms": round(1e3 * median(record.left_over), 3),
-                "more_than_one_pass": round(self._share(plan, beams), 3),
-            }
-            for (plan, size, beams), record in self._records.items()
-            if record.used
-        ]
-
-    def _share(self, plan: Plan, beams: int) -> float:
-        counts = self._passes.get((plan, beams))
-        return 1.0 if counts is None else counts.more_than(1)

@@ -308,12 +308,12 @@ class PassGraphs:
     def attach(
         cls, model: TreeModel, *, batch: int, slots: int, capture: Capture | None = None
     ) -> PassGraphs:
-        """Make captured passes and set them as `model.graphs` and `model.pool`.
+        """Make captured passes and set them as `model.find_graph` and `model.pool`.
 
         The arguments and errors are those of the constructor.
         """
         graphs = cls(model, batch=batch, slots=slots, capture=capture)
-        model.pool, model.graphs = graphs.pool, graphs
+        model.pool, model.find_graph = graphs.pool, graphs.find
         return graphs
 
     @property

@@ -16,10 +16,8 @@ with its node.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -145,27 +143,11 @@ class GrammarConstraint:
             self._parser.forth(forth[::-1])
 
 
-@dataclass
-class CompilerStatistics:
-    """Counts of a `GrammarCompiler`.
-
-    Attributes:
-        hits: grammars that were already compiled.
-        misses: grammars that were compiled.
-        seconds: time spent on compiling.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    seconds: float = 0.0
-
-
 class GrammarCompiler:
     """Compiles grammars for one tokenizer and keeps the last ones; threads may share it.
 
     Attributes:
         tokenizer: the tokenizer.
-        statistics: hits, misses and time.
     """
 
     def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
@@ -180,7 +162,7 @@ class GrammarCompiler:
         """
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.tokenizer, self.statistics = tokenizer, CompilerStatistics()
+        self.tokenizer = tokenizer
         self._capacity, self._lock = capacity, threading.Lock()
         self._kept: OrderedDict[Grammar, Parser] = OrderedDict()
 
@@ -198,13 +180,9 @@ class GrammarCompiler:
             base = self._kept.get(grammar)
             if base is not None:
                 self._kept.move_to_end(grammar)
-                self.statistics.hits += 1
         if base is None:
-            start = time.perf_counter()
             base = self._compile(grammar)  # outside the lock, so that other threads do not wait
             with self._lock:
-                self.statistics.misses += 1
-                self.statistics.seconds += time.perf_counter() - start
                 self._kept[grammar] = base
                 while len(self._kept) > self._capacity:
                     self._kept.popitem(last=False)

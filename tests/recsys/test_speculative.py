@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.restrictions import Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
     CandidateDrafter,
@@ -198,7 +199,7 @@ def test_deeper_levels_get_more_draft_nodes(nodes, beams, expected):
 def proposed(drafter, trie, prompts, exclude=None):
     """States a level that a drafter proposes for the first prompt, checked against the trie."""
     device = DeviceTrie.of(trie)
-    excluded = None if exclude is None else device.pad_excluded(exclude)
+    excluded = None if exclude is None else Excluded.of(trie, device.device, exclude)
     ready = PromptBatch.of(prompts, TreeModel.of(TARGET))
     levels = drafter.propose(ready, Step(device, excluded), 10).levels
     above, states = [0], []

@@ -15,11 +15,12 @@ from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
-from recsys.constraint.restrictions import dead_states
+from recsys.constraint.restrictions import Allowed, Excluded, dead_states
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
+CPU = torch.device("cpu")
 catalogs = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(0, 6)
 )
@@ -88,7 +89,7 @@ def test_reachable_sequences_are_exactly_the_catalog(tokens):
 def test_excluded_rows_are_those_without_an_allowed_item(tokens, data):
     trie = ItemTrie.build(tokens)
     gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
-    excluded = DeviceTrie.of(trie).pad_excluded([trie.excluded_rows(gone)])
+    excluded = Excluded.of(trie, CPU, [trie.excluded_rows(gone)])
     kept = {tuple(row) for i, row in enumerate(tokens.tolist()) if i not in gone}
     assert reachable(trie, excluded) == kept
 
@@ -195,8 +196,8 @@ def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
     }
     wanted = [made[share] for share, _ in requests]
     rows = [rng.permutation(trie.num_rows)[: round(e * trie.num_rows)] for _, e in requests]
-    device = DeviceTrie.of(trie)
-    excluded, allowed = device.pad_excluded(rows, wanted), device.allow(wanted)
+    excluded = Excluded.of(trie, CPU, rows, wanted)
+    allowed = Allowed.of(trie, CPU, wanted)
     for place, (share, _) in enumerate(requests):
         items = np.ones(len(tokens), bool) if share is None else kinds[share]
         if share is not None:
@@ -230,4 +231,4 @@ def test_a_branch_dies_with_its_last_allowed_row_by_hand():
     none = NO_STATE
     assert dead[0].tolist() == [[1], [none], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
     assert dead[1].tolist() == [[3, none], [none, none], [3, 4]]
-    assert DeviceTrie.of(trie).allow([None, None]) is None
+    assert Allowed.of(trie, CPU, [None, None]) is None

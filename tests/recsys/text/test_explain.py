@@ -81,8 +81,7 @@ def test_a_schema_is_compiled_once():
     writer = explainer()
     writer.explain(HISTORY, ["Up", "Toy Story"])
     writer.explain(HISTORY, ["Toy Story", "Up"])
-    statistics = writer._compiler.statistics
-    assert (statistics.hits, statistics.misses) == (2, 1 + 2)  # one at start
+    assert len(writer._compiler) == 1 + 2  # one at start
 
 
 def test_a_checkpoint_with_its_tokenizer_is_enough(tmp_path):

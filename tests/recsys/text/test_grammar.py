@@ -179,14 +179,12 @@ def test_a_grammar_is_compiled_once(monkeypatch):
     monkeypatch.setattr(Parser, "compile", lambda g, t: made.append(g) or compile_(g, t))
     compiler.warm_up([a, b])
     compiler.constraint(a)
-    assert (compiler.statistics.hits, compiler.statistics.misses) == (1, 2)
+    assert made == [a, b]
     compiler.constraint(c)  # b goes
     compiler.constraint(a)
     assert len(compiler) == 2
     compiler.constraint(b)
     assert made == [a, b, c, b]
-    assert compiler.statistics.hits == 2
-    assert compiler.statistics.seconds > 0
 
 
 def test_searches_share_a_compiled_grammar_and_nothing_else():
@@ -216,7 +214,6 @@ def test_many_threads_may_compile():
     for thread in threads:
         thread.join()
     assert not wrong
-    assert compiler.statistics.hits + compiler.statistics.misses == 120
     assert len(compiler) <= 4
 
 
