@@ -70,16 +70,6 @@ def test_equals_hugging_face_generate(architecture, beams, levels):
         assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
 
 
-def test_hugging_face_caches_the_prompt_for_every_beam():
-    output = MODELS["llama"].generate(
-        torch.arange(1, 8)[None], num_beams=5, min_new_tokens=3, max_new_tokens=3,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    beams, _, positions, _ = output.past_key_values.layers[0].keys.shape
-    # all tokens of each of the 5 beams, but the last one generated: K (T + L - 1)
-    assert beams * positions == 5 * (7 + 3 - 1)
-
-
 @pytest.mark.parametrize("items", [1, 3])
 def test_more_beams_than_items_return_each_item_once(items):
     catalog = np.array([[5, 6], [5, 7], [8, 6]])[:items]
@@ -132,19 +122,6 @@ def test_excluding_rows_equals_a_catalog_without_them(seed, share):
     assert torch.equal(found.scores, expected.scores)
 
 
-def test_exclusions_apply_to_their_own_request_only():
-    trie = ItemTrie.build(np.array([[5, 6], [5, 7], [8, 6]]))
-    prompt = np.array([1, 2])
-    beams = beam_search(
-        MODELS["llama"],
-        SearchRequest([prompt, prompt], exclude=[np.array([0, 2]), np.array([], int)]),
-        trie,
-        3,
-    )
-    assert sorted(beams.rows[0].tolist()) == [-1, -1, 1]
-    assert sorted(beams.rows[1].tolist()) == [0, 1, 2]
-
-
 def test_equal_scores_are_ordered_by_row():
     model = tiny_model(vocabulary=16)
     torch.nn.init.zeros_(model.lm_head.weight)  # every token is as likely as any other
@@ -165,19 +142,6 @@ def test_a_cache_holds_the_prompt_once_and_one_slot_a_node():
 def test_an_empty_batch_returns_an_empty_answer():
     beams = beam_search(MODELS["llama"], [], ItemTrie.build([[1, 2]]), 5)
     assert beams.tokens.shape == (0, 5, 2)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "beams", "says"),
-    [
-        ([[]], 5, "prompt 0 is empty"),
-        ([[1], [2, 64]], 5, "prompt 1 has token 64 at place 1; the model knows 0 .. 63"),
-        ([[1]], 0, "num_beams must be at least 1, got 0"),
-    ],
-)
-def test_errors_name_the_bad_input(prompts, beams, says):
-    with pytest.raises(ValueError, match=says):
-        beam_search(MODELS["llama"], prompts, ItemTrie.build([[1, 2]]), beams)
 
 
 def test_bfloat16_agrees_with_float32_up_to_its_rounding():

@@ -6,9 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from recsys.catalog import CODE_COLUMN, FILE, Catalog
 from recsys.errors import DataError
@@ -55,19 +52,6 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert loaded.items.equals(ITEMS)
     assert loaded.codes.tolist() == CODES.tolist()
     assert loaded.codes.dtype == np.int32
-
-
-@given(
-    hnp.arrays(
-        np.int32, st.tuples(st.integers(1, 20), st.integers(1, 6)), elements=st.integers(0, 300)
-    )
-)
-def test_any_codes_are_saved_and_loaded(tmp_path_factory, codes):
-    folder = tmp_path_factory.mktemp("catalog", numbered=True)
-    Catalog(table(len(codes)), codes).save(folder)
-    loaded = Catalog.load(folder)
-    assert loaded.codes.shape == codes.shape
-    assert (loaded.codes == codes).all()
 
 
 @pytest.mark.parametrize("codes", [np.zeros((2, 2)), np.zeros((4, 2)), np.zeros(3)])

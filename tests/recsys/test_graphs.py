@@ -249,25 +249,6 @@ def test_the_graph_with_the_least_padding_runs_a_pass():
     assert model.pool.lent == 0
 
 
-def test_decodes_too_large_for_the_storage_run_without_graphs():
-    model, graphs = graphed(LLAMA, [], batch=2, slots=32)
-    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 60, 3))
-    prompts = [np.arange(1, 20)] * 3
-    for group in (prompts, prompts[:1]):
-        expected = beam_search(LLAMA, group, trie, 9)
-        assert torch.equal(beam_search(model, group, trie, 9).rows, expected.rows)
-    told = graphs.statistics()
-    assert (told.refused, told.fallbacks) == ({"size": 2}, {"cache": 6})
-
-
-def test_sizes_are_told():
-    _, graphs = graphed(LLAMA, [PassShape(1, 8, 16, 8)], batch=2, slots=20)
-    storage = 2 * 2 * (2 * 32) * 2 * 8 * 8  # layers, keys and values, slots, heads, width, bytes
-    inputs, rows, mask, logits = 3 * 8 * 8, 8 * 8, 8 * 16 * 8, 8 * 64 * 8
-    assert graphs.statistics().bytes == storage + inputs + rows + mask + logits
-    assert graphs.shapes == [PassShape(1, 8, 16, 8)]
-
-
 def test_what_cannot_be_captured_is_refused():
     model, graphs = graphed(LLAMA, [])
     with pytest.raises(ValueError, match="8 requests with 128 slots"):
@@ -294,14 +275,6 @@ def test_nothing_in_a_pass_looks_at_its_data(architecture):
         model = transformers.AutoModelForCausalLM.from_config(config)
     _, graphs = graphed(model.eval())
     assert graphs.statistics().graphs == len(SHAPES)
-
-
-def test_the_meta_device_would_tell():
-    model = TreeModel(dynamic_rope().to("meta"))
-    tokens = torch.zeros((1, 8), dtype=torch.int64, device="meta")
-    mask = torch.zeros((1, 1, 8, 16), device="meta")
-    with model.pool.lend(1, 16, 0) as cache, pytest.raises(RuntimeError, match="meta"):
-        model.forward(tokens, tokens, lambda _: mask, cache, write=tokens, view=16)
 
 
 def test_cuda_graphs_are_asked_for_as_torch_has_them():

@@ -69,12 +69,6 @@ def test_a_title_counts_even_where_the_text_does_not_repeat_it():
     assert cosine(block, 0, 1) > cosine(block, 0, 3) > cosine(block, 0, 2)
 
 
-def test_words_that_say_nothing_leave_no_column():
-    table = items_table(["the", "and", "of", "to"])
-    with pytest.raises(DataError, match="items have no text"):
-        alone(table)
-
-
 def test_ready_embeddings_are_only_normalised():
     table = items_table(n=2, emb=[[3.0, 4.0], [0.0, 2.0]])
     features = build_features(table, NOTHING, FeatureConfig(embedding_column="emb"))
@@ -150,11 +144,6 @@ def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     known = norms[:, 0] > 1e-4
     gram = (plain / np.where(norms > 0, norms, 1)) @ (plain / np.where(norms > 0, norms, 1)).T
     np.testing.assert_allclose((block @ block.T)[known][:, known], gram[known][:, known], atol=1e-3)
-
-
-def test_an_item_that_nobody_trained_on_has_no_collaborative_row():
-    block = ppmi_block(Histories.of([[0, 1, 2], [0, 2, 3]]), 5, 3, 3, 0)
-    assert not block[4].any()
 
 
 def test_an_unseen_item_is_near_items_of_similar_content():

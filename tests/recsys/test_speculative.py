@@ -132,19 +132,6 @@ def test_without_a_draft_model_four_levels_take_two_passes(wide):
     assert [s.accepted_levels for s in found.stats] == [1] * 4
 
 
-def test_a_wrong_draft_needs_no_more_passes_than_beam_search(wide):
-    class Wrong:
-        def propose(self, prompts, step, num_beams):
-            scores = torch.full((len(prompts), 3), -torch.inf)
-            zeros = torch.zeros((len(prompts), 3), dtype=torch.int64)
-            return Proposal([Frontier.proposed(zeros, scores, zeros, zeros)])
-
-    prompts = random_prompts(np.random.default_rng(0), 4, 12)
-    found = speculative_beam_search(TARGET, Wrong(), prompts, wide, 10, patch_nodes=1)
-    assert [s.accepted_levels for s in found.stats] == [0] * 4
-    assert all(s.target_passes <= 4 for s in found.stats)
-
-
 def test_finished_requests_leave_the_batch_in_order(wide):
     """Half of the prompts are drafted right, half wrong: they finish in different passes."""
 

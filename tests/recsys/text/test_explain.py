@@ -73,10 +73,6 @@ def test_only_the_end_of_the_history_is_shown():
     assert seen <= {"Häuser 🎬", "Alien"}  # the second Heat is the first one's
 
 
-def test_no_items_need_no_explanation():
-    assert explainer().explain(HISTORY, []) == []
-
-
 def test_a_schema_is_compiled_once():
     writer = explainer()
     writer.explain(HISTORY, ["Up", "Toy Story"])

@@ -283,11 +283,6 @@ def test_a_bad_grammar_is_not_kept():
     assert len(compiler) == 0
 
 
-def test_a_cache_holds_something():
-    with pytest.raises(ValueError, match="capacity must be at least 1"):
-        GrammarCompiler(TOKENIZER, capacity=0)
-
-
 def test_a_text_that_was_cut_short_is_not_read():
     with pytest.raises(ValueError, match="Model"):
         parse(Model, json.dumps({"inner": []})[:-3])
@@ -327,10 +322,3 @@ def test_anything_is_compiled_or_refused(schema, pattern, rules):
         except ValueError as error:
             refused = str(error)
         assert not refused or refused.startswith(f"{grammar.__name__}: ")
-
-
-def test_a_slate_has_at_least_one_item_unless_told_otherwise():
-    named = delimited_subsequence(["a", "b"], least=1)
-    assert delimited_subsequence(["a", "b"]) == named != delimited_subsequence(["a", "b"], least=0)
-    assert delimited_list("[a-z]+") == delimited_list("[a-z]+", least=1)
-    assert delimited_list("[a-z]+") != delimited_list("[a-z]+", least=0)

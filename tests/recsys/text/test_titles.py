@@ -105,16 +105,6 @@ def test_a_title_by_hand():
     assert not titles.allowed([end]).any()
 
 
-def test_the_tokens_after_a_state_are_computed_once():
-    titles = TitleTrie.build(["abc"], TokenTrie.build([b"a", b"b", b"c", b"ab", b""], [4]))
-    walks = []
-    walk = titles._walk
-    object.__setattr__(titles, "_walk", lambda nodes: walks.append(nodes.tolist()) or walk(nodes))
-    titles.allowed([0, 0, 1])
-    titles.allowed([1, 0, 2])
-    assert walks == [[0, 1], [2]]
-
-
 @given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
 @settings(max_examples=200, deadline=None)
 def test_a_text_merge_key_the_only_title_it_can_become(catalog):
@@ -149,39 +139,6 @@ def test_catalogs_without_a_title_are_refused(titles, message):
 def test_end_tokens_are_checked(ends, message):
     with pytest.raises(ValueError, match=f"end_tokens: .*{message}"):
         TokenTrie.build([b"a", b"b"], ends)
-
-
-CATALOG = [
-    f"{first} {second}{end}"
-    for first in ("Heat", "Alien", "Häuser", "Toy", "Über", "Star 🎬", "The Night")
-    for second in ("Story", "Wars", "of the Night", "& Co.", "II")
-    for end in ("", " 2", " 2", ": Part One", " (1995)")  # some titles have two items
-]
-
-
-def test_every_random_walk_ends_at_a_title():
-    catalog = CATALOG
-    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 400))
-    titles = TitleTrie.build(catalog, tokenizer.tokens)
-    rng = np.random.default_rng(0)
-    state, texts = np.zeros(300, np.int64), [[] for _ in range(300)]
-    while (masks := titles.allowed(state)).any():
-        here = np.flatnonzero(masks.any(1))
-        token = np.asarray([rng.choice(np.flatnonzero(mask)) for mask in masks[here]])
-        state[here] = titles.advance(state[here], token)
-        for i, t in zip(here, token.tolist(), strict=True):
-            texts[i].append(t)
-    for tokens, end in zip(texts, state.tolist(), strict=True):
-        title = tokenizer.decode(tokens)
-        items = titles.items_of(end)
-        assert len(items)
-        assert {catalog[item] for item in items} == {title}
-    # and the tokenizer's own way to write a title is among those accepted
-    for item in rng.integers(0, len(catalog), 200).tolist():
-        end = titles.initial()
-        for token in [*tokenizer.encode(catalog[item]), *tokenizer.end_tokens]:
-            end = int(titles.advance([end], [token])[0])
-        assert item in titles.items_of(end)
 
 
 def test_a_tokenizer_of_another_kind_is_read_too():
