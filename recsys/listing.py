@@ -84,14 +84,7 @@ class Batch:
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
     ) -> SearchRequest:
-        """The search request for this batch.
-
-        Args:
-            candidates: of retrieval, to be scored in the first pass; None for none.
-            candidate_nodes: as in `SearchRequest`, like the other arguments.
-            seeds: one a request, to sample.
-            temperature: of the sample.
-        """
+        """The search request for this batch; `candidates` are scored in the first pass."""
         excluded = [
             self.epoch.excluded_rows(items, mask)
             for items, mask in zip(self.excluded, self.masks, strict=True)
@@ -358,14 +351,9 @@ def describe(
     k: int,
     because: NDArray[np.int64] | None = None,
 ) -> list[Recommendation]:
-    """The first k items of one request, with their ids, titles, codes and reasons.
+    """The first k items of the request at a place in `found`, as recommendations.
 
-    Args:
-        catalog: that the items are from.
-        found: lists of all requests.
-        request: place of the request.
-        k: most items.
-        because: (n, k) item of the history with the most evidence for each, -1 for none.
+    `because` is (n, k), the item of the history with the most evidence for each, -1 for none.
     """
     lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
     reasons = [-1] * k if because is None else because[request, :k].tolist()

@@ -236,12 +236,9 @@ class Recommender:
         return None if request.filter is None or mask is None else mask.eligible
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
-        """Add items, or replace existing ones (`recsys.live.Epochs.upsert`): all or none.
+        """Add items, or replace existing ones, all or none (`recsys.live.Epochs.upsert`).
 
-        Any thread may call it; small calls that come together share one epoch.
-
-        Returns:
-            The first epoch that has the items.
+        Any thread may call it. Returns the first epoch that has the items.
 
         Raises:
             ItemError: an item is malformed or cannot be placed; the text names item and field.
@@ -253,43 +250,10 @@ class Recommender:
         return self._epochs.remove(item_ids)
 
     def rank(
-        self,
-        histories: Histories,
-        k: int,
-        exclude_seen: bool = True,
-        *,
-        beams: int | None = None,
-        blend: bool | None = None,
-        batch_size: int = 64,
-        advance: Callable[[int], None] | None = None,
+        self, histories: Histories, k: int, exclude_seen: bool = True, **options: Any
     ) -> Ranked:
-        """Top-k of many histories of dense items, for evaluation.
-
-        Args:
-            histories: n sequences.
-            k: items wanted.
-            exclude_seen: leave out the items of the history.
-            beams: beam width; by default max(20, k).
-            blend: as a request's.
-            batch_size: histories decoded together.
-            advance: called with the number of histories done, for a progress bar.
-
-        Returns:
-            (n, k) items, -1 where there are no more, and (n, k) scores, -inf there.
-
-        Raises:
-            ValueError: k below 1.
-            RequestError: a blend of a bundle that has no retrieval.
-        """
-        ((found, _),) = self.rank_variants(
-            histories,
-            k,
-            (exclude_seen,),
-            beams=beams,
-            blend=blend,
-            batch_size=batch_size,
-            advance=advance,
-        )
+        """One ranking of many histories: that of `rank_variants`, with its options."""
+        ((found, _),) = self.rank_variants(histories, k, (exclude_seen,), **options)
         return found
 
     def rank_variants(
@@ -303,14 +267,24 @@ class Recommender:
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
     ) -> list[tuple[Ranked, Ranked]]:
-        """As `rank`, for several values of `exclude_seen`, and with the model's own lists.
+        """Top-k of many histories of dense items, for several values of `exclude_seen`.
 
         All lists come from one search (`recsys.decoding.shared`), which costs little more than the
         search for one of them.
 
+        Args:
+            histories: n sequences.
+            k: items wanted.
+            exclude_seen: whether to leave out the items of the history.
+            beams: beam width; by default max(20, k).
+            blend: as a request's.
+            batch_size: histories decoded together.
+            advance: called with the number of histories done, for a progress bar.
+
         Returns:
-            For each of `exclude_seen` two rankings: that of `rank`, and the model's own list.
-            Without a blend both are the model's.
+            For each of `exclude_seen` two rankings: that of a request, and the model's own list.
+            Without a blend both are the model's. A ranking is (n, k) items, -1 where there are no
+            more, and (n, k) scores, -inf there.
 
         Raises:
             ValueError: k below 1.

@@ -43,14 +43,7 @@ class Excluded:
         rows: Sequence[NDArray[np.integer]],
         masks: Sequence[RowMask | None] | None = None,
     ) -> Excluded:
-        """Find the dead states.
-
-        Args:
-            trie: the catalog.
-            device: where the tensors go.
-            rows: excluded rows of each request (`ItemTrie.excluded_rows`).
-            masks: mask of each request; None allows everything.
-        """
+        """Find the dead states of requests with these excluded rows and masks (None: all)."""
         dead = dead_states(trie, rows, masks)
         parents, places = [], []
         for depth, (states, dense) in enumerate(zip(dead, trie.dense, strict=True)):
@@ -76,14 +69,9 @@ class Excluded:
         return Excluded(*(tuple(states[requests] for states in part) for part in parts))
 
     def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
-        """Clear the flags of dead candidates in place.
+        """Clear the (B, W, C) flags of dead candidates of (B, W) ascending states, in place.
 
         Live states are distinct, so a dead child has at most one parent among them.
-
-        Args:
-            alive: (B, W, C) bool flags of the candidates.
-            states: (B, W) ascending states.
-            depth: depth of the states.
         """
         parent = self.parent[depth]
         if not parent.shape[1]:

@@ -143,10 +143,7 @@ class DeviceTrie:
 
     @classmethod
     def of(cls, trie: ItemTrie | DeviceTrie, device: str | torch.device = "cpu") -> DeviceTrie:
-        """The arrays of `trie` on `device`, copied once per device and kept with the trie.
-
-        A `DeviceTrie` is returned unchanged.
-        """
+        """The arrays of `trie` on `device`, copied once and kept; a `DeviceTrie` as it is."""
         if isinstance(trie, DeviceTrie):
             return trie
         key = str(device)
@@ -261,10 +258,7 @@ class DeviceTrie:
         return self.alphabet[look_up(self.symbol, states)]
 
     def parents_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Parent of each state. No state may be the root or `NO_STATE`.
-
-        The parent is the last state whose first child is not after the state.
-        """
+        """Parent of each state, the last whose first child is not after it; not of the root."""
         inner = self.first_child[:-1]
         return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1
 

@@ -100,11 +100,7 @@ class Engine:
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
-        """Decode over another catalog, with the same number of levels, from now on.
-
-        Raises:
-            ValueError: the number of levels differs.
-        """
+        """Decode over another catalog from now on; ValueError if its number of levels differs."""
         if trie is self.trie:
             return
         if trie.num_levels != self.trie.num_levels:

@@ -193,14 +193,7 @@ class Planner:
         return self.forwards(plan, load) + (median(left_over) if left_over else 0.0)
 
     def learn(self, plan: Plan, load: Load, seconds: float, passes: Sequence[int]) -> None:
-        """Record a batch that was decoded.
-
-        Args:
-            plan: the plan that was followed.
-            load: the batch's size.
-            seconds: the time it took.
-            passes: passes of the target for each request.
-        """
+        """Record a batch that took `seconds`, and the target's passes for each request."""
         record = self._record(plan, load)
         record.used += 1
         record.left_over.append(seconds - self.forwards(plan, load, passes))

@@ -136,11 +136,6 @@ class Search:
     ) -> Search:
         """Prepare a request, or prompts alone; one that is prepared already is returned as it is.
 
-        Args:
-            request: what to search for.
-            model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
-            trie: the catalog.
-
         Raises:
             ValueError: an empty prompt, a token (of a prompt or of the catalog) outside the model's
                 vocabulary, more positions than the model is exact for, a row outside the trie, or a
@@ -180,11 +175,7 @@ class Search:
 
 
 def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
-    """Raise unless the model knows every token of the catalog.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Raise ValueError unless the model knows every token of the catalog."""
     if (last := int(trie.source.alphabet[-1])) >= model.vocabulary_size:
         raise ValueError(
             f"the catalog has token {last}; the model knows 0 .. {model.vocabulary_size - 1}"

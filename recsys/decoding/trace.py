@@ -10,7 +10,7 @@ from recsys.decoding.table import PADDING, Table
 
 
 def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontier]) -> list[Trace]:
-    """Traces of the requests that are done; (b,) places.
+    """Traces of the (d,) places of requests that are done.
 
     Args:
         table: with all that their searches need.
@@ -58,10 +58,7 @@ def _fate(in_first_pass: bool, beam: bool) -> Fate:
 
 
 def _beams(table: Table, num_beams: int) -> torch.Tensor:
-    """(b, (L - 1) K) states of all beams of the search.
-
-    For requests that are not done some beams may be missing from the table; ignore their lines.
-    """
+    """(b, (L - 1) K) states of all beams of the search; some may be missing if it is not done."""
     step = table.step
     dtype, device = table.logits.total.dtype, table.states.device
     frontier = Frontier.root(len(table.request), dtype, device)

@@ -127,14 +127,9 @@ class PromptBatch:
 
 
 def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
-    """Raise unless the logits of every request were finite; this synchronises with the device.
+    """Raise NonFiniteError unless (b,) `finite` is all true; synchronises with the device.
 
-    Args:
-        finite: (b,) bool (`TokenTree.finite`).
-        requests: place of each in the original batch; None if they are the whole batch.
-
-    Raises:
-        NonFiniteError: they were not; the error names the requests.
+    The error names the requests, by their places in the original batch if `requests` gives them.
     """
     if failed := (~finite).nonzero().flatten().tolist():
         raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
@@ -170,13 +165,10 @@ class TokenTree:
         *,
         reserve: int = 0,
     ) -> None:
-        """Plan for prompts and at most `capacity` nodes; nothing is run yet.
+        """Plan for prompts and at most `capacity` nodes a request; nothing is run yet.
 
-        Args:
-            model: the model; if it has a prefix store, prompts are looked up and stored there.
-            prompts: the roots of the trees.
-            capacity: most nodes a request.
-            reserve: node slots beyond `capacity`, for a caller that manages them itself.
+        If the model has a prefix store, prompts are looked up and stored there. `reserve` node
+        slots beyond `capacity` are for a caller that manages them itself.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
         self.nodes = self.passes = 0
@@ -256,12 +248,7 @@ class TokenTree:
         return self._pending
 
     def stats(self, request: int, **counters: int) -> DecodeStats:
-        """Counters of one request.
-
-        Args:
-            request: place in the original batch.
-            counters: those of the search: accepted or forced levels, the draft's nodes and passes.
-        """
+        """Counters of one request of the original batch, and the search's own `counters`."""
         slots = int(self.prompts.host_lengths[request]) + self.run
         cached = int(self.cached[request])
         return DecodeStats(

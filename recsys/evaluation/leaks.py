@@ -65,15 +65,7 @@ def check_fitted_on(part: str, fitted_on: str | None, dataset: Dataset, again: s
 
 
 def check_counts(counts: NDArray[np.float64], dataset: Dataset) -> None:
-    """Check that retrieval has counted no more events of any item than there are to train on.
-
-    Args:
-        counts: (items,) events that retrieval has counted.
-        dataset: data set that it is measured on.
-
-    Raises:
-        DataError: it has counted more.
-    """
+    """DataError if retrieval has counted more events of an item than there are to train on."""
     trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
     over = np.flatnonzero(counts > trained + 1e-6)
     if len(over):

@@ -417,11 +417,7 @@ def _facts(
 
 
 def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
-    """The only row of a result with these values.
-
-    Raises:
-        KeyError: no row or several rows have them.
-    """
+    """The only row of a result with these values; KeyError if no row or several have them."""
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     if len(found) != 1:
         raise KeyError(f"{len(found)} rows have {wanted}")

@@ -47,11 +47,7 @@ def stage(
 ) -> Path:
     """Write the report of the run, unless it is up to date, and print its tables.
 
-    Args:
-        context: settings (section `evaluate`) and workspace.
-        bundle: bundle to evaluate instead of the workspace's.
-        dataset: data set to use instead of the workspace's.
-        out: folder of the report instead of the workspace's.
+    `bundle`, `dataset` and `out` replace the workspace's.
     """
     settings, workspace = context.settings, context.workspace
     config = settings.section("evaluate", EvaluationConfig)
@@ -99,12 +95,7 @@ def evaluate_bundle(
 
 @dataclass(frozen=True)
 class _Precomputed:
-    """A ranker that looks its lists up.
-
-    Attributes:
-        places: history, as bytes -> its place among the lists.
-        lists: whether seen items are left out -> (n, k) items and scores.
-    """
+    """A ranker that looks its lists up: by the place of a history, and by `exclude_seen`."""
 
     places: dict[bytes, int]
     lists: dict[bool, Ranked]

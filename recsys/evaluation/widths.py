@@ -34,12 +34,7 @@ class Swept:
 def measure(
     swept: Sequence[Swept], targets: Histories, config: EvaluationConfig
 ) -> list[dict[str, Any]]:
-    """Measure beam widths at the headline K.
-
-    Args:
-        swept: lists of the same users, narrowest width first.
-        targets: targets of the headline.
-        config: the protocol.
+    """Measure beam widths at the headline K, from lists of the same users, narrowest width first.
 
     Returns:
         One row per width, ranker and metric: `mean`, `low`, `high`, `gap` (`mean`, `low` and `high`

@@ -73,10 +73,10 @@ class TreeModel:
         prefixes: PrefixStore | None = None,
         version: str = "",
     ) -> None:
-        """Wrap `model` (a peft model is unwrapped; its adapters stay active).
+        """Wrap `model`, a Hugging Face decoder-only causal LM (of a peft model, with its adapters).
 
         Args:
-            model: Hugging Face decoder-only causal LM.
+            model: in evaluation mode.
             prefixes: prefix cache to read and to fill.
             version: distinguishes this model's entries from those of other models in `prefixes`.
 
@@ -146,14 +146,7 @@ class TreeModel:
         return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
 
     def check_positions(self, longest: int) -> None:
-        """Refuse more positions than those at which the model is exact.
-
-        Args:
-            longest: tokens of a prompt, plus generated tokens that are run.
-
-        Raises:
-            ValueError: it is more than `max_positions`.
-        """
+        """Raise ValueError if prompt and generated tokens need more than `max_positions`."""
         if self.max_positions is not None and longest > self.max_positions:
             raise ValueError(
                 f"prompt and generated tokens need {longest} positions, and architecture "
@@ -219,17 +212,10 @@ class TreeModel:
         cache: SlotCache,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute a pass. Nothing in it waits for the device, so it can be captured.
+        """Compute a pass; arguments are those of `forward`, with a mask for each of `mask_kinds`.
 
-        Args:
-            tokens: as in `forward`, like `positions` and `rows`.
-            positions: positions of the tokens.
-            masks: a mask for each of `mask_kinds`.
-            cache: cache, after `SlotCache.select`.
-            rows: indices of the rows.
-
-        Returns:
-            Logits in the model's own dtype.
+        The cache's slots are selected already. Nothing waits for the device, so it can be captured.
+        The logits have the model's own dtype.
         """
         hidden = self._decoder(
             input_ids=tokens,

@@ -53,14 +53,7 @@ class RQKMeans:
         config: RQKMeansConfig,
         seed: int = 0,
     ) -> RQKMeans:
-        """Fit one codebook per level.
-
-        Args:
-            features: (items, F) float32.
-            levels: codes of a semantic ID, L.
-            codebook_size: codes per level, V.
-            config: steps and restarts.
-            seed: seed of the initial centroids.
+        """Fit a codebook of V = `codebook_size` codes for each of L levels to (items, F) features.
 
         Raises:
             ValueError: fewer items than codes.
@@ -109,11 +102,7 @@ class RQKMeans:
 
     @classmethod
     def load(cls, folder: Path) -> RQKMeans:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtifactError: missing or unreadable.
-        """
+        """Read what `save` wrote; ArtifactError if it is missing or unreadable."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 

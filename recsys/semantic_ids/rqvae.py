@@ -97,15 +97,10 @@ class RQVAE:
         config: RQVAEConfig,
         seed: int = 0,
     ) -> RQVAE:
-        """Train on the features of the whole catalog.
+        """Train on the (items, F) features of the whole catalog.
 
-        Args:
-            features: (items, F) float32.
-            levels: codes of a semantic ID, L.
-            codebook_size: codes per level, V.
-            config: sizes and steps.
-            seed: seed of weights, batches, k-means and revived codes; torch's global generator is
-                not changed.
+        The seed decides weights, batches, k-means and revived codes; torch's global generator is
+        not changed.
 
         Raises:
             ValueError: fewer items than codes.
@@ -148,11 +143,7 @@ class RQVAE:
 
     @classmethod
     def load(cls, folder: Path) -> RQVAE:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtifactError: missing, unreadable or contradictory.
-        """
+        """Read what `save` wrote; ArtifactError if it is missing, unreadable or contradictory."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -174,15 +165,7 @@ def losses(
     batch: Tensor,
     commitment: float,
 ) -> Losses:
-    """Losses of one step; in training mode the codebooks are updated.
-
-    Args:
-        encoder: features to latents.
-        decoder: latents to features.
-        quantizer: residual quantiser.
-        batch: (B, F).
-        commitment: weight of the commitment loss.
-    """
+    """Losses of one step on a (B, F) batch; in training mode the codebooks are updated."""
     latents = encoder(batch)
     quantized, _, distances = quantizer(latents)  # distances: (L,), means over batch and dimensions
     # Straight-through estimator, once: the library would add the gradient L times, once per level.

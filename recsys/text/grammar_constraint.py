@@ -144,22 +144,10 @@ class GrammarConstraint:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and keeps the last ones; threads may share it.
-
-    Attributes:
-        tokenizer: the tokenizer.
-    """
+    """Compiles grammars for one tokenizer and keeps the last ones; threads may share it."""
 
     def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
-        """Start empty.
-
-        Args:
-            tokenizer: tokenizer of the constraints.
-            capacity: grammars to keep; the least recently used one is dropped first.
-
-        Raises:
-            ValueError: a capacity below 1.
-        """
+        """Keep at most `capacity` grammars; the least recently used one is dropped first."""
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.tokenizer = tokenizer

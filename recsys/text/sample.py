@@ -185,12 +185,7 @@ class _Draw:
                 logits = _forward(tree, live)
 
     def _tokens(self, live: list[_Text], logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """A token for each text, and its log-probability among the allowed ones.
-
-        Args:
-            live: B texts.
-            logits: (B, V) at their last tokens.
-        """
+        """A token for each text, and its log-probability among those allowed, by (B, V) logits."""
         mask = np.zeros(logits.shape, np.bool_)
         for line, text in zip(mask, live, strict=True):
             allowed = text.constraint.allowed([text.state])[0]
