@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest
@@ -21,8 +22,10 @@ from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding.engine import Engine
 from recsys.decoding.output import Beams
 from recsys.decoding.request import SearchRequest
+from recsys.decoding.shared import shared_beam_search
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.listing import (
@@ -38,6 +41,8 @@ from recsys.listing import (
 )
 from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
+from recsys.models.checkpoint import load_model
+from recsys.models.packed import pack
 from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
@@ -83,8 +88,6 @@ class Recommender:
         max_batch: int = 8,
     ) -> None:
         """Use `model` for `bundle`; `load` does both."""
-        from recsys.decoding import Engine
-
         self.bundle, self.model = bundle, model
         self.mode = check_mode("mode", mode, LOAD_MODES)
         self.max_batch, self.retrieval = max_batch, bundle.retrieval
@@ -131,11 +134,6 @@ class Recommender:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
             ValueError: unknown dtype or mode.
         """
-        import torch
-
-        from recsys.models.checkpoint import load_model
-        from recsys.models.packed import pack
-
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         bundle = Bundle.load(path, check=check)
@@ -508,8 +506,6 @@ class Recommender:
         ).beams
 
     def _search_shared(self, kind: _Kind, request: SearchRequest) -> Beams:
-        from recsys.decoding import shared_beam_search
-
         return shared_beam_search(self.engine.target, request, self.engine.trie, kind.beams)
 
     @property

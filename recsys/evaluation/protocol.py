@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.config import check_bounds
 from recsys.dataset import Dataset, Examples, Targets
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.metrics import (
@@ -104,18 +105,8 @@ class EvaluationConfig:
             raise ValueError(f"ks: want ascending positive numbers, found {list(self.ks)}")
         if list(self.widths) != sorted({width for width in self.widths if width > 0}):
             raise ValueError(f"widths: want ascending positive numbers, found {list(self.widths)}")
-        lowest = {
-            "batch_size": 1,
-            "processes": 1,
-            "resamples": 1,
-            "examples": 0,
-            "users": 1,
-            "beams": 1,
-        }
-        for name, least in lowest.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}: must be at least {least}, found {value}")
+        least = {"batch_size": 1, "resamples": 1, "examples": 0}
+        check_bounds(self, "evaluate.", at_least=least, above_zero=["processes", "users", "beams"])
 
     @property
     def headline_k(self) -> int:

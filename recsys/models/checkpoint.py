@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
+from recsys.config import build as read
+from recsys.config import check_bounds
 from recsys.errors import ArtifactError, ConfigError
 from recsys.vocabulary import Vocabulary
 
@@ -50,11 +53,8 @@ class Architecture:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"architecture.{name}: want at least 1, got {getattr(self, name)}"
-                )
+        sizes = ("hidden_size", "intermediate_size", "layers", "heads")
+        check_bounds(self, "architecture.", at_least=dict.fromkeys(sizes, 1))
         if self.hidden_size % (2 * self.heads):
             raise ConfigError(
                 f"architecture.hidden_size: {self.hidden_size} is not a multiple of twice the "
@@ -76,8 +76,6 @@ PRESETS = {
 
 def architecture(preset: str, overrides: Mapping[str, Any] | None = None) -> Architecture:
     """Get a preset, with some sizes replaced; ConfigError for an unknown preset or size."""
-    from recsys.config import build as read
-
     if preset not in PRESETS:
         raise ConfigError(f"preset: {preset!r} is not one of {', '.join(PRESETS)}")
     values = {**asdict(PRESETS[preset]), **(overrides or {})}
@@ -92,8 +90,6 @@ def build(
     `sizes` is the name of a preset, an `Architecture`, or its values; missing ones are those of
     `tiny`.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     if isinstance(sizes, str):
         sizes = architecture(sizes)
     elif not isinstance(sizes, Architecture):
@@ -129,8 +125,6 @@ def load_model(
             not built into transformers, an adapter of weights in another place, or a NaN or
             infinity in any weight or adapter.
     """
-    from transformers import AutoModelForCausalLM
-
     folder = Path(folder)
     _require(folder, "config.json", "*.safetensors")
     adapter = folder / ADAPTER
@@ -214,8 +208,6 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers and peft: progress bars, and a deprecation warning about peft itself."""
-    from transformers.utils import logging
-
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

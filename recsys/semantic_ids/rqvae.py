@@ -210,8 +210,6 @@ def _train(
 
 
 def _residual_vq(levels: int, codebook_size: int, config: RQVAEConfig) -> ResidualVQ:
-    from vector_quantize_pytorch import ResidualVQ
-
     return ResidualVQ(
         dim=config.latent_dim,
         num_quantizers=levels,

@@ -139,11 +139,6 @@ def test_a_cache_holds_the_prompt_once_and_one_slot_a_node():
     assert [s.target_passes for s in beams.stats] == [4, 4]
 
 
-def test_an_empty_batch_returns_an_empty_answer():
-    beams = beam_search(MODELS["llama"], [], ItemTrie.build([[1, 2]]), 5)
-    assert beams.tokens.shape == (0, 5, 2)
-
-
 def test_bfloat16_agrees_with_float32_up_to_its_rounding():
     rng = np.random.default_rng(3)
     trie = ItemTrie.build(random_catalog(rng, 100, 3))

@@ -216,20 +216,6 @@ def test_a_filter_keeps_matching_items_in_order(coloured, fits, holds, history):
     assert found.eligible_items == len(expected)
 
 
-def test_filters_apply_to_their_own_request_only(coloured):
-    kinds = [RED, None, CHEAP, NONE, RED, {}]
-    requests = [
-        RecommendRequest([f"id-{i}"], 8 + i, filter=fits, exclude_items=["id-4", "id-11"])
-        for i, fits in enumerate(kinds)
-    ]
-    together = coloured.recommend_batch(requests)
-    for request, result in zip(requests, together, strict=True):
-        (alone,) = coloured.recommend_batch([request])
-        assert alone == result
-    assert together[3].recommendations == []
-    assert together[1].eligible_items == ITEMS - len({"id-1", "id-4", "id-11"})
-
-
 def test_exclusion_and_filter_together_close_a_leaf(coloured):
     # of the leaf of 0, 44 and 45 only the last is red: without it twenty others must be found
     found = ask(coloured, ["id-3"], 20, filter=RED, exclude_items=["id-45"])

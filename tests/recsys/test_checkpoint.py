@@ -38,12 +38,6 @@ def test_a_preset_has_the_parameters_its_help_promises(preset, millions):
     assert set(PRESETS) == {"tiny", "small", "base"}
 
 
-def test_the_model_knows_its_padding_and_never_stops_by_itself():
-    config = small().config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, None)
-    assert config.vocab_size == VOCABULARY.size
-
-
 def test_overrides_replace_single_sizes_of_a_preset():
     sizes = architecture("small", {"layers": 7, "tied": True})
     assert sizes == Architecture(256, 512, 7, 4, None, tied=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
 from recsys.models.prefix_store import PrefixStore
@@ -89,37 +89,6 @@ def test_a_pass_on_graphs_gives_the_logits_of_one_without(
     assert (
         graphs.pool.storage.values.isfinite().all()
     )  # a NaN would survive the masks of later decodes
-
-
-@given(
-    seed=st.integers(0, 100_000),
-    draft=st.sampled_from(["perfect", "unrelated", "none"]),
-    levels=st.integers(2, 4),
-    beams=st.integers(1, 10),
-    nodes=st.integers(3, 30),
-    batch=st.integers(1, 5),
-    shapes=st.sampled_from([SHAPES, SHAPES[::3], SHAPES[:2]]),
-)
-@settings(max_examples=60, deadline=None)
-def test_strict_on_graphs_equals_beam_search_without(
-    seed, draft, levels, beams, nodes, batch, shapes
-):
-    rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalog(rng, 60, levels))
-    prompts = random_prompts(rng, batch, 12)
-    model, graphs = graphed(LLAMA, shapes)
-    drafter = {
-        "perfect": ModelDrafter(model, nodes),
-        "unrelated": ModelDrafter(graphed(tiny_model(seed=9, dtype=torch.float64))[0], nodes),
-        "none": None,
-    }[draft]
-    expected = beam_search(LLAMA, prompts, trie, beams)
-    found = speculative_beam_search(model, drafter, prompts, trie, beams, patch_nodes=20)
-    assert torch.equal(found.rows, expected.rows)
-    alive = expected.scores > -torch.inf
-    torch.testing.assert_close(found.scores[alive], expected.scores[alive], **CLOSE)
-    assert torch.equal(beam_search(model, prompts, trie, beams).rows, expected.rows)
-    assert graphs.pool.lent == 0
 
 
 def test_requests_that_fill_up_a_batch_leave_nothing_behind():

@@ -306,12 +306,6 @@ def test_requests_at_many_levels_share_a_batch():
         assert torch.equal(alone.rows[0], found.rows[i])
 
 
-def test_the_draft_returns_its_cache_after_a_search(wide):
-    drafter = ModelDrafter(TARGET)
-    relaxed(drafter, [PROMPT], wide, 3, seeds=[0])
-    assert drafter.model.pool.lent == 0
-
-
 @pytest.mark.parametrize(
     ("draft", "options", "message"),
     [
@@ -324,7 +318,3 @@ def test_the_draft_returns_its_cache_after_a_search(wide):
 def test_errors_name_what_is_missing(wide, draft, options, message):
     with pytest.raises(ValueError, match=message):
         relaxed(draft, [PROMPT], wide, 3, **options)
-
-
-def test_an_empty_batch_returns_an_empty_answer(wide):
-    assert relaxed(TARGET, [], wide, 5, seeds=[]).rows.shape == (0, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,12 +153,3 @@ def test_empty_batches_and_empty_lists_are_accepted():
     assert score_rows(TARGET, [[1]], trie, [[]]).shape == (1, 0)
     found = beam_search(TARGET, SearchRequest([], candidates=[]), trie, 2)
     assert found.candidate_scores is None or found.candidate_scores.shape[0] == 0
-
-
-def test_candidates_are_refused_in_samples():
-    trie = ItemTrie.build([[1, 2], [3, 4]])
-    for options in ({"seeds": [1]}, {"normalize": "allowed"}):
-        with pytest.raises(ValueError, match="candidates"):
-            beam_search(TARGET, SearchRequest([[1]], candidates=[[0]], **options), trie, 1)
-    with pytest.raises(ValueError, match="nodes"):
-        beam_search(TARGET, SearchRequest([[1]], candidates=[[0]], candidate_nodes=-1), trie, 1)

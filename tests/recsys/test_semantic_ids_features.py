@@ -197,11 +197,3 @@ def test_empty_blocks_are_left_out_and_weights_scale_the_rest():
 def test_no_feature_at_all_is_an_error_that_says_so():
     with pytest.raises(DataError, match="there is nothing to make semantic IDs of"):
         build_features(items_table(n=3), NOTHING, FeatureConfig())
-
-
-def test_the_same_seed_gives_the_same_features():
-    rng = np.random.default_rng(0)
-    histories = Histories.of([rng.integers(0, 50, 8) for _ in range(60)])
-    table = items_table([f"w{k % 7} v{k % 5}" for k in range(50)])
-    one, two = (build_features(table, histories, FeatureConfig(), seed=3) for _ in range(2))
-    np.testing.assert_array_equal(one.matrix, two.matrix)

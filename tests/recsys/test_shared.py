@@ -76,8 +76,3 @@ def test_candidates_that_branch_at_any_depth_have_room():
     found = shared_beam_search(MODELS["llama-gqa"], request, trie, 1)
     assert torch.equal(found.rows, alone.rows)
     torch.testing.assert_close(found.candidate_scores, alone.candidate_scores, rtol=0, atol=1e-9)
-
-
-def test_an_empty_batch_returns_an_empty_answer():
-    trie = ItemTrie.build([[5, 6], [7, 8]])
-    assert shared_beam_search(MODELS["llama-gqa"], [], trie, 3).rows.shape == (0, 3)

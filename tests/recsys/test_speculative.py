@@ -220,7 +220,3 @@ def test_each_prefix_of_the_candidates_is_drafted_once():
         proposed(CandidateDrafter([[5]]), trie, prompt)
     with pytest.raises(ValueError, match="candidates has 2 entries for 1 prompts"):
         proposed(CandidateDrafter([[1], [2]]), trie, prompt)
-
-
-def test_an_empty_batch_returns_an_empty_answer(wide):
-    assert speculative_beam_search(TARGET, None, [], wide, 5).rows.shape == (0, 5)

@@ -15,9 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
-from recsys.constraint.restrictions import Allowed, Excluded, dead_states
+from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
-from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
 CPU = torch.device("cpu")
@@ -208,27 +207,3 @@ def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
             trie, excluded.take(here), None if allowed is None else allowed.take(here)
         )
         assert found == {tuple(row) for row in tokens[items].tolist()}
-
-
-def test_a_branch_dies_with_its_last_allowed_row_by_hand():
-    trie = ItemTrie.build(DRAWN)  # rows 53, 57 (two items), 91
-    one = RowMask.of(trie, np.array([True, False, False, True]))  # of items 2, 1, 3, 0
-    assert one.before.tolist() == [0, 1, 1, 2]
-    assert trie.alphabet.tolist() == [1, 3, 5, 7, 9]
-    assert trie.symbol.tolist() == [0, 2, 4, 1, 3, 0]
-    assert one.alive[: trie.padded_states].tolist() == [
-        True,
-        True,
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert one.eligible == 2
-    dead = dead_states(trie, [np.array([0, 0]), np.array([1]), np.array([0, 1])], [one, one, None])
-    none = NO_STATE
-    assert dead[0].tolist() == [[1], [none], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
-    assert dead[1].tolist() == [[3, none], [none, none], [3, 4]]
-    assert Allowed.of(trie, CPU, [None, None]) is None

@@ -232,10 +232,6 @@ def test_a_text_is_cut_at_its_limit():
     assert (text.forced, text.stats.target_passes) == (7, 0)
 
 
-def test_no_prompts_give_no_texts():
-    assert sample_text(MODEL, [], COMPILER.constraint(choice(["a"]))) == []
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -187,15 +187,6 @@ def test_a_grammar_is_compiled_once(monkeypatch):
     assert made == [a, b, c, b]
 
 
-def test_searches_share_a_compiled_grammar_and_nothing_else():
-    grammar = choice(["abc", "abx"])
-    first, second = COMPILER.constraint(grammar), COMPILER.constraint(grammar)
-    state = int(first.advance([first.initial()], TOKENIZER.encode("a"))[0])
-    before = second.allowed([second.initial()])
-    first.allowed([state])
-    np.testing.assert_array_equal(second.allowed([second.initial()]), before)
-
-
 def test_many_threads_may_compile():
     compiler = GrammarCompiler(TOKENIZER, capacity=4)
     wrong = []

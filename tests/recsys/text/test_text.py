@@ -208,13 +208,6 @@ def test_a_cached_prompt_is_not_run_again():
     assert torch.equal(first.tokens, again.tokens)
 
 
-def test_no_prompts_give_no_texts():
-    found = generate(DOUBLE, [], 3, 5, num_return_sequences=2)
-    assert found.tokens.shape == (0, 2, 0)
-    assert found.scores.shape == (0, 2)
-    assert found.stats == []
-
-
 @pytest.mark.parametrize("after", [0, 1, 5, 20])
 def test_an_interrupted_search_returns_its_cache(monkeypatch, after):
     model = TreeModel(DOUBLE)
