@@ -268,20 +268,12 @@ def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.in
 
 
 def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
-    """Mask of the items that a request may get; None if it may get all.
-
-    Raises:
-        FilterError: its filter does not fit the items' attributes.
-    """
+    """Mask of the items that a request may get, None for all; FilterError as `Batch.of`."""
     return epoch.allowed(None if request.filter is None else request.item_filter)
 
 
 def boost_of(epoch: Epoch, request: RecommendRequest) -> Boost | None:
-    """What is added to the scores of a request's items; None without boosts.
-
-    Raises:
-        FilterError: a boost does not fit the items' attributes.
-    """
+    """What a request's items gain, None without boosts; FilterError as `Batch.of`."""
     return epoch.filters.boost(request.item_boosts) if request.boosts else None
 
 

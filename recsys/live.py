@@ -157,7 +157,7 @@ class Epochs:
         catalog = EpochCatalog(added, record, bundle.catalog.codes, alive)
         encoder = bundle.encoder
         trie = ItemTrie.build(encoder.item_tokens)
-        columns = EpochAttributes.of(trie.row_items, added.columns, record)
+        columns = _attributes(trie, added, record)
         filters = FilterCache(trie, columns, filter_bytes)
         filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters)
@@ -328,7 +328,7 @@ class Epochs:
         alive[dense] = True
         trie = _build(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
-        attributes = EpochAttributes.of(trie.row_items, added.columns, record)
+        attributes = _attributes(trie, added, record)
         encoder = replace(seen.encoder, item_tokens=tokens)
         with self._publish:
             now = self._epoch
@@ -364,6 +364,10 @@ class _Growing:
         longer: NDArray[T] = room[:size]
         longer[len(array) :] = 0
         return longer
+
+
+def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) -> EpochAttributes:
+    return EpochAttributes(added.base.items, trie.row_items, source=added.columns, record=record)
 
 
 def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:

@@ -214,11 +214,7 @@ class Columns:
         return pa.concat_tables([self.base.slice(0, 0), *self._tables])
 
     def column(self, name: str) -> Column:
-        """One column, of all records that exist now or more.
-
-        Raises:
-            FilterError: there is no such column, or its type does not support filters.
-        """
+        """One column, of all records that exist now or more; errors are those of `Attributes`."""
         with self._lock:
             if name not in self._read:
                 order = np.arange(self.base.num_rows, dtype=np.int32)
@@ -245,25 +241,8 @@ class EpochAttributes(Attributes):
     source: Columns
     record: NDArray[np.int32]
 
-    @classmethod
-    def of(
-        cls, order: NDArray[np.int32], source: Columns, record: NDArray[np.int32]
-    ) -> EpochAttributes:
-        """Columns laid out in `order`."""
-        return cls(source.base, order, source=source, record=record)
-
-    def column(self, name: str) -> Column:
-        """One column, laid out in `order`.
-
-        Raises:
-            FilterError: there is no such column, or its type does not support filters.
-        """
-        found = self._columns.get(name)
-        if found is None:
-            found = self._columns[name] = _laid_out(
-                self.source.column(name), self.record[self.order]
-            )
-        return found
+    def _make(self, name: str) -> Column:
+        return _laid_out(self.source.column(name), self.record[self.order])
 
 
 def _joined(first: Column, second: Column) -> Column:

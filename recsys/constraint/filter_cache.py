@@ -97,11 +97,7 @@ class FilterCache:
         return self._get(RowMask, wanted, self._new_mask)
 
     def boost(self, wanted: ItemBoosts) -> Boost:
-        """The boosts of all items; computed on first use, outside of any lock.
-
-        Raises:
-            FilterError: one of the filters does not fit the attributes.
-        """
+        """As `mask`, the boosts of all items."""
         return self._get(Boost, wanted, self._new_boost)
 
     def prepare(self) -> None:

@@ -29,6 +29,7 @@ class Quantizer(Protocol):
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
         """(n, F) features to (n, L) codes, which need not be unique."""
+        return residual_codes(self.latents(features), self.centroids)
 
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, L) codes to (n, F) features."""

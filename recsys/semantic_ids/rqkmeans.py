@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
-from recsys.semantic_ids.quantizer import check_size, decode, nearest, residual_codes
+from recsys.semantic_ids.quantizer import Quantizer, check_size, decode, nearest
 
 CENTROIDS = "centroids.safetensors"
 
@@ -31,7 +31,7 @@ class RQKMeansConfig:
     restarts: int = 3
 
 
-class RQKMeans:
+class RQKMeans(Quantizer):
     """Residual k-means; `centroids` (L, V, F) lie in feature space.
 
     >>> features = np.array([[0, 0], [0, 1], [9, 0], [9, 1]], np.float32)
@@ -84,10 +84,6 @@ class RQKMeans:
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """The features themselves."""
         return features
-
-    def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(n, F) features to (n, L) codes."""
-        return residual_codes(features, self.centroids)
 
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, L) codes to (n, F) features."""

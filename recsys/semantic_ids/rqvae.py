@@ -22,7 +22,7 @@ from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
-from recsys.semantic_ids.quantizer import check_size, decode, residual_codes
+from recsys.semantic_ids.quantizer import Quantizer, check_size, decode
 
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
@@ -72,7 +72,7 @@ class Losses(NamedTuple):
     total: Tensor
 
 
-class RQVAE:
+class RQVAE(Quantizer):
     """A fitted RQ-VAE; `centroids` (L, V, D) lie in the encoder's latent space.
 
     >>> features = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
@@ -119,10 +119,6 @@ class RQVAE:
         """(n, F) features to (n, D) latents."""
         rows = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         return np.asarray(self.encoder(rows).numpy())
-
-    def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(n, F) features to (n, L) codes."""
-        return residual_codes(self.latents(features), self.centroids)
 
     @torch.no_grad()
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
