@@ -69,8 +69,6 @@ class EvaluationConfig:
             under leave-one-out, validation is easier.
         ks: lengths K at which lists are measured.
         beams: beam width of the model's search; by default the model's own for lists of max(ks).
-        widths: further beam widths, ascending; the report then has their quality and time, in the
-            headline's mode.
         seen: whether the items of the history may be recommended: `masked` (no), `unmasked` (yes),
             or `both`, one after the other.
         targets: targets of the headline figures: the user's `next` event, or `all` events of the
@@ -89,7 +87,6 @@ class EvaluationConfig:
     split: Literal["test", "valid"] = "test"
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
     beams: int | None = None
-    widths: tuple[int, ...] = ()
     seen: Literal["both", "masked", "unmasked"] = "both"
     targets: Literal["next", "all"] = "next"
     users: int | None = None
@@ -103,8 +100,6 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
             raise ValueError(f"ks: want ascending positive numbers, found {list(self.ks)}")
-        if list(self.widths) != sorted({width for width in self.widths if width > 0}):
-            raise ValueError(f"widths: want ascending positive numbers, found {list(self.widths)}")
         least = {"batch_size": 1, "resamples": 1, "examples": 0}
         check_bounds(self, "evaluate.", at_least=least, above_zero=["processes", "users", "beams"])
 

@@ -272,7 +272,6 @@ def test_a_split_without_events_is_refused() -> None:
         {"users": 0},
         {"resamples": 0},
         {"beams": 0},
-        {"widths": [20, 10]},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
@@ -314,7 +313,7 @@ class Page(HTMLParser):
 def test_the_document_has_stable_keys_and_columns(page: dict[str, Any]) -> None:
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "protocol", "headline", "data",
-        "rankers", "metrics", "comparisons", "coverage", "segments", "widths", "semantic_ids",
+        "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
         "examples",
     }  # fmt: skip
     assert page["schema"] == 1
@@ -568,43 +567,6 @@ def test_beams_and_batch_size_reach_the_model(
     out = run.evaluate_bundle(workspace.bundle, workspace.dataset, config, tmp_path / "out")
     assert out == tmp_path / "out"
     assert set(made[0].asked) == {(33, 16)}
-
-
-def test_beam_widths_are_measured_beside_each_other(
-    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def rank_variants(
-        self: FakeRecommender,
-        histories: Histories,
-        k: int,
-        exclude_seen: tuple[bool, ...],
-        *,
-        beams: int | None = None,
-        batch_size: int = 64,
-    ) -> list[tuple[Any, Any]]:
-        """The wider the more items."""
-        ranker = Fixed(list(range(beams or k)))
-        return [(ranker.rank(histories, k, masked),) * 2 for masked in exclude_seen]
-
-    monkeypatch.setattr(FakeRecommender, "rank_variants", rank_variants)
-    workspace = context.workspace
-    config = EvaluationConfig(ks=(5, 10), beams=10, widths=(1, 10), resamples=20, seen="unmasked")
-    path = run.evaluate_bundle(workspace.bundle, workspace.dataset, config, tmp_path / "out")
-    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
-    about = {"metric": "recall", "k": 10, "ranker": "model"}
-    narrow, wide = (find(document["widths"], beams=beams, **about) for beams in (1, 10))
-    whole = find(document["metrics"], seen="unmasked", targets="next", **about)
-    assert [wide[key] for key in ("mean", "low", "high")] == [
-        whole[key] for key in ("mean", "low", "high")
-    ]
-    assert narrow["mean"] < wide["mean"]
-    assert narrow["gap"]["mean"] == pytest.approx(narrow["mean"] - wide["mean"], abs=2e-6)
-    assert wide["gap"] == {"mean": 0, "low": 0, "high": 0}
-    page = (path / "report.html").read_text(encoding="utf-8")
-    Page(page)
-    assert "How wide need the search be?" in page
-    titles = [table.title for table in report.tables(document)]
-    assert titles[-1] == "Beam widths, Recall@10, seen items unmasked"
 
 
 def test_a_bundle_of_another_catalog_is_refused(
