@@ -194,13 +194,8 @@ class Step:
 
     def take(self, requests: torch.Tensor) -> Step:
         """The same for some requests of the batch."""
-        return replace(
-            self,
-            excluded=None if self.excluded is None else self.excluded.take(requests),
-            noise=None if self.noise is None else self.noise.take(requests),
-            allowed=None if self.allowed is None else self.allowed.take(requests),
-            gains=None if self.gains is None else self.gains.take(requests),
-        )
+        parts = {name: getattr(self, name) for name in ("excluded", "noise", "allowed", "gains")}
+        return replace(self, **{name: part and part.take(requests) for name, part in parts.items()})
 
     def children(self, states: torch.Tensor, depth: int) -> Children:
         """Children of (B, W) states at `depth`."""

@@ -38,14 +38,6 @@ def test_items_are_found_by_their_ids():
     assert catalog.index([]).tolist() == []
 
 
-def test_attributes_are_the_columns_beyond_id_title_and_text():
-    catalog = Catalog(ITEMS, CODES)
-    assert catalog.attributes(0) == {"price": 1.5, "tags": ["x", "y"]}
-    assert catalog.attributes(1) == {"price": None, "tags": []}
-    assert catalog.attributes(2) == {"price": 2.0, "tags": None}
-    assert Catalog(table(1), np.zeros((1, 2), np.int32)).attributes(0) == {}
-
-
 def test_what_is_saved_is_loaded(tmp_path):
     Catalog(ITEMS, CODES).save(tmp_path)
     loaded = Catalog.load(tmp_path)

@@ -27,8 +27,7 @@ from recsys.text.grammar import (
     structured,
     substring_of,
 )
-from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.parser import Parser
+from recsys.text.grammar_constraint import GrammarCompiler, Parser
 from recsys.text.token_trie import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
