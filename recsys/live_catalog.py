@@ -87,14 +87,10 @@ class AddedItems:
     def kept(
         self, items: NDArray[np.int64], record: NDArray[np.int32]
     ) -> tuple[AddedItems, NDArray[np.int32]]:
-        """A copy with these items only, renumbered in their order.
+        """A copy with these items only, renumbered in their order, and the records' numbers there.
 
-        Args:
-            items: dense numbers, ascending, all of the bundle's among them.
-            record: (items,) the record of each.
-
-        Returns:
-            The copy, and the records' numbers there.
+        `items` are dense numbers, ascending, all of the bundle's among them; `record` has the
+        record of each.
         """
         size = len(self.base)
         copy = AddedItems(self.base, Columns(self.base.items, self.columns))

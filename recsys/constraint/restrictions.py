@@ -199,15 +199,7 @@ def dead_states(
     """States below which all allowed rows are excluded: one (B, D) for each depth 1 .. L.
 
     A state is dead if as many excluded rows lie below it as allowed ones. Excluded rows that the
-    mask does not allow are not counted.
-
-    Args:
-        trie: the catalog.
-        excluded: excluded rows of each of B requests.
-        masks: mask of each request; None allows everything.
-
-    Returns:
-        Ascending states, padded with `NO_STATE`.
+    mask (None for all rows) does not allow are not counted. States ascend, padded with `NO_STATE`.
     """
     batch, end = len(excluded), trie.num_states  # a key is (request, state) as one integer
     request = np.repeat(np.arange(batch), [len(rows) for rows in excluded])

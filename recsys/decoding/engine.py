@@ -40,13 +40,7 @@ _NODES = (64, 128, 256, 400)  # sizes of draft trees to plan with
 
 @dataclass(frozen=True)
 class Decoded:
-    """An answer, the plan that was followed, and the time it took.
-
-    Attributes:
-        beams: the answer.
-        plan: how it was decoded.
-        seconds: duration.
-    """
+    """An answer, the plan that was followed, and the seconds it took."""
 
     beams: Beams
     plan: Plan
@@ -166,13 +160,7 @@ class Engine:
     ) -> None:
         """Measure the machine and try every plan; mode `planned` uses the planner from now on.
 
-        Args:
-            prompts: typical ones; repeated if there are fewer than a batch needs.
-            num_beams: typical K.
-            batches: batch sizes to measure and try.
-
-        Raises:
-            ValueError: no prompts.
+        Typical prompts are repeated for each batch size. ValueError without prompts or sizes.
         """
         if not len(prompts):
             raise ValueError("prompts: want at least one to measure with")

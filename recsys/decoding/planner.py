@@ -47,13 +47,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Load:
-    """The size of a batch to plan for.
-
-    Attributes:
-        batch: number of requests.
-        tokens: largest number of prompt tokens that a request has to run.
-        beams: K.
-    """
+    """The size of a batch to plan for: requests, K, and most prompt tokens that one has to run."""
 
     batch: int
     tokens: int
@@ -139,14 +133,10 @@ class Planner:
         first_level: int,
         nodes: Sequence[int] = (64, 128, 256, 400),
     ) -> None:
-        """List the plans that are possible.
+        """List the plans that are possible for a catalog of L `levels`.
 
-        Args:
-            target: times of the target's passes.
-            draft: times of the draft model's passes; None without a draft model.
-            levels: L of the catalog.
-            first_level: children of its root, which mode `exhaustive` drafts.
-            nodes: sizes of draft trees to consider.
+        Without times of a draft model there are no draft trees, of sizes `nodes`, to consider. Mode
+        `exhaustive` drafts the `first_level` children of the root.
         """
         self._target, self._draft = target, draft
         self.levels, self.first_level = levels, first_level

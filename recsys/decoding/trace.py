@@ -10,13 +10,9 @@ from recsys.decoding.table import PADDING, Table
 
 
 def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontier]) -> list[Trace]:
-    """Traces of the (d,) places of requests that are done.
+    """Traces of the requests at (d,) places in the table's batch, which are done.
 
-    Args:
-        table: with all that their searches need.
-        done: (d,) int64 places in the table's batch.
-        num_beams: K.
-        levels: the draft tree, for the original batch.
+    `levels` is the draft tree, for the original batch.
     """
     nodes = table.score()
     beams = _beams(table, num_beams)

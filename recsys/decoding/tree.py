@@ -85,13 +85,10 @@ class PromptBatch:
         *,
         slots: int = 0,
     ) -> PromptBatch:
-        """Check `prompts` against the model, pad them, copy them to its device.
+        """Check `prompts` against the model that will run them, pad them, copy them to its device.
 
-        Args:
-            prompts: token ids of each request, or prompts that are checked for another model.
-            model: the model that will run them.
-            depth: most tokens behind a prompt that will be run.
-            slots: cache slots to reserve for each prompt, at least.
+        At most `depth` tokens behind a prompt will be run, and each prompt gets `slots` cache slots
+        at least. Prompts may have been checked for another model.
 
         Raises:
             ValueError: a prompt that holds no tokens, something else than integers, or a token

@@ -37,19 +37,10 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
 
 
 def check_fitted_on(part: str, fitted_on: str | None, dataset: Dataset, again: str) -> list[str]:
-    """Check that a part of a bundle was fitted on the training events and on nothing else.
+    """DataError unless a part of a bundle was fitted on the training events and on nothing else.
 
-    Args:
-        part: name of the part in messages.
-        fitted_on: `digest` of the histories that it was fitted on; None if that is unknown.
-        dataset: data set that the bundle is measured on.
-        again: stages that fit the part again, for messages.
-
-    Returns:
-        Warnings for the reader of the report: one if it is unknown what the part was fitted on.
-
-    Raises:
-        DataError: the part was fitted on other events.
+    `fitted_on` is the `digest` of the histories that it was fitted on. If it is None, the result is
+    a warning for the reader of the report, which names the stages to run `again`.
     """
     if fitted_on is None:
         return [

@@ -37,11 +37,9 @@ class Hits:
 
     @classmethod
     def of(cls, ranked: ArrayLike, targets: Histories) -> Hits:
-        """Compare ranked lists with targets.
+        """Compare (n, k) ranked dense items with n non-empty sequences of targets.
 
-        Args:
-            ranked: (n, k) dense items, best first, padded with -1, without repetition.
-            targets: n non-empty sequences; a repeated target counts once.
+        Lists are best first, without repetition, padded with -1; a repeated target counts once.
 
         Raises:
             ValueError: shapes that do not fit, a user without a target, or a negative target.

@@ -70,13 +70,10 @@ def evaluate_bundle(
     *,
     force: bool = False,
 ) -> Path:
-    """Evaluate a bundle and the baselines, and print the tables.
+    """Evaluate a bundle and the baselines, and print the tables; returns `out_path`.
 
-    Writes `report.json`, `report.html` and `users.parquet` to `out_path`, unless a report of the
-    same bundle, data and configuration exists.
-
-    Returns:
-        `out_path`.
+    Writes `report.json`, `report.html` and `users.parquet` there, unless a report of the same
+    bundle, data and configuration exists.
 
     Raises:
         ArtifactError: a missing or damaged artifact, or a bundle of another catalog.

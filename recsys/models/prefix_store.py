@@ -227,20 +227,11 @@ class PrefixStore:
             )
 
     def lookup(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> Hit:
-        """Find and hold the longest stored prefix of each prompt.
+        """Find and hold the longest stored prefix of each of (B, T) right-padded prompts.
 
         The last token of a prompt is never part of it, because it has to be run for its logits.
-
-        Args:
-            version: version of the model; prefixes of another version never match.
-            tokens: (B, T) integers, right-padded.
-            lengths: (B,) tokens of each prompt.
-
-        Returns:
-            What was found. Release it, preferably by `with`.
-
-        Raises:
-            ValueError: `tokens` and `lengths` do not fit together.
+        Prefixes of another version of the model never match. Release the result, preferably by
+        `with`. ValueError if `tokens` and (B,) `lengths` do not fit together.
         """
         prompts, sizes = self._split(tokens, lengths, last=False)
         with self._lock:
@@ -406,8 +397,8 @@ class PrefixStore:
     def _discard_non_finite(self) -> None:
         """Remove what the last `insert` added for requests that were not finite.
 
-        All of their new blocks go: masked values that are not finite also reach the tokens before
-        them. Blocks of other requests that follow removed ones go with them.
+        All of their new blocks go, with what follows: masked values that are not finite also reach
+        the tokens before them.
         """
         if self._unchecked is None:
             return

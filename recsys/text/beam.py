@@ -341,11 +341,7 @@ def generate_text(
 
 
 class _Answers:
-    """Texts of finished requests, in the order in which the requests left the batch.
-
-    Attributes:
-        requests: the remaining requests, by their places in the original batch.
-    """
+    """Texts of finished requests; `requests` are the places of those that remain."""
 
     def __init__(self, nodes: TextNodes, lengths: NDArray[np.int64]) -> None:
         self.requests = np.arange(len(lengths))

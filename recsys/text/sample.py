@@ -52,10 +52,8 @@ class SampledText:
 class _Text:
     """A text that is being written.
 
-    Attributes:
-        run: tokens at its end that the model has not run yet.
-        slots: node slots in use: tokens behind the prompt that the model has run.
-        passes: forward passes that this text took part in.
+    `run` are tokens at its end that the model has not run yet, `slots` the node slots in use, and
+    `passes` the forward passes that it took part in.
     """
 
     def __init__(self, request: int, constraint: Constraint, limit: int) -> None:
