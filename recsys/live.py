@@ -143,11 +143,8 @@ class Epochs:
     ) -> None:
         """Begin with the bundle's own catalog.
 
-        Args:
-            bundle: parts of a bundle.
-            filter_bytes: memory for masks of filters.
-            coder: finds codes of new items; None if the bundle has no item encoder.
-            prepare: called with each new trie before it is used.
+        Masks of filters may take `filter_bytes`. `coder` finds codes of new items, if the bundle
+        has an item encoder; `prepare` is called with each new trie before it is used.
         """
         self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
         self._filter_bytes = filter_bytes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, reference_beam_search, tiny_model
 
@@ -76,13 +76,6 @@ def test_a_request_scores_as_alone_beside_a_long_one(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_pass_over_all_levels_scores_as_many(kind):
-    prompts = [prompt_of(3), prompt_of(longest_prompt(kind))]
-    beams = speculative_beam_search(model_of(kind), None, prompts, TRIE, 5)
-    check_alone(zip(beams.tokens.tolist(), beams.scores.tolist(), strict=True), kind, prompts)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_history_scores_as_a_new_one(kind):
     model = TreeModel(model_of(kind))
     model.keep_prefixes(1 << 20)
@@ -105,13 +98,6 @@ def test_a_longer_pass_elsewhere_leaves_nothing_behind(kind):
     with torch.inference_mode():
         model(torch.ones((1, 3 * TRAINED), dtype=torch.int64))
     check_alone(search(model, [prompt]), kind, [prompt])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_limit_is_told(kind):
-    model = TreeModel(model_of(kind))
-    assert model.max_positions == LIMITS.get(kind)
-    model.check_positions(LIMITS.get(kind, 1000))
 
 
 @pytest.mark.parametrize("kind", LIMITS)
