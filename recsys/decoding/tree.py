@@ -177,7 +177,7 @@ class TokenTree:
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
-        self._pending = 0
+        self._run = 0
         self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._borrowed = ExitStack()
@@ -239,14 +239,9 @@ class TokenTree:
         self.nodes += width
         return first
 
-    @property
-    def run(self) -> int:
-        """Number of nodes that have been run; nodes added since the last pass are not."""
-        return self._pending
-
     def stats(self, request: int, **counters: int) -> DecodeStats:
         """Counters of one request of the original batch, and the search's own `counters`."""
-        slots = int(self.prompts.host_lengths[request]) + self.run
+        slots = int(self.prompts.host_lengths[request]) + self._run
         cached = int(self.cached[request])
         return DecodeStats(
             target_passes=self.passes,
@@ -265,8 +260,8 @@ class TokenTree:
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
         """
-        first, last = self._pending, self.nodes
-        self._pending, self.passes = last, self.passes + 1
+        first, last = self._run, self.nodes
+        self._run, self.passes = last, self.passes + 1
         view = self.cache.prompt + whole_blocks(last)
         tokens, depth = self._tokens[:, first:last], self._depth[:, first:last]
         node = torch.arange(first, last, device=tokens.device)

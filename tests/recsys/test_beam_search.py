@@ -70,18 +70,6 @@ def test_equals_hugging_face_generate(architecture, beams, levels):
         assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
 
 
-@pytest.mark.parametrize("items", [1, 3])
-def test_more_beams_than_items_return_each_item_once(items):
-    catalog = np.array([[5, 6], [5, 7], [8, 6]])[:items]
-    prompt = [np.array([1, 2, 3])]
-    beams = beam_search(MODELS["llama"], prompt, ItemTrie.build(catalog), 10)
-    assert beams.tokens.shape == (1, 10, 2)
-    assert (beams.rows[0] >= 0).sum() == items
-    assert (beams.scores[0, items:] == -torch.inf).all()
-    expected = huggingface_beam_search(MODELS["llama"], prompt, catalog, 10)[0]
-    assert same_ranking(as_list(beams, 0), expected, tolerance=1e-4)
-
-
 @given(seed=st.integers(0, 10_000), beams=st.sampled_from([1, 2, 3, 7, 20]))
 @settings(max_examples=25, deadline=None)
 def test_scores_have_the_same_bits_alone_and_in_a_batch(seed, beams):
@@ -99,27 +87,6 @@ def test_scores_have_the_same_bits_alone_and_in_a_batch(seed, beams):
         )
         assert torch.equal(alone.scores[0], together.scores[i])
         assert torch.equal(alone.rows[0], together.rows[i])
-
-
-@given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
-@settings(max_examples=25, deadline=None)
-def test_excluding_rows_equals_a_catalog_without_them(seed, share):
-    rng = np.random.default_rng(seed)
-    catalog = np.unique(random_catalog(rng, 60, 3), axis=0)
-    trie = ItemTrie.build(catalog)
-    gone = rng.random(len(catalog)) < share
-    prompts = random_prompts(rng, 1, 8)
-    found = beam_search(
-        DOUBLE, SearchRequest(prompts, exclude=[trie.excluded_rows(np.flatnonzero(gone))]), trie, 15
-    )
-    if gone.all():
-        assert (found.rows == -1).all()
-        assert (found.scores == -torch.inf).all()
-        return
-    expected = beam_search(DOUBLE, prompts, ItemTrie.build(catalog[~gone]), 15)
-    alive = expected.scores > -torch.inf
-    assert torch.equal(found.tokens[alive], expected.tokens[alive])
-    assert torch.equal(found.scores, expected.scores)
 
 
 def test_equal_scores_are_ordered_by_row():

@@ -83,16 +83,6 @@ def test_reachable_sequences_are_exactly_the_catalog(tokens):
     assert reachable(ItemTrie.build(tokens)) == {tuple(row) for row in tokens.tolist()}
 
 
-@given(catalogs, st.data())
-@settings(deadline=None)
-def test_excluded_rows_are_those_without_an_allowed_item(tokens, data):
-    trie = ItemTrie.build(tokens)
-    gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
-    excluded = Excluded.of(trie, CPU, [trie.excluded_rows(gone)])
-    kept = {tuple(row) for i, row in enumerate(tokens.tolist()) if i not in gone}
-    assert reachable(trie, excluded) == kept
-
-
 @given(catalogs)
 @settings(deadline=None)
 def test_every_item_finds_its_row_whatever_the_input_order(tokens):
