@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -369,29 +369,22 @@ def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, bloc
 
 def test_threads_share_a_store():
     store, prompts = store_of(12), [[n // 4 % 3, *[n % 4] * (4 + n)] for n in range(18)]
-    twin, failures = Twin(), []
+    twin = Twin()
     for version in "ab":
         twin.cache(version, prompts)  # every row is drawn before threads read them
 
     def work(seed):
         rng = np.random.default_rng(seed)
-        try:
-            for _ in range(120):
-                mine = [prompts[i] for i in rng.integers(0, len(prompts), 2)]
-                version = "ab"[rng.integers(2)]
-                with store.lookup(version, *pad(mine)) as hit:
-                    twin.check(store, hit, version, mine)
-                    twin.insert(store, version, mine)
-                if rng.random() < 0.05:
-                    store.drop(version)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(120):
+            mine = [prompts[i] for i in rng.integers(0, len(prompts), 2)]
+            version = "ab"[rng.integers(2)]
+            with store.lookup(version, *pad(mine)) as hit:
+                twin.check(store, hit, version, mine)
+                twin.insert(store, version, mine)
+            if rng.random() < 0.05:
+                store.drop(version)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert store.pinned == 0
     assert_sound(store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,22 +188,16 @@ def test_a_grammar_is_compiled_once(monkeypatch):
 
 def test_many_threads_may_compile():
     compiler = GrammarCompiler(TOKENIZER, capacity=4)
-    wrong = []
 
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(30):
             word = "ab" * int(rng.integers(1, 8))
             constraint = compiler.constraint(choice([word]))
-            if constraint.forced([0]) != [[*TOKENIZER.encode(word), *TOKENIZER.end_tokens]]:
-                wrong.append(word)
+            assert constraint.forced([0]) == [[*TOKENIZER.encode(word), *TOKENIZER.end_tokens]]
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert len(compiler) <= 4
 
 
