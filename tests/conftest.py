@@ -38,7 +38,6 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_batch.py",
     "test_ids.py",
     "test_benchmark_commands.py",
-    "test_gpu_benchmark.py",
     "test_distributed.py",
 ]
 

@@ -114,7 +114,10 @@ def test_the_json_option_prints_one_line():
         (("--batches", "0"), "--batches '0': expected numbers above 0"),
         (("--nodes", ","), "--nodes ',': expected a list"),
         (("--reuse", "hot"), "--reuse 'hot' is not one of cold, warm, both"),
-        (("--modes", "draft,fast"), "--modes 'fast' is not one of exhaustive, draft, planned"),
+        (
+            ("--modes", "draft,fast"),
+            "--modes 'fast' is not one of exhaustive, draft, perfect, planned",
+        ),
         (("--dtype", "int8"), "--dtype 'int8' is not one of float32, bfloat16, float64"),
         (("--shape", "huge"), "--shape 'huge' is not one of tiny"),
     ],

@@ -123,6 +123,15 @@ def test_the_planner_reports_its_time_and_its_plans(result):
     assert sum(planned["plans"].values()) == planned["rounds"]
 
 
+def test_a_perfect_draft_takes_one_pass():
+    options = replace(OPTIONS, batches=(2,), nodes=(40,), modes=("perfect",), hf_repeats=0)
+    found = measure(small_workload(), options)
+    for reuse in ("cold", "warm"):
+        perfect = row(found, reuse=reuse, mode="perfect-40")
+        assert (perfect["passes"], perfect["accepted_levels"]) == (1, 3)
+        assert perfect["agreement"]["requests"] == 1
+
+
 def test_a_wrong_answer_stops_the_benchmark(monkeypatch):
     def lies(target, drafter, prompts, trie, beams, **options):
         found = speculative_beam_search(target, drafter, prompts, trie, beams, **options)
