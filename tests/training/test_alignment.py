@@ -47,7 +47,7 @@ BEAMS = 4
 def make_model(seed=0, layers=2, scale=3.0):
     torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "layers": layers}
-    model = build(sizes, VOCABULARY)
+    model = build(sizes, VOCABULARY).eval()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         for parameter in model.parameters():

@@ -18,7 +18,7 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.training import draft, target, teacher
 from recsys.training.teacher import Prompts, Teacher, Trees, search_trees
-from recsys.training.tree import GrowingTree, descent, node_logits, tree_mask, tree_positions
+from recsys.training.tree import descent, node_logits, tree_mask, tree_positions
 from recsys.vocabulary import Vocabulary
 
 CODES = np.stack(np.unravel_index(np.arange(24), (4, 3, 2)), 1).astype(np.int32)
@@ -94,7 +94,7 @@ def test_a_node_descends_from_its_parents_and_itself():
     ]
 
 
-def test_a_tree_in_one_row_equals_rows_per_node_and_levels():
+def test_a_tree_in_one_row_equals_rows_per_node():
     model = make_model()
     prompts = make_prompts()
     lengths = torch.tensor([len(p) for p in prompts])
@@ -113,14 +113,7 @@ def test_a_tree_in_one_row_equals_rows_per_node_and_levels():
             position_ids=tree_positions(14, lengths, 2, 4),
         ).logits[:, 14:]
         alone = node_logits(model, window, lengths, tokens, seen)
-        growing = GrowingTree(model, window[:, : int(lengths.max())], lengths)
-        growing.prompt()
-        levels = [
-            growing.level(tokens[:, :4], seen[:, :4, :4]),
-            growing.level(tokens[:, 4:], seen[:, 4:]),
-        ]
     torch.testing.assert_close(whole, alone)
-    torch.testing.assert_close(whole.log_softmax(-1), torch.cat(levels, 1))
 
 
 @pytest.mark.parametrize("beams", [1, 3, 6, 40])
