@@ -137,17 +137,3 @@ def test_answers_have_items_of_their_epoch_only(recommender):
                     assert found == request.filter["must"][0]["match"]
     assert not changes.errors
     assert len(changes.born) > ITEMS
-
-
-def test_a_wrong_item_is_noticed(recommender):
-    changes = Changes(recommender)
-    request = RecommendRequest(["i0"], K, blend=False)
-    result = recommender.recommend_batch([request])[0]
-    shown = result.recommendations[0].item_id
-    assert changes.faults(request, result, 0) == []
-    assert changes.faults(request, result, 3) == ["epoch 0 when 3 was known"]
-    changes.gone[shown] = 0
-    assert changes.faults(request, result, 0) == [f"{shown} is not in epoch 0"]
-    del changes.gone[shown]
-    changes.born[shown] = 5
-    assert changes.faults(request, result, 0) == [f"{shown} is not in epoch 0"]

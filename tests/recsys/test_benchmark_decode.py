@@ -190,21 +190,6 @@ def test_a_random_model_depends_on_its_setup_alone():
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_named_shapes_have_the_parameters_of_their_names():
-    for name, millions in {"68M": 68, "1.1B": 1100, "7B": 6738}.items():
-        shape = workload.SHAPES[name]
-        width = shape.hidden_size // shape.heads * (shape.kv_heads or shape.heads)
-        layer = 2 * shape.hidden_size * (shape.hidden_size + width)
-        layer += 3 * shape.hidden_size * shape.intermediate_size
-        total = shape.layers * layer + 2 * 32_000 * shape.hidden_size
-        assert total / 1e6 == pytest.approx(millions, rel=0.01)
-
-
-def test_an_unknown_shape_is_refused():
-    with pytest.raises(ConfigError, match="--shape 'huge' is not one of tiny, small, base, 68M"):
-        workload.make_shape_workload("huge", SETUP, items=10, history=2)
-
-
 def test_rounds_cover_all_users_in_turn():
     data = small_workload()
     assert [data.group(r, 4) for r in range(3)] == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]

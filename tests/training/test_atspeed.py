@@ -7,31 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
-from recsys.constraint import ItemTrie
-from recsys.decoding import Beams
-from recsys.training.atspeed import paper
 from recsys.training.atspeed.commands import atspeed
 from recsys.training.atspeed.lineup import (
     Budget,
     DraftSpace,
     Variant,
     derive_settings,
-    list_ablations,
-    list_plain,
     list_variants,
-    list_weights,
 )
 from recsys.training.atspeed.measure import (
     Question,
     Sample,
-    _differing,
-    _items,
     compare_accepted,
     describe,
 )
@@ -94,26 +85,12 @@ def test_waves_train_what_others_need_first():
     assert Variant("sft", "scratch").wave == 0  # which the mixtures are made with
 
 
-def test_studies_use_one_starting_point():
-    studies = [*list_ablations("target", [0]), *list_weights("target", [0])]
-    assert {v.init for v in studies} == {"target"}
-    assert {v.objective for v in studies} == {"atspeed-s", "atspeed-r"}
-    assert len(list_plain(["target"], [0])) == 8
-
-
 def test_cells_cover_the_papers_tables_once():
     cells = list(list_cells(Options()))
     count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
     # eight objectives from two starts; 1 + 4 and 1 + 3 ablations; N, gamma and alpha for three K
     assert count == {"table": 16 * 10, "ablations": 5 * (5 + 4), "effects": 53, "recall": 0}
     assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == 160
-
-
-def test_published_figures_are_found_by_k():
-    assert paper.figure(paper.ACCEPTED, "strict", "atspeed-s", 10) == 1.64
-    assert paper.figure(paper.SPEEDUP, "relaxed", "atspeed-r", 20) == 2.47
-    assert paper.figure(paper.ACCEPTED, "strict", "beam-kd", 10) is None
-    assert paper.figure(paper.ACCEPTED, "strict", "sft", 50) is None
 
 
 def sample(accepted):
@@ -131,26 +108,6 @@ def test_intervals_are_over_users_and_figures_means_over_seeds():
 def test_differences_are_paired():
     gap = compare_accepted([sample([3, 1, 2])], [sample([2, 0, 1])])
     assert gap == {"mean": 1.0, "error": 0.0}
-
-
-def beams(rows, scores):
-    rows, scores = torch.tensor(rows), torch.tensor(scores)
-    return Beams(torch.zeros((*rows.shape, 2), dtype=torch.int64), scores, rows)
-
-
-def test_lists_are_best_first_and_list_all_items_of_a_leaf():
-    trie = ItemTrie.build([[1, 1], [0, 0], [1, 1], [0, 1]])  # rows: 00, 01, 11; 11 twice
-    found = beams([[1, 2, -1]], [[-2.0, -1.0, -torch.inf]])
-    assert _items(found, trie, 3).tolist() == [[0, 2, 3]]
-    assert _items(found, trie, 2).tolist() == [[0, 2]]
-    alone = beams([[0, -1, -1]], [[-2.0, -torch.inf, -torch.inf]])
-    assert _items(alone, trie, 3).tolist() == [[1, -1, -1]]
-
-
-def test_lists_differ_only_beyond_rounding():
-    expected = beams([[0, 1], [0, 1]], [[-1.0, -2.0], [-1.0, -1.0]])
-    assert _differing(beams([[0, 1], [1, 0]], [[-1.0, -2.0], [-1.0, -1.0]]), expected) == 0
-    assert _differing(beams([[0, 2], [1, 0]], [[-1.0, -2.1], [-1.0, -1.0]]), expected) == 1
 
 
 def test_two_workers_answer_in_order():
@@ -212,10 +169,3 @@ def test_existing_drafts_are_not_trained_again(quick):
     assert second.exit_code == 0
     assert "table" not in after
     assert before["ablations"] == after["ablations"]
-
-
-def test_unknown_parts_are_refused():
-    app = typer.Typer()
-    app.command()(atspeed)
-    with pytest.raises(Exception, match="--parts 'tabel' is not one of table"):
-        CliRunner().invoke(app, ["--quick", "--parts", "tabel"], catch_exceptions=False)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.config import Settings
 from recsys.dataset import Dataset
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ConfigError
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
@@ -145,11 +145,6 @@ def test_a_codebook_larger_than_the_catalog_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"ids: codebook_size 32 .* 20 items"):
         stage(context)
     assert not context.workspace.run("ids").exists()
-
-
-def test_without_a_data_set_there_is_nothing_to_do(tmp_path, monkeypatch):
-    with pytest.raises(ArtifactError, match="datasets"):
-        stage(make_context(tmp_path, None, monkeypatch))
 
 
 def test_the_report_prints_as_a_table_and_as_json(tmp_path, monkeypatch, capsys):

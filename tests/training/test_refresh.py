@@ -141,12 +141,6 @@ def test_an_item_without_a_code_in_the_bundle_is_named(newer, deployed):
         newer(path=deployed.with_name("smaller"))
 
 
-def test_ids_want_bundle_and_method_together(make_context):
-    for section in ({"method": "bundle"}, {"method": "rq-kmeans", "bundle": "x"}):
-        with pytest.raises(ConfigError, match=r"ids\.bundle"):
-            ids.stage(make_context(ids=section))
-
-
 def test_items_may_come_and_go_while_codes_stay(newer, deployed):
     material, served = Material.load(newer().workspace), Bundle.load(deployed)
     check_codes(served, material)
@@ -187,5 +181,3 @@ def test_a_run_cannot_refresh_its_own_bundle_nor_a_mere_target(make_context, dep
     context = make_context()
     with pytest.raises(ArtifactError, match="is a target, expected a bundle"):
         target.stage(make_context(target={"refresh": str(context.workspace.run("target"))}))
-    with pytest.raises(ConfigError, match="base and refresh"):
-        target.stage(make_context(target={"refresh": str(deployed), "base": "x"}))

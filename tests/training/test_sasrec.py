@@ -219,8 +219,6 @@ def test_who_wants_one_says_so_where_there_is_none(make_context):
         ids.stage(make_context(ids={"features": {"collaborative": "sasrec"}}))
     with pytest.raises(ArtifactError, match="sasrec"):
         sasrec.trained(make_context(sasrec=SMALL))
-    with pytest.raises(ConfigError, match="multiple of heads"):
-        sasrec.stage(make_context(sasrec={**SMALL, "hidden": 15}))
 
 
 def test_soft_labels_are_its_likeliest_unseen_items():

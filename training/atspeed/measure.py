@@ -16,18 +16,19 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.artifacts import Workspace
+from recsys.benchmark.decode import ROUNDING, Agreement, Answer
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
 from recsys.interactions import Histories
+from recsys.listing import items_of_rows
 from recsys.models.tree_forward import TreeModel
 from recsys.training.atspeed.lineup import DraftSpace
 from recsys.training.target import TrainedTarget, load_trained
 
 BATCH = 25
 Z = 1.96  # of a 95 % interval
-ROUNDING, TIE = 1e-4, 1e-5  # largest difference of a score, and of scores that may swap places
 
 
 @dataclass(frozen=True)
@@ -247,19 +248,15 @@ class Recommending:
 
 def _differing(found: Beams, expected: Beams) -> int:
     """Number of requests whose lists differ by more than the order of equal scores."""
-    gap = (found.scores - expected.scores).nan_to_num().abs()
-    other = (found.rows != expected.rows) & (gap > TIE)
-    return int(((gap > ROUNDING) | other).any(1).sum())
+    mine, theirs = Answer.of(found).rankings, Answer.of(expected).rankings
+    return round((1 - Agreement.of(mine, theirs, *ROUNDING).requests) * len(theirs))
 
 
-def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
-    """(B, k) items of the rows, best first, -1 behind the end; items of a leaf are in order."""
-    order = found.scores.argsort(dim=1, descending=True, stable=True)
-    lists = np.full((len(order), k), -1, np.int64)
-    for line, rows in zip(lists, found.rows.gather(1, order).tolist(), strict=True):
-        items = np.concatenate([[], *(trie.items_of(row) for row in rows if row >= 0)])[:k]
-        line[: len(items)] = items
-    return lists
+def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int32]:
+    """(B, k) items of the rows, best first, -1 behind the end; samples come in another order."""
+    scores, order = found.scores.sort(dim=1, descending=True, stable=True)
+    rows = found.rows.gather(1, order).cpu().numpy()
+    return items_of_rows(trie, rows, scores.cpu().numpy(), k, excluded=Histories.of([])).items
 
 
 def compare_accuracy(
