@@ -48,10 +48,6 @@ def header(file: Path) -> list[str]:
     return lines
 
 
-def test_there_are_configurations():
-    assert (ROOT / "configs" / "quickstart.yaml") in FILES
-
-
 @every_file
 def test_every_section_reads_into_its_dataclass(file):
     settings = Settings.load(file, known=SECTIONS)
@@ -91,8 +87,3 @@ def test_no_key_is_written_twice(file):
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     yaml.load(file.read_text(encoding="utf-8"), Strict)
-
-
-def test_names_of_runs_do_not_clash():
-    names = [Settings.load(file).name for file in FILES]
-    assert len(set(names)) == len(names)

@@ -90,18 +90,8 @@ def test_constraint_measures_every_part(constraint):
 
 
 def test_the_json_option_prints_one_line():
-    options = (
-        "--quick",
-        "--beams",
-        "3",
-        "--batches",
-        "1",
-        "--modes",
-        "exhaustive",
-        "--reuse",
-        "cold",
-    )
-    stdout = invoke("decode", *options, "--hf-repeats", "0", "--json").stdout
+    options = "--quick --beams 3 --batches 1 --modes exhaustive --reuse cold --hf-repeats 0 --json"
+    stdout = invoke("decode", *options.split()).stdout
     assert stdout.count("\n") == 1
     assert [row["mode"] for row in json.loads(stdout)["rows"]] == ["beam", "exhaustive"]
 

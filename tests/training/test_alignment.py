@@ -24,10 +24,8 @@ from recsys.training.alignment import (
     WordDistillation,
 )
 from recsys.training.draft import DraftConfig
-from recsys.training.loop import LoopConfig, fit
 from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
-from recsys.training.state import Checkpoints
 from recsys.training.teacher import Prompts, search_trees
 from recsys.vocabulary import Vocabulary
 
@@ -353,42 +351,3 @@ def test_alpha_follows_the_objective_unless_given():
     assert DraftConfig(objective="atspeed-s").alignment.alpha == 0.5
     assert DraftConfig(objective="beam-kd").alignment.alpha == 1.0
     assert DraftConfig(objective="beam-kd", alpha=0.3).alignment.alpha == 0.3
-
-
-def run_fifty(folder, accumulate):
-    """Fifty steps of two batches each; the batches of a step are one process's or two's."""
-    config = LoopConfig(
-        epochs=1000, warmup_steps=5, evaluate_every=0, checkpoint_minutes=1e9,
-        precision="float32", threads=1, accumulate=accumulate,
-    )  # fmt: skip
-    data = make_batches(make_model(), max_tokens=60)
-    settings = AlignmentSettings("atspeed-s", alpha=0.5)
-    model = make_model(seed=1, layers=1, scale=1.0)
-    module = TreeAlignment(model, DeviceTrie.of(TRIE), settings, label_smoothing=0.05)
-    progress = fit(module, data, config, Checkpoints(folder, {}), name="draft", max_steps=50)
-    return module, progress
-
-
-DISTRIBUTED = """
-import os
-from safetensors.torch import save_file
-import test_alignment
-module, progress = test_alignment.run_fifty(Path({folder!r}), 1)
-assert progress.step == 50
-weights = {{k: p.detach().clone() for k, p in module.model.named_parameters()}}
-save_file(weights, {folder!r} + "-" + os.environ["RANK"] + ".safetensors")
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_after_fifty_steps(two_processes, tmp_path):
-    from safetensors.torch import load_file
-
-    folder = tmp_path / "run"
-    two_processes(tmp_path / "job.py", DISTRIBUTED.format(folder=str(folder)))
-    module, progress = run_fifty(tmp_path / "alone", 2)
-    assert progress.step == 50
-    for rank in range(2):
-        weights = load_file(f"{folder}-{rank}.safetensors")
-        for name, parameter in module.model.named_parameters():
-            torch.testing.assert_close(weights[name], parameter.detach(), atol=1e-5, rtol=0)

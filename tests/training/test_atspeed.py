@@ -26,7 +26,7 @@ from recsys.training.atspeed.measure import (
     compare_accepted,
     describe,
 )
-from recsys.training.atspeed.produce import _first_of_teacher, workers
+from recsys.training.atspeed.produce import workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.draft import DraftConfig
 from recsys.training.teacher import TeacherConfig
@@ -39,14 +39,6 @@ def test_every_variant_has_a_folder_of_its_own():
     folders = {DraftSpace.seen_by(HOME, v).run("draft") for v in everyone}
     assert len(folders) == len(everyone) == 2 * (2 * 8 + 7 + 3) + 2
     assert all(f.is_relative_to(Path("home/runs/shop/atspeed")) for f in folders)
-
-
-def test_variants_share_what_belongs_to_the_run():
-    space = DraftSpace.seen_by(HOME, Variant("atspeed-s", "scratch"))
-    assert space.run("target") == HOME.run("target")
-    assert space.dataset == HOME.dataset
-    assert space.run("draft.checkpoint").parent == space.run("draft").parent
-    assert space.run("teacher.partial").parent.name == "teacher-mixture_scratch_0"
 
 
 def test_settings_of_every_variant_are_its_own():
@@ -71,18 +63,6 @@ def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed():
     assert (teacher.source, teacher.draft) == ("mixture", sft)
     plainly = derive_settings(Settings({}), Variant("seqkd", "target", 2), Budget(), HOME)
     assert plainly.section("teacher", TeacherConfig).source == "target"
-
-
-def test_waves_train_what_others_need_first():
-    for variant in list_variants(PARTS, ("scratch",), (0,)):
-        wants = {"none": 0, "target": 1, "mixture": 2}[variant.source]
-        assert variant.wave == wants
-    mixed = [v for v in list_variants(PARTS, ("scratch", "target"), (0,)) if v.wave == 2]
-    assert [v.teacher for v in _first_of_teacher(mixed)] == [
-        "teacher-mixture_scratch_0",
-        "teacher-mixture_target_0",
-    ]
-    assert Variant("sft", "scratch").wave == 0  # which the mixtures are made with
 
 
 def test_cells_cover_the_papers_tables_once():

@@ -93,17 +93,6 @@ def test_training_takes_thirty_steps_and_changes_weights(tmp_path):
     assert not same_bits(module, make_module())
 
 
-@pytest.mark.parametrize("dies_after", [1, 9, 10, 11, 25])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path, dies_after):
-    straight, _ = run(tmp_path / "straight")
-    every_step = replace(CONFIG, checkpoint_minutes=0)
-    with pytest.raises(Dies):
-        run(tmp_path / "killed", every_step, DyingData(dies_after))
-    resumed, progress = run(tmp_path / "killed", every_step, module=make_module(seed=9))
-    assert progress.step == STEPS
-    assert same_bits(resumed, straight)
-
-
 class Killer(DyingData):
     """Ends the process where the other one raises."""
 
@@ -114,13 +103,15 @@ class Killer(DyingData):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_run_killed_by_sigkill_ends_with_the_same_bits(tmp_path, forked):
+@pytest.mark.parametrize("steps", [1, 10, 17])  # ten are an epoch
+def test_a_run_killed_by_sigkill_ends_with_the_same_bits(tmp_path, forked, steps):
     straight, _ = run(tmp_path / "straight")
     folder = tmp_path / "killed"
     every_step = replace(CONFIG, checkpoint_minutes=0)
-    assert forked(run, folder, every_step, Killer(17)) == -signal.SIGKILL
-    assert [p.name for p in folder.glob("step-*")] == ["step-17"]
-    resumed, _ = run(folder, module=make_module(seed=9))
+    assert forked(run, folder, every_step, Killer(steps)) == -signal.SIGKILL
+    assert [p.name for p in folder.glob("step-*")] == [f"step-{steps}"]
+    resumed, progress = run(folder, module=make_module(seed=9))
+    assert progress.step == STEPS
     assert same_bits(resumed, straight)
 
 

@@ -10,9 +10,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recsys import Recommender
 from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
+from recsys.training import bundle, draft
 from recsys.training.pretrained import LoraSettings, add_lora, load_base
 from recsys.training.target import stage
 from recsys.vocabulary import Vocabulary
@@ -85,10 +87,11 @@ def test_a_wrong_lora_module_is_refused(tmp_path, write_base, modules, says):
         add_lora(model, vocabulary, LoraSettings(modules=modules))
 
 
-def lora_context(make_context, base, **target):
+def lora_context(make_context, base, draft=None, **target):
     lora = {"rank": 4, **target.pop("lora", {})}
     section = {"base": str(base), "epochs": 2, "learning_rate": 1e-2, "lora": lora}
-    return make_context(target={**section, **target})
+    sections = {"draft": draft, "teacher": {"beams": 5, "histories": 60}} if draft else {}
+    return make_context(target={**section, **target}, **sections)
 
 
 def train(make_context, base, **target):
@@ -190,3 +193,26 @@ def test_a_run_killed_by_sigkill_ends_with_the_same_bits(
     killed(stage, context, steps=7)
     assert weights_of(stage(context)) == straight
     assert len(straight) == (1 if merge else 2)
+
+
+@pytest.mark.parametrize(("tied", "merge"), [(True, False), (False, True)])
+def test_a_pretrained_target_gets_drafts_and_recommends(
+    make_context, tmp_path, write_base, tied, merge
+):
+    write_base(tmp_path / "base", tied=tied)
+    short = {"epochs": 2, "accept_users": 5, "architecture": {"hidden_size": 32}}
+    for own in ({"objective": "atspeed-r"}, {"objective": "tree-kd", "init_from_target": False}):
+        context = lora_context(
+            make_context, tmp_path / "base", lora={"merge": merge}, draft={**short, **own}
+        )
+        for make in (stage, draft.stage, bundle.stage):
+            path = make(context)
+        answers = [
+            Recommender.load(path, mode=mode).recommend([["i3", "i4", "i5"]], k=5)[0]
+            for mode in ("beam", "draft")
+        ]
+        assert [r.item_id for r in answers[0]] == [r.item_id for r in answers[1]]
+        scores = [[r.score for r in answer] for answer in answers]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    suffixes = {file.suffix for file in path.rglob("*") if file.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".parquet", ".jinja"}

@@ -98,17 +98,6 @@ def test_a_refreshed_target_gets_a_draft_and_can_be_refreshed(newer, deployed, m
         assert torch.equal(kept[name], value), name
 
 
-def test_a_merged_refresh_answers_as_one_kept_apart(newer):
-    tokens = torch.tensor([[1, 2, 5, 8, 3, 6, 9]])
-    logits = []
-    for merge in (False, True):
-        path = target.stage(newer(lora={"merge": merge}))
-        assert (path / "model" / "adapter").is_dir() is not merge
-        with torch.inference_mode():
-            logits.append(load_model(path / "model")(tokens).logits)
-    torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
-
-
 def test_a_current_refresh_survives_a_moved_bundle(newer, deployed):
     path = target.stage(newer())
     stamp = (path / "manifest.json").stat().st_mtime_ns
