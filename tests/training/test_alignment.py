@@ -348,6 +348,6 @@ def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
 
 
 def test_alpha_follows_the_objective_unless_given():
-    assert DraftConfig(objective="atspeed-s").alignment.alpha == 0.5
-    assert DraftConfig(objective="beam-kd").alignment.alpha == 1.0
-    assert DraftConfig(objective="beam-kd", alpha=0.3).alignment.alpha == 0.3
+    assert DraftConfig(objective="atspeed-s").align_weight == 0.5
+    assert DraftConfig(objective="beam-kd").align_weight == 1.0
+    assert DraftConfig(objective="beam-kd", alpha=0.3).align_weight == 0.3

@@ -14,7 +14,6 @@ from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.training.atspeed.commands import atspeed
 from recsys.training.atspeed.lineup import (
-    Budget,
     DraftSpace,
     Variant,
     derive_settings,
@@ -44,10 +43,10 @@ def test_every_variant_has_a_folder_of_its_own():
 def test_settings_of_every_variant_are_its_own():
     deployed = Settings({"draft": {"objective": "beam-kd", "alpha": 1.0, "layers": 2}})
     for variant in list_variants(PARTS, ("scratch", "target"), (3,)):
-        settings = derive_settings(deployed, variant, Budget(0.5, 7), HOME)
+        settings = derive_settings(deployed, variant, 0.5, HOME)
         config = settings.section("draft", DraftConfig)
         assert settings.seed == 3
-        assert (config.objective, config.epochs) == (variant.objective, 7)
+        assert (config.objective, config.epochs) == (variant.objective, 20)
         assert config.max_minutes == variant.options.get("max_minutes", 0.5)
         assert config.alpha == variant.options.get("alpha")
         assert config.init_from_target == (variant.init == "target")
@@ -57,11 +56,11 @@ def test_settings_of_every_variant_are_its_own():
 
 def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed():
     variant = Variant("atspeed-s", "target", 2, "no density", {"density": False})
-    settings = derive_settings(Settings({}), variant, Budget(), HOME)
+    settings = derive_settings(Settings({}), variant, 1.0, HOME)
     teacher = settings.section("teacher", TeacherConfig)
     sft = DraftSpace.seen_by(HOME, Variant("sft", "target", 2)).run("draft")
     assert (teacher.source, teacher.draft) == ("mixture", sft)
-    plainly = derive_settings(Settings({}), Variant("seqkd", "target", 2), Budget(), HOME)
+    plainly = derive_settings(Settings({}), Variant("seqkd", "target", 2), 1.0, HOME)
     assert plainly.section("teacher", TeacherConfig).source == "target"
 
 

@@ -20,7 +20,7 @@ from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, derive_settings
+from recsys.training.atspeed.lineup import DraftSpace, Variant, derive_settings
 
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
@@ -46,20 +46,20 @@ class Task:
         kind: `teacher` or `draft`.
         variant: the draft.
         context: settings and workspace of the run.
-        budget: of a draft.
+        minutes: training time of a draft, at most.
     """
 
     kind: str
     variant: Variant
     context: Context
-    budget: Budget
+    minutes: float
 
     def __call__(self) -> dict[str, Any]:
         """Run the stage and describe its artifact as a plain row."""
         start = time.perf_counter()
         workspace = DraftSpace.seen_by(self.context.workspace, self.variant)
         settings = derive_settings(
-            self.context.settings, self.variant, self.budget, self.context.workspace
+            self.context.settings, self.variant, self.minutes, self.context.workspace
         )
         context = Context(settings, workspace, self.context.force)
         if self.kind == "teacher":
@@ -87,7 +87,7 @@ def call(task: Callable[[], R]) -> R:
 
 
 def produce(
-    variants: Sequence[Variant], context: Context, budget: Budget, run: Run
+    variants: Sequence[Variant], context: Context, minutes: float, run: Run
 ) -> list[dict[str, Any]]:
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
@@ -97,9 +97,9 @@ def produce(
     """
     rows: list[dict[str, Any]] = []
     for wave in range(3):
-        tasks = [Task("draft", v, context, budget) for v in variants if v.wave == wave]
+        tasks = [Task("draft", v, context, minutes) for v in variants if v.wave == wave]
         ahead = _first_of_teacher(v for v in variants if v.wave == wave + 1)
-        rows += run(call, [*(Task("teacher", v, context, budget) for v in ahead), *tasks])
+        rows += run(call, [*(Task("teacher", v, context, minutes) for v in ahead), *tasks])
     return rows
 
 

@@ -24,7 +24,6 @@ from recsys.training.atspeed.lineup import (
     ALPHAS,
     RELAXED,
     STRICT,
-    Budget,
     DraftSpace,
     Init,
     Variant,
@@ -63,7 +62,7 @@ class Options:
         parts: of `PARTS`.
         inits: starting points of drafts; studies use the first.
         seeds: of the drafts.
-        budget: of one draft's training.
+        minutes: training time of one draft, at most.
         workers: processes that train and measure side by side.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
@@ -78,7 +77,7 @@ class Options:
     parts: tuple[str, ...] = PARTS
     inits: tuple[Init, ...] = ("scratch", "target")
     seeds: tuple[int, ...] = (0,)
-    budget: Budget = field(default_factory=Budget)
+    minutes: float = 1.0
     workers: int = 2
     users: int = 200
     timed: int = 20
@@ -129,7 +128,7 @@ def experiment(context: Context, options: Options) -> Row:
     with workers(options.workers) as run:
         with _clock(seconds, "drafts"):
             variants = list_variants(parts, options.inits, options.seeds)
-            made = produce(variants, context, options.budget, run)
+            made = produce(variants, context, options.minutes, run)
         with _clock(seconds, "acceptance"):
             samples = _ask(cells, base, options, run)
         if "recall" in parts:
