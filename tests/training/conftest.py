@@ -60,7 +60,9 @@ def chain_dataset(users=USERS, length=9, seed=0, step=1):
     who, what = zip(*events, strict=True)
     interactions = Interactions.of(list(who), list(what), item_ids=ids)
     titles = [f"Thing {k}" for k in range(ITEMS)]
-    items = pa.table({"item_id": ids, "title": titles, "text": titles})
+    words = ["red", "blue", "wool", "steel", "garden"]
+    texts = [f"{words[k % 5]} {words[k // 5 % 5]} thing" for k in range(ITEMS)]
+    items = pa.table({"item_id": ids, "title": titles, "text": texts})
     return Dataset(interactions, leave_one_out(interactions), items)
 
 
