@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recsys.benchmark.constraint import compare, follow, nest
+from recsys.benchmark.constraint import compare
 from recsys.benchmark.decode_report import report as report_decode
 from recsys.benchmark.report import Line, Panel, Plot, Report, Table, write
 from recsys.cli import app
@@ -152,12 +152,6 @@ def test_text_of_a_report_is_escaped_in_the_page(tmp_path):
     for text in ("<b>", "<i>", "<td><"):
         assert text not in page
     assert "&lt;h1&gt;" in page
-
-
-def test_a_nested_dict_allows_what_follows_a_prefix():
-    nested = nest(np.array([[1, 5, 9], [1, 5, 8], [1, 6, 9], [2, 5, 7]], np.int32))
-    for prefix, expected in (([], [1, 2]), ([1], [5, 6]), ([1, 5], [8, 9]), ([2, 5], [7])):
-        assert sorted(follow(nested, prefix)) == expected
 
 
 def test_tokens_that_differ_from_the_tries_are_an_error():
