@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_differences_are_paired():
 
 def test_two_workers_answer_in_order():
     with workers(2) as run:
-        assert run(abs, [-3, 2, -1]) == [3, 2, 1]
+        assert run([partial(abs, n) for n in (-3, 2, -1)]) == [3, 2, 1]
 
 
 @pytest.fixture(scope="module")

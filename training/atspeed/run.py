@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -32,18 +33,18 @@ from recsys.training.atspeed.lineup import (
     list_weights,
 )
 from recsys.training.atspeed.measure import (
-    Asking,
     Lists,
     Question,
-    Recommending,
     Sample,
+    answer_questions,
     compare_accepted,
     compare_accuracy,
     describe,
     load_draft,
     load_scene,
+    measure_lists,
 )
-from recsys.training.atspeed.produce import Run, call, produce, workers
+from recsys.training.atspeed.produce import Run, produce, workers
 from recsys.training.atspeed.speed import measure_walltimes
 
 Row = dict[str, Any]
@@ -194,14 +195,16 @@ def _ask(cells: Sequence[Cell], base: Workspace, options: Options, run: Run) -> 
     for cell, seed in product(cells, options.seeds):
         variant = replace(cell.variant, seed=seed)
         wanted.setdefault(variant.key, (variant, {}))[1][cell.question] = None
-    tasks = {
-        key: Asking(base, DraftSpace.seen_by(base, variant), tuple(questions), options.users)
-        for key, (variant, questions) in wanted.items()
-    }
-    order = sorted(tasks, key=lambda key: -len(tasks[key].questions))
+    order = sorted(wanted.values(), key=lambda each: -len(each[1]))
+    tasks = [
+        partial(
+            answer_questions, base, DraftSpace.seen_by(base, variant), [*questions], options.users
+        )
+        for variant, questions in order
+    ]
     return {
-        (key, sample.question): sample
-        for key, found in zip(order, run(call, [tasks[key] for key in order]), strict=True)
+        (variant.key, sample.question): sample
+        for (variant, _), found in zip(order, run(tasks), strict=True)
         for sample in found
     }
 
@@ -256,5 +259,5 @@ def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
             question = Question(k, "relaxed", options.drafts, temperature=heat)
             against = len(lists) - 1
             lists.append(Lists(RELAXED, question, True, against=against, draft=spaces[RELAXED]))
-    tasks = [Recommending(kind, base, options.recall_users) for kind in lists]
-    return compare_accuracy(lists, run(call, tasks))
+    tasks = [partial(measure_lists, base, kind, options.recall_users) for kind in lists]
+    return compare_accuracy(lists, run(tasks))
