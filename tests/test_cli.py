@@ -163,6 +163,10 @@ def test_doctor_speaks_json(invoke, monkeypatch, tmp_path):
     assert facts["bundles"] == []
     assert facts["real data"] is None
     assert facts["artifacts"] == str(tmp_path / "var")
+    monkeypatch.delenv("RECSYS_DATASETS")
+    assert json.loads(invoke("doctor", "--json")[1])["real data"] is None
+    (tmp_path / "var" / "raw").mkdir(parents=True)
+    assert json.loads(invoke("doctor", "--json")[1])["real data"] == str(tmp_path / "var" / "raw")
 
 
 def test_doctor_prints_the_next_step(invoke, monkeypatch, tmp_path):
@@ -178,15 +182,6 @@ def test_doctor_prints_the_next_step(invoke, monkeypatch, tmp_path):
     assert "['shop']" in out
     assert "recsys quickstart" not in out
     assert "set RECSYS_DATASETS" not in out
-
-
-def test_doctor_finds_raw_data_in_the_default_folder(invoke, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RECSYS_DATASETS", raising=False)
-    assert json.loads(invoke("doctor", "--json")[1])["real data"] is None
-    raw = tmp_path / "var" / "raw"
-    raw.mkdir(parents=True)
-    assert json.loads(invoke("doctor", "--json")[1])["real data"] == str(raw)
 
 
 def test_synthetic_data_are_printed_as_table_and_json(invoke, tmp_path):

@@ -36,13 +36,7 @@ def small_workload(dtype=torch.float32, draft=SMALL):
     return workload.make_random_workload((SMALL, draft), VOCABULARY, setup, items=400, history=5)
 
 
-OPTIONS = Options(
-    beams=(3,),
-    batches=(2, 8),
-    nodes=(20,),
-    repeats=1,
-    hf_repeats=1,
-)
+OPTIONS = Options(beams=(3,), batches=(2, 8), nodes=(20,), repeats=1, hf_repeats=1)
 
 
 @pytest.fixture(scope="module")

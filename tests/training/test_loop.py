@@ -272,11 +272,6 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path, monkeypatch):
     assert steps == sorted(set(steps))
 
 
-def test_accumulated_batches_are_one_step(tmp_path):
-    _, progress = run(tmp_path, replace(CONFIG, accumulate=4, epochs=1))
-    assert (progress.step, progress.epoch) == (3, 1), "ten batches in fours"
-
-
 def test_accumulation_equals_the_mean_of_the_gradients(tmp_path):
     # Without clipping, momentum or decay: one step of two batches moves by the sign of the mean.
     gradients = []
