@@ -33,13 +33,13 @@ from recsys.training.alignment import (
 )
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
+from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
     Material,
     SupervisedConfig,
     describe,
-    next_token_loss,
     open_checkpoints,
     training_batches,
     training_dtype,
@@ -192,7 +192,10 @@ def train_draft(
                 label_smoothing=config.label_smoothing, dtype=training_dtype(model, config),
             )  # fmt: skip
         else:
-            module = next_token_loss(model, config)
+            module = NextToken(
+                model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
+                dtype=training_dtype(model, config),
+            )  # fmt: skip
     return fit(
         module, batches, config, checkpoints,
         name=KIND, validate=validate if validations else None, seed=seed,
