@@ -1,4 +1,13 @@
-"""Listing: requests as one epoch understands them, and lists of items from what a search finds."""
+"""Listing: requests as one epoch understands them, and lists of items from what a search finds.
+
+Over the union of the beams and of the candidates that the model has scored along, a blended list is
+ranked by
+
+    score = log((1 - w) * p_model^t / sum of p_model^t + w * p_retrieval) + a * nearness + boosts
+
+with the weight w, the sharpness t and the factor a of a `Blend`. Nearness is the cosine between the
+vectors of the item and of the history.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.blending import Lists, Union, allowed_items, candidate_rows
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
@@ -20,6 +28,10 @@ from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
 from recsys.retrieval import Candidates, Reranker, Retrieval
+from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
+from recsys.retrieval.reranker import SOURCES as ALL_SOURCES
+
+MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -74,14 +86,7 @@ class Batch:
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
     ) -> SearchRequest:
-        """The search request for this batch.
-
-        Args:
-            candidates: of retrieval, to be scored in the first pass; None for none.
-            candidate_nodes: as in `SearchRequest`, like the other arguments.
-            seeds: one a request, to sample.
-            temperature: of the sample.
-        """
+        """The search request for this batch; `candidates` are scored in the first pass."""
         excluded = [
             self.epoch.excluded_rows(items, mask)
             for items, mask in zip(self.excluded, self.masks, strict=True)
@@ -107,12 +112,20 @@ class Batch:
 
     def _limits(self, size: int) -> dict[str, Any]:
         """What each request may get of the `size` items that retrieval knows."""
-        trie, alive = self.epoch.trie, self.epoch.alive
         return {
             "exclude_seen": False,
             "excluded": self.excluded,
-            "allowed": [allowed_items(trie, alive, mask, size) for mask in self.masks],
+            "allowed": [self._allowed(mask, size) for mask in self.masks],
         }
+
+    def _allowed(self, mask: RowMask | None, size: int) -> NDArray[np.bool_] | None:
+        """(size,) bool, which of the catalog's first items a request may get; None for all."""
+        alive = self.epoch.alive
+        if mask is None:
+            return None if alive[:size].all() else alive[:size]
+        allowed = np.zeros(len(alive), np.bool_)
+        allowed[self.epoch.trie.row_items] = mask.items
+        return (allowed & alive)[:size]
 
     def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
         """The k best items that the search found for each request."""
@@ -145,21 +158,117 @@ class Batch:
         return union.best(reranker, k), own.first(k)
 
 
-def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
-    """Mask of the items that a request may get; None if it may get all.
+@dataclass(frozen=True)
+class Lists:
+    """Items of n requests, best first.
 
-    Raises:
-        FilterError: its filter does not fit the items' attributes.
+    Attributes:
+        items: (n, k) int32, -1 where there are no more.
+        scores: (n, k) float32, -inf there.
+        source: (n, k) int8, what proposed each: `MODEL`, `RETRIEVAL` or `POPULAR`.
     """
+
+    items: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    source: NDArray[np.int8]
+
+    @classmethod
+    def of_model(cls, items: NDArray[np.int32], scores: NDArray[np.float32]) -> Lists:
+        """Lists of the model's own items."""
+        return cls(items, scores, np.full(items.shape, MODEL, np.int8))
+
+    def first(self, k: int) -> Lists:
+        """The first k places."""
+        return Lists(self.items[:, :k], self.scores[:, :k], self.source[:, :k])
+
+
+@dataclass(frozen=True)
+class Union:
+    """The items of the model's beams and of retrieval, with what each source says about them.
+
+    Attributes:
+        items: (n, w) int32, -1 for padding and repeated items.
+        values: source -> (n, w), for `Reranker.score`.
+        gains: (n, w) float64 of the requests' boosts.
+        source: (n, w) int8, as in `Lists`.
+    """
+
+    items: NDArray[np.int32]
+    values: dict[str, NDArray[np.float64]]
+    gains: NDArray[np.float64]
+    source: NDArray[np.int8]
+
+    @classmethod
+    def of(
+        cls,
+        model: Lists,
+        candidates: Candidates,
+        candidate_scores: NDArray[np.floating[Any]],
+        retrieval: Retrieval,
+        histories: Histories,
+        *,
+        trie: ItemTrie,
+        boosts: Sequence[Boost | None] = (),
+        sources: Sequence[str] = ALL_SOURCES,
+    ) -> Union:
+        """Put both together.
+
+        Args:
+            model: items that the search found, with log-probabilities without boosts.
+            candidates: items that retrieval proposes.
+            candidate_scores: (n, c) the model's log-probabilities of the first c candidates; -inf
+                for those that were not scored.
+            retrieval: knows about all items.
+            histories: the n histories.
+            trie: the catalog, for the boosts.
+            boosts: what each request's items gain; empty for nothing.
+            sources: what is asked about the items.
+        """
+        proposed = candidates.items
+        again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
+        items = np.concatenate([model.items, np.where(again, -1, proposed)], axis=1)
+        missing = proposed.shape[1] - candidate_scores.shape[1]
+        scored = np.pad(candidate_scores, ((0, 0), (0, missing)), constant_values=-np.inf)
+        log_probs = np.concatenate([model.scores, scored], axis=1).astype(np.float64)
+        values = retrieval.values(histories, candidates.shares, items, sources)
+        values[MODEL_SOURCE] = np.where(log_probs > -np.inf, log_probs, np.nan)
+        source = np.concatenate(
+            [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1
+        )
+        gains = np.zeros(items.shape)
+        for i, boost in enumerate(boosts):
+            if boost is not None:
+                real = np.flatnonzero(items[i] >= 0)
+                gains[i, real] = boost.items[trie.item_places(items[i, real])]
+        return cls(items, values, gains, source.astype(np.int8))
+
+    def best(self, reranker: Reranker, k: int) -> Lists:
+        """The k best items; ties keep the model's order, with the model's items first."""
+        scores = reranker.score(self.values, self.items >= 0) + self.gains
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        items = np.take_along_axis(self.items, order, axis=1)
+        source = np.take_along_axis(self.source, order, axis=1)
+        scores = np.take_along_axis(scores, order, axis=1)
+        missing = ((0, 0), (0, k - items.shape[1]))
+        return Lists(
+            np.pad(np.where(scores > -np.inf, items, -1), missing, constant_values=-1),
+            np.pad(scores, missing, constant_values=-np.inf).astype(np.float32),
+            np.pad(source, missing),
+        )
+
+
+def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.int32]]:
+    """Trie rows of each request's candidates, in their order."""
+    return [trie.item_row[items[items >= 0]] for items in candidates.items]
+
+
+def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
+    """Mask of the items that a request may get, None for all; FilterError as `Batch.of`."""
     return epoch.allowed(None if request.filter is None else request.item_filter)
 
 
 def boost_of(epoch: Epoch, request: RecommendRequest) -> Boost | None:
-    """What is added to the scores of a request's items; None without boosts.
-
-    Raises:
-        FilterError: a boost does not fit the items' attributes.
-    """
+    """What a request's items gain, None without boosts; FilterError as `Batch.of`."""
     return epoch.filters.boost(request.item_boosts) if request.boosts else None
 
 
@@ -229,14 +338,9 @@ def describe(
     k: int,
     because: NDArray[np.int64] | None = None,
 ) -> list[Recommendation]:
-    """The first k items of one request, with their ids, titles, codes and reasons.
+    """The first k items of the request at a place in `found`, as recommendations.
 
-    Args:
-        catalog: that the items are from.
-        found: lists of all requests.
-        request: place of the request.
-        k: most items.
-        because: (n, k) item of the history with the most evidence for each, -1 for none.
+    `because` is (n, k), the item of the history with the most evidence for each, -1 for none.
     """
     lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
     reasons = [-1] * k if because is None else because[request, :k].tolist()

@@ -50,6 +50,7 @@ class AlignmentSettings:
     Attributes:
         objective: see docs/alignment.md.
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
+            None means .5, or 1 for tree-kd and beam-kd.
         beam_steps: whether the sequences of a history are the beams of every step, or of the last.
         density: keep AtSpeed-S's density regularisation.
         constrained: compare distributions over the allowed tokens. False compares them over the
@@ -61,7 +62,7 @@ class AlignmentSettings:
     """
 
     objective: Objective = "sft"
-    alpha: float = 0.5
+    alpha: float | None = None
     beam_steps: Literal["all", "last"] = "all"
     density: bool = True
     constrained: bool = True
@@ -69,6 +70,14 @@ class AlignmentSettings:
     tree_attention: bool = True
     temperature: float = 2.0
     flatten: float = 2.0
+
+    @property
+    def align_weight(self) -> float:
+        """Weight of the alignment loss."""
+        if self.alpha is None:
+            # The optimum of these two is the target itself: no recommendation loss is needed.
+            return 1.0 if self.objective in _DRAFTED else 0.5
+        return self.alpha
 
 
 @dataclass(frozen=True)
@@ -375,7 +384,7 @@ class TreeAlignment(nn.Module):
                 alone = node_logits(self.model, window, lengths, rows.tokens, rows.seen)
                 logits = torch.cat([head(rows.ends(hidden)), alone], dim=1)
             rec = logits.new_zeros(())
-            if settings.alpha < 1:
+            if settings.align_weight < 1:
                 predicted = head(hidden[:, : window.shape[1] - 1][asked[:, 1:]])
                 rec = smoothed_cross_entropy(
                     predicted, window[:, 1:][asked[:, 1:]], self._smoothing
@@ -393,7 +402,7 @@ class TreeAlignment(nn.Module):
             align = self._tree_kd(levels)
         else:
             align = self._sequences(levels, log_q, whole_p)
-        loss: torch.Tensor = settings.alpha * align + (1 - settings.alpha) * rec
+        loss: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return loss
 
     @torch.no_grad()
@@ -519,7 +528,7 @@ class WordDistillation(nn.Module):
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         row = losses.forward_kl if settings.objective == "wordkd" else losses.total_variation
         align = row(log_p.log_softmax(-1, dtype=kind), logits.log_softmax(-1, dtype=kind)).mean()
-        total: torch.Tensor = settings.alpha * align + (1 - settings.alpha) * rec
+        total: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return total
 
     @staticmethod

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -27,20 +27,19 @@ from recsys.training.alignment import (
     ON_TREES,
     ON_WORDS,
     AlignmentSettings,
-    Objective,
     TreeAlignment,
     TreeBatches,
     WordDistillation,
 )
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
+from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
     Material,
     SupervisedConfig,
     describe,
-    next_token_loss,
     open_checkpoints,
     training_batches,
     training_dtype,
@@ -52,27 +51,16 @@ from recsys.training.validation import Acceptance, Validation
 from recsys.vocabulary import Vocabulary
 
 KIND = "draft"
-# Objectives whose optimum is the target itself need no recommendation loss.
-_COMPLETE = ("tree-kd", "beam-kd")
 
 
 @dataclass(frozen=True)
-class DraftConfig(SupervisedConfig):
-    """Section `draft`. Vocabulary and prompt window are the target's.
+class DraftConfig(AlignmentSettings, SupervisedConfig):
+    """Section `draft`, with the objective's. Vocabulary and prompt window are the target's.
 
     Attributes:
         layers: decoder layers.
         init_from_target: take the target's sizes and start as its embeddings, head and first
             layers; otherwise the preset's sizes and random weights.
-        objective: `sft` (next items) or one of the alignment objectives.
-        alpha: weight of the alignment loss; None means .5, or 1 for tree-kd and beam-kd.
-        beam_steps: see `AlignmentSettings`, as for the next six.
-        density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over allowed tokens only.
-        top_k: learn from all K sequences of a history.
-        tree_attention: run a history's tree as one row.
-        temperature: of beam-kd.
-        flatten: of tree-kd.
         on_policy: number of batches after which trees are searched again, with a mixture of the
             target and the current draft; 0 uses only the teacher artifact.
         accept_users: validation users for whom acceptance is measured; 0 for none.
@@ -82,15 +70,6 @@ class DraftConfig(SupervisedConfig):
 
     layers: int = 1
     init_from_target: bool = True
-    objective: Objective = "sft"
-    alpha: float | None = None
-    beam_steps: Literal["all", "last"] = "all"
-    density: bool = True
-    constrained: bool = True
-    top_k: bool = True
-    tree_attention: bool = True
-    temperature: float = 2.0
-    flatten: float = 2.0
     on_policy: int = 0
     accept_users: int = 200
     accept_beams: int = 20
@@ -108,14 +87,6 @@ class DraftConfig(SupervisedConfig):
                 "the draft to one token; use a smaller alpha, or density: false"
             )
         check_bounds(self, above_zero=["temperature", "flatten"])
-
-    @property
-    def alignment(self) -> AlignmentSettings:
-        """The settings of the objective."""
-        own = {f.name: getattr(self, f.name) for f in fields(AlignmentSettings)}
-        if self.alpha is None:
-            own["alpha"] = 1.0 if self.objective in _COMPLETE else 0.5
-        return AlignmentSettings(**own)
 
 
 def stage(context: Context) -> Path:
@@ -217,11 +188,14 @@ def train_draft(
         batches = training_batches(dataset, encoder, config, seed)
         if config.objective in ON_WORDS:
             module = WordDistillation(
-                model, target, config.alignment,
+                model, target, config,
                 label_smoothing=config.label_smoothing, dtype=training_dtype(model, config),
             )  # fmt: skip
         else:
-            module = next_token_loss(model, config)
+            module = NextToken(
+                model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
+                dtype=training_dtype(model, config),
+            )  # fmt: skip
     return fit(
         module, batches, config, checkpoints,
         name=KIND, validate=validate if validations else None, seed=seed,
@@ -249,7 +223,7 @@ def _tree_alignment(
             every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
         )  # fmt: skip
     module = TreeAlignment(
-        model, DeviceTrie.of(trie, model.device), config.alignment,
+        model, DeviceTrie.of(trie, model.device), config,
         target=None if config.constrained else target, label_smoothing=config.label_smoothing,
         dtype=training_dtype(model, config),
     )  # fmt: skip

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from recsys.blending import Union, candidate_rows
 from recsys.config import as_dict, check_bounds
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.evaluation.baselines import fit_baselines
-from recsys.listing import items_of_rows
+from recsys.listing import Union, candidate_rows, items_of_rows
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest

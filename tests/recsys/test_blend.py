@@ -11,11 +11,11 @@ import pytest
 from scipy import sparse
 
 from recsys.artifacts import write_artifact
-from recsys.blending import MODEL, Lists, Union
 from recsys.bundle import CATALOG, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
+from recsys.listing import MODEL, Lists, Union
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
