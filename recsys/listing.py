@@ -1,12 +1,6 @@
 """Listing: requests as one epoch understands them, and lists of items from what a search finds.
 
-Over the union of the beams and of the candidates that the model has scored along, a blended list is
-ranked by
-
-    score = log((1 - w) * p_model^t / sum of p_model^t + w * p_retrieval) + a * nearness + boosts
-
-with the weight w, the sharpness t and the factor a of a `Blend`. Nearness is the cosine between the
-vectors of the item and of the history.
+A blended list is the union of the beams and of retrieval's candidates, ranked by the reranker.
 """
 
 from __future__ import annotations
@@ -230,7 +224,7 @@ class Union:
         missing = proposed.shape[1] - candidate_scores.shape[1]
         scored = np.pad(candidate_scores, ((0, 0), (0, missing)), constant_values=-np.inf)
         log_probs = np.concatenate([model.scores, scored], axis=1).astype(np.float64)
-        values = retrieval.values(histories, candidates.shares, items, sources)
+        values = retrieval.values(candidates.evidence, items, sources)
         values[MODEL_SOURCE] = np.where(log_probs > -np.inf, log_probs, np.nan)
         source = np.concatenate(
             [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1

@@ -23,7 +23,7 @@ from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
-from recsys.evaluation.protocol import EvaluationConfig, Ranker, evaluate, sample
+from recsys.evaluation.protocol import EvaluationConfig, Ranker, Result, evaluate, find, sample
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
@@ -224,6 +224,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
         result = replace(result, config=config)
+        warnings += _weaknesses(result)
         document = report.document(
             result,
             dataset,
@@ -271,6 +272,36 @@ def _warnings(made_from: dict[str, str], dataset: str) -> list[str]:
         f"The bundle was made from data set {learned}, this is {dataset}. If they were split "
         "differently, the model may have learned from events that it is evaluated on."
     ]
+
+
+def _weaknesses(result: Result) -> list[str]:
+    """Name what is worse than a simpler ranker: the served list, and the model alone."""
+    k, (seen, *_) = result.config.headline_k, result.config.seen_modes
+    about = {"seen": seen, "targets": "next", "metric": "ndcg", "k": k}
+    served, found = next(iter(result.rankings)), []
+    for name in result.rankings:
+        if name == served:
+            continue
+        gap = find(result.comparisons, ranker=served, against=name, **about)
+        if gap["high"] < 0:
+            found.append(
+                f"The served list ({served}) is worse than {name}: NDCG@{k} {gap['mean']:+.4f} "
+                f"({gap['low']:+.4f} to {gap['high']:+.4f}). The stage 'retrieval' compares "
+                "them on validation users; more of these (retrieval.users) make its choice safer."
+            )
+    if MODEL not in result.rankings:
+        return found
+    own = find(result.metrics, ranker=MODEL, **about)["mean"]
+    for name in ("popularity", "item-kNN"):
+        if name in result.rankings:
+            theirs = find(result.metrics, ranker=name, **about)["mean"]
+            if own < theirs:
+                found.append(
+                    f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
+                    "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
+                    "blended list does not depend on it alone."
+                )
+    return found
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.dataset import ITEM_COLUMNS
-from recsys.interactions import Histories
-from recsys.retrieval.item_item import best_items, decayed
+from recsys.retrieval.vectors import best_entries
 
 COMMONEST = 5000  # terms of more items are left out: they say little and cost much
 
@@ -61,9 +60,9 @@ class ContentIndex:
     def _columns(self) -> sparse.csr_array:
         return sparse.csr_array(self.rows.T)
 
-    def mean(self, histories: Histories, decay: float) -> sparse.csr_array:
-        """(n, terms) unit vectors of histories: the sum of their items' rows, decayed with age."""
-        return _unit(decayed(histories, len(self), decay) @ self.rows)
+    def mean(self, weights: sparse.csr_array) -> sparse.csr_array:
+        """(n, terms) unit vectors of weighted sums of items; (n, items) weights."""
+        return _unit(weights @ self.rows)
 
     def cosines(self, queries: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, c) cosines of unit vectors and items (n, c); 0 for items without terms."""
@@ -82,9 +81,8 @@ class ContentIndex:
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> NDArray[np.int32]:
         """The k items with the largest positive cosine to each query (`VectorIndex.nearest`)."""
-        cosines = sparse.csr_array(queries @ self._columns)
-        cosines.sort_indices()
-        return best_items(cosines, k, hidden, masks)
+        cosines = (queries @ self._columns).toarray()  # dense, since common terms fill most of it
+        return best_entries(np.where(cosines > 0, cosines, -np.inf), k, hidden, masks)
 
 
 def _unit(rows: sparse.csr_array) -> sparse.csr_array:

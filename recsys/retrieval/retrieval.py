@@ -27,8 +27,8 @@ from scipy import sparse
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval.content import ContentIndex
-from recsys.retrieval.item_item import ItemItem, best_items, best_of
-from recsys.retrieval.reranker import POPULARITY, SASREC, Reranker
+from recsys.retrieval.item_item import ItemItem, best_items, best_of, decayed
+from recsys.retrieval.reranker import MODEL, POPULARITY, SASREC, Reranker
 from recsys.retrieval.sasrec import SasRec
 from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
@@ -46,13 +46,76 @@ class Candidates(NamedTuple):
         log_probs: (n, k) float32, padded with -inf.
         supported: (n, k) bool, whether the history has evidence for the item; otherwise it is
             proposed because it is popular.
-        shares: (n, items) shares of the evidence of all items, for `Retrieval.log_prob`.
+        evidence: what retrieval knows about the histories, for `log_prob` and `values`.
     """
 
     items: NDArray[np.int32]
     log_probs: NDArray[np.float32]
     supported: NDArray[np.bool_]
-    shares: sparse.csr_array
+    evidence: Evidence
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a retrieval knows about n histories; each part is computed once, when it is needed.
+
+    Attributes:
+        retrieval: the parts that are asked.
+        histories: n sequences, oldest first; items beyond the catalog are skipped.
+    """
+
+    retrieval: Retrieval
+    histories: Histories
+
+    @cached_property
+    def recency(self) -> sparse.csr_array:
+        """(n, items) the histories as decayed sums of their items."""
+        source = self.retrieval
+        return decayed(self.histories, len(source), source.item_item.decay)
+
+    @cached_property
+    def last(self) -> sparse.csr_array:
+        """(n, items) the last items."""
+        return decayed(self.histories.last, len(self.retrieval), 1.0)
+
+    @cached_property
+    def shares(self) -> sparse.csr_array:
+        """(n, items) share of each item in the evidence of each history, columns ascending."""
+        return _normalised(self.recency @ self.retrieval.item_item.weights)
+
+    @cached_property
+    def last_shares(self) -> sparse.csr_array:
+        """The same given the last items alone."""
+        return _normalised(self.last @ self.retrieval.item_item.weights)
+
+    @cached_property
+    def common(self) -> sparse.csr_array:
+        """(n, items) scores by common users."""
+        neighbors = self.retrieval.neighbors
+        if neighbors is None:
+            return sparse.csr_array(self.recency.shape, dtype=np.float32)
+        query = decayed(self.histories, len(neighbors), neighbors.decay)
+        found = sparse.csr_array(query @ neighbors.weights)
+        found.sort_indices()
+        return found
+
+    @cached_property
+    def states(self) -> NDArray[np.float32]:
+        """(n, D) last states of SASRec."""
+        assert self.retrieval.sasrec is not None  # noqa: S101 - the caller has looked
+        return self.retrieval.sasrec.states(self.histories)
+
+    @cached_property
+    def vectors(self) -> NDArray[np.float32]:
+        """(n, D) unit vectors of the histories."""
+        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
+        return self.retrieval.vectors.mean(self.recency)
+
+    @cached_property
+    def content(self) -> sparse.csr_array:
+        """(n, terms) unit vectors of the contents of the histories."""
+        assert self.retrieval.content is not None  # noqa: S101 - the caller has looked
+        return self.retrieval.content.mean(self.recency)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +190,8 @@ class Retrieval:
         n, size = len(histories), len(self)
         hidden = _pairs([h for h in (histories if exclude_seen else None, excluded) if h], size)
         masks = [None] * n if allowed is None else list(allowed)
-        shares = self.shares(histories)
+        evidence = Evidence(self, histories)
+        shares = evidence.shares
         row = np.repeat(np.arange(n), np.diff(shares.indptr))
         keep = ~np.isin(row * size + shares.indices, hidden)
         for i, mask in enumerate(masks):
@@ -150,15 +214,17 @@ class Retrieval:
         with np.errstate(divide="ignore"):
             log_probs = np.log(np.take_along_axis(probs, order, axis=1)).astype(np.float32)
         supported = np.take_along_axis(share > 0, order, axis=1)
-        return Candidates(np.take_along_axis(items, order, axis=1), log_probs, supported, shares)
+        items = np.take_along_axis(items, order, axis=1)
+        return Candidates(items, log_probs, supported, evidence)
 
-    def log_prob(self, shares: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
+    def log_prob(self, evidence: Evidence, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """Log-probabilities of given items after each history; finite for every item.
 
         Args:
-            shares: (n, items) shares of the evidence of n histories (`shares`).
+            evidence: of n histories.
             items: (n, c) dense items; those beyond the catalog have no events.
         """
+        shares = evidence.shares
         known = np.where((items >= 0) & (items < len(self)), items, len(self))
         share = _look_up(shares, known)
         probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
@@ -173,49 +239,45 @@ class Retrieval:
         excluded: Histories | None = None,
         allowed: Sequence[NDArray[np.bool_] | None] | None = None,
     ) -> Candidates:
-        """The k best items of each source, for the reranker: as `candidates`, and further ones.
+        """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
-        The further ones follow those of `candidates`: the items with the most evidence given the
-        last item, and the nearest by vectors and by content.
+        These are the items with the most evidence given the last item and by common users, the
+        nearest by content and by SASRec (or by vectors without one), and k/4 popular items.
         """
         first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
         hidden = _pairs(
             [h for h in (histories if exclude_seen else None, excluded) if h], len(self)
         )
         masks = [None] * len(histories) if allowed is None else list(allowed)
-        limits = (k, hidden, masks)
-        found = [first.items, best_items(self.shares(histories.last), *limits)]
+        limits = (-(-k // 2), hidden, masks)
+        evidence = first.evidence
+        found = [first.items, best_items(evidence.last_shares, *limits)]
         if self.neighbors is not None:
-            found.append(best_items(self.neighbors.score(histories, False), *limits))
-        for index in (self.vectors, self.content):
-            if index is not None:
-                found.append(index.nearest(index.mean(histories, self.item_item.decay), *limits))
+            found.append(best_items(evidence.common, *limits))
+        if self.content is not None:
+            found.append(self.content.nearest(evidence.content, *limits))
         if self.sasrec is not None:
-            states = self.sasrec.states(histories)
-            logits = product(states, self.sasrec.vectors)
-            logits[~states.any(axis=1)] = -np.inf
+            logits = product(evidence.states, self.sasrec.vectors)
+            logits[~evidence.states.any(axis=1)] = -np.inf
             found.append(best_entries(logits, *limits))
+        elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
+            found.append(self.vectors.nearest(evidence.vectors, *limits))
         found.append(self._popular(len(histories), k // 4, hidden, masks))
         items = _without_repeats(np.concatenate(found, axis=1))
-        log_probs = np.where(items >= 0, self.log_prob(first.shares, items), -np.inf)
+        log_probs = np.where(items >= 0, self.log_prob(evidence, items), -np.inf)
         popular = found[-1]
-        supported = (_look_up(first.shares, items) > 0) | ~(
+        supported = (_look_up(evidence.shares, items) > 0) | ~(
             items[:, :, None] == popular[:, None]
         ).any(-1)
-        return Candidates(items, log_probs.astype(np.float32), supported, first.shares)
+        return Candidates(items, log_probs.astype(np.float32), supported, evidence)
 
     def values(
-        self,
-        histories: Histories,
-        shares: sparse.csr_array,
-        items: NDArray[np.integer],
-        sources: Sequence[str],
+        self, evidence: Evidence, items: NDArray[np.integer], sources: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
         """What sources of retrieval say about given items.
 
         Args:
-            histories: n sequences, oldest first.
-            shares: of the histories (`shares`).
+            evidence: of n histories.
             items: (n, c) dense items; for those beyond the catalog and for -1, all values are 0.
             sources: the sources that are wanted; the model is left out.
 
@@ -224,40 +286,30 @@ class Retrieval:
         """
         inside = (items >= 0) & (items < len(self))
         known = np.where(inside, items, len(self))
-        last, decay = histories.last, self.item_item.decay
-
-        def cosines(index: VectorIndex | ContentIndex | None, past: Histories) -> NDArray[Any]:
-            if index is None:
-                return np.zeros(items.shape)
-            return index.cosines(index.mean(past, decay), items)
-
-        def evidence() -> NDArray[Any]:
-            if self.neighbors is None:
-                return np.zeros(items.shape)
-            scores = self.neighbors.score(histories, False)
-            scores.sort_indices()
-            return _look_up(scores, known)
-
-        def logits() -> NDArray[Any]:
-            if self.sasrec is None:
-                return np.zeros(items.shape)
-            theirs = self.sasrec.vectors[np.where(inside, items, 0)]
-            found = np.einsum("nd,ncd->nc", self.sasrec.states(histories), theirs)
-            return np.where(inside, found, 0)
-
         compute: dict[str, Callable[[], NDArray[Any]]] = {
-            "item_item": lambda: _look_up(shares, known),
-            "last_item": lambda: _look_up(self.shares(last), known),
-            "neighbors": evidence,
-            "vectors": lambda: cosines(self.vectors, histories),
-            "last_vectors": lambda: cosines(self.vectors, last),
-            "content": lambda: cosines(self.content, histories),
-            "last_content": lambda: cosines(self.content, last),
-            SASREC: logits,
+            "item_item": lambda: _look_up(evidence.shares, known),
+            "last_item": lambda: _look_up(evidence.last_shares, known),
             POPULARITY: lambda: np.log1p(np.append(self.counts, 0.0)[known]),
         }
+        if self.neighbors is not None:
+            compute["neighbors"] = lambda: _look_up(evidence.common, known)
+        if (vectors := self.vectors) is not None:
+            compute["vectors"] = lambda: vectors.cosines(evidence.vectors, items)
+            compute["last_vectors"] = lambda: vectors.cosines(vectors.mean(evidence.last), items)
+        if (content := self.content) is not None:
+            compute["content"] = lambda: content.cosines(evidence.content, items)
+            compute["last_content"] = lambda: content.cosines(content.mean(evidence.last), items)
+        if (sasrec := self.sasrec) is not None:
+            theirs = sasrec.vectors[np.where(inside, items, 0)]
+            compute[SASREC] = lambda: np.where(
+                inside, np.einsum("nd,ncd->nc", evidence.states, theirs), 0
+            )
         return {
-            source: compute[source]().astype(np.float64) for source in sources if source in compute
+            source: compute[source]().astype(np.float64)
+            if source in compute
+            else np.zeros(items.shape)
+            for source in sources
+            if source != MODEL
         }
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -384,15 +436,6 @@ class Retrieval:
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
 
-    def shares(self, histories: Histories) -> sparse.csr_array:
-        """(n, items) share of each item in the evidence of each history, columns ascending."""
-        known = histories.where(histories.items < len(self))
-        shares = self.item_item.score(known, exclude_seen=False)
-        shares.sort_indices()
-        total = shares.sum(axis=1)
-        shares.data = shares.data / np.repeat(total, np.diff(shares.indptr))
-        return shares
-
     def _mixed(
         self,
         share: NDArray[np.floating[Any]],
@@ -462,6 +505,16 @@ def _without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
     again |= items < 0
     to_left = np.argsort(again, axis=1, kind="stable")
     return np.take_along_axis(np.where(again, -1, items), to_left, axis=1)
+
+
+def _normalised(evidence: Any) -> sparse.csr_array:
+    """The same with rows that add up to 1, or to 0, without zeros, columns ascending."""
+    shares = sparse.csr_array(evidence)
+    shares.eliminate_zeros()
+    shares.sort_indices()
+    total = shares.sum(axis=1)
+    shares.data = shares.data / np.repeat(total, np.diff(shares.indptr))
+    return shares
 
 
 def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:

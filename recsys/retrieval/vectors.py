@@ -11,10 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from recsys.interactions import Histories
-from recsys.retrieval.item_item import decayed
-
-BLOCK = 16  # queries that are multiplied together
+BLOCK = 8  # queries that are multiplied together
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +58,9 @@ class VectorIndex:
         found[cosines <= 0] = -1
         return found, cosines
 
-    def mean(self, histories: Histories, decay: float) -> NDArray[np.float32]:
-        """(n, D) unit vectors of histories: the sum of their items' vectors, decayed with age.
-
-        Args:
-            histories: n sequences, oldest first; items without a vector here are skipped.
-            decay: weight of an item relative to the next one.
-        """
-        whole = decayed(histories, len(self.vectors), decay) @ self.vectors
+    def mean(self, weights: sparse.csr_array) -> NDArray[np.float32]:
+        """(n, D) unit vectors of weighted sums of items; (n, items) weights."""
+        whole = weights @ self.vectors
         length = np.linalg.norm(whole, axis=1, keepdims=True)
         return np.asarray(np.divide(whole, length, out=np.zeros_like(whole), where=length > 0))
 

@@ -23,6 +23,7 @@ from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.reranker import FEATURES
+from recsys.retrieval.retrieval import Evidence
 from recsys.testing import tiny_model
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
@@ -149,7 +150,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     items = [IDS.index(name) for name in names]
     values = {"model": list(rec.score([request.history], [names])[0])}
     for source, past in (("item_item", seen), ("last_item", seen[-1:])):
-        values[source] = list(retrieval.shares(Histories.of([past])).toarray()[0][items])
+        values[source] = list(Evidence(retrieval, Histories.of([past])).shares.toarray()[0][items])
     for source, index in (("vectors", VECTORS), ("content", CONTENT)):
         values[source] = [slow_cosine(index, seen, i) for i in items]
         values[f"last_{source}"] = [slow_cosine(index, seen[-1:], i) for i in items]

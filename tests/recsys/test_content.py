@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from recsys.interactions import Histories
 from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.item_item import decayed
 
 ITEMS = pa.table(
     {
@@ -47,7 +48,7 @@ def cosine(one: dict[str, float], other: dict[str, float]) -> float:
 def test_cosines_equal_those_of_plain_tf_idf():
     index, rows = ContentIndex.of(ITEMS), slow_rows()
     asked = Histories.of([[0], [1], [2], [3], []])
-    found = index.cosines(index.mean(asked, 0.5), np.tile(np.arange(6), (5, 1)))
+    found = index.cosines(index.mean(decayed(asked, 5, 0.5)), np.tile(np.arange(6), (5, 1)))
     for i in range(3):
         wanted = [cosine(rows[i], other) for other in rows]
         np.testing.assert_allclose(found[i, :5], wanted, atol=1e-6)
@@ -57,7 +58,7 @@ def test_cosines_equal_those_of_plain_tf_idf():
 
 def test_a_history_is_the_decayed_sum_of_its_items():
     index, rows = ContentIndex.of(ITEMS), slow_rows()
-    found = index.cosines(index.mean(Histories.of([[2, 1]]), 0.5), np.array([[0]]))
+    found = index.cosines(index.mean(decayed(Histories.of([[2, 1]]), 5, 0.5)), np.array([[0]]))
     whole: dict[str, float] = {}
     for row, weight in ((rows[2], 0.5), (rows[1], 1.0)):
         length = math.sqrt(sum(w * w for w in row.values()))
@@ -68,7 +69,7 @@ def test_a_history_is_the_decayed_sum_of_its_items():
 
 def test_nearest_items_are_allowed_and_share_a_term():
     index = ContentIndex.of(ITEMS)
-    query = index.mean(Histories.of([[0], [0], [3]]), 0.5)
+    query = index.mean(decayed(Histories.of([[0], [0], [3]]), 5, 0.5))
     hidden = np.array([0 * 5 + 0, 1 * 5 + 0])
     masks = [None, np.array([True, False, True, True, True]), None]
     assert index.nearest(query, 3, hidden, masks).tolist() == [[1, 2, -1], [2, -1, -1], [-1] * 3]
