@@ -51,8 +51,8 @@ from recsys.decoding import (
     beam_search,
     speculative_beam_search,
 )
+from recsys.models.architecture import Architecture
 from recsys.models.cache import key_value_shape
-from recsys.models.checkpoint import Architecture
 from recsys.models.graphs import PassGraphs
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel

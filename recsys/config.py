@@ -149,8 +149,10 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         arguments[key] = _convert(hints[key], value, f"{where}.{key}")
     try:
         return cls(**arguments)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if not where or str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}.{error}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -20,6 +20,7 @@ from recsys.errors import ConfigError
 from recsys.progress import say
 
 GROUP = "recsys.stages"
+SECTION_GROUP = "recsys.sections"
 STAGES = ("data", "sasrec", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
 SECTIONS = (*STAGES, "teacher", "serve")
 """Sections that a configuration file may have."""
@@ -49,6 +50,25 @@ class Context:
         return Output(self.workspace.path(kind), kind, config, parents, self.force)
 
 
+def check(settings: Settings) -> None:
+    """Read the sections of all stages, so that a mistake is refused before the first stage.
+
+    The class of a section is an entry point that imports no torch. If it has a method
+    `check_with(settings)`, that method checks the section against the other ones.
+
+    Raises:
+        ConfigError: an unknown key, a wrong value, or sections that do not fit each other.
+    """
+    classes = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
+    if not classes:
+        raise ConfigError("the settings of the stages are not installed; run `pip install -e .`")
+    sections = {name: settings.section(name, cls) for name, cls in classes.items()}
+    for section in sections.values():
+        if hasattr(section, "check_with"):
+            section.check_with(settings)
+    _ = settings.name, settings.seed  # reading them checks them
+
+
 def load_stage(name: str) -> Callable[[Context], Path | None]:
     """Find and import one stage.
 
@@ -62,11 +82,15 @@ def load_stage(name: str) -> Callable[[Context], Path | None]:
 
 
 def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Path, float]]:
-    """Run stages in order.
+    """Check the settings of all stages, then run stages in order.
 
     Returns:
         name -> (artifact, seconds).
+
+    Raises:
+        ConfigError: wrong settings; no stage has run then.
     """
+    check(context.settings)
     results = {}
     for name in stages:
         start = time.perf_counter()

@@ -147,9 +147,19 @@ def test_an_unknown_command_is_refused(invoke):
     [
         (("run", "--config", "gone.yaml"), "--config gone.yaml: No such file or directory"),
         (("run", "--set", "taget.epochs=3"), "unknown section: 'taget'; did you mean 'target'?"),
+        (("run", "--set", "seed=dice"), "seed: expected int, found 'dice' (str)"),
+        (("run", "--set", "target.epoch=3"), "unknown key in 'target': 'epoch'; did you mean"),
+        (("run", "--set", "evaluate.splitt=test"), "unknown key in 'evaluate': 'splitt'"),
+        (("run", "--set", "draft.epochs=0"), "draft.epochs: expected at least 1, got 0"),
+        (("run", "--set", "target.preset=huge"), "target.preset: 'huge' is not one of tiny"),
+        (("run", "--set", "target.base=gone"), "target.base: 'gone' is not a folder"),
         (
-            ("run", "--set", "seed=dice", "--until", "data"),
-            "seed: expected int, found 'dice' (str)",
+            ("run", "--set", "ids.features.collaborative=sasrec"),
+            "ids.features.collaborative: sasrec needs a SASRec model; set sasrec.epochs",
+        ),
+        (
+            ("run", "--set", "target={soft_labels: 0.5, soft_labels_from: sasrec}"),
+            "target.soft_labels_from: sasrec needs a SASRec model",
         ),
         (
             ("run", "--until", "lunch"),
@@ -175,6 +185,22 @@ def test_a_mistake_gives_one_line_and_no_traceback(invoke, arguments, message):
     assert message in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+CHECK = f"""
+import sys
+from recsys.config import Settings
+from recsys.pipeline import check
+
+check(Settings())
+heavy = sorted(set(sys.modules) & set({HEAVY}))
+assert not heavy, heavy
+"""
+
+
+def test_checking_all_settings_imports_nothing_heavy():
+    process = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_mistake_gives_status_two_in_a_process(tmp_path):

@@ -12,12 +12,14 @@ from recsys.config import Settings
 from recsys.data.prepare import DataConfig
 from recsys.evaluation.protocol import EvaluationConfig
 from recsys.pipeline import SECTIONS
-from recsys.training.draft import DraftConfig
-from recsys.training.ids import IdsConfig
-from recsys.training.retrieval import RetrievalConfig
-from recsys.training.sasrec import SasRecConfig
-from recsys.training.target import TargetConfig
-from recsys.training.teacher import TeacherConfig
+from recsys.training.settings import (
+    DraftConfig,
+    IdsConfig,
+    RetrievalConfig,
+    SasRecConfig,
+    TargetConfig,
+    TeacherConfig,
+)
 
 ROOT = Path(__file__).parent.parent
 SERVING = ROOT / "configs" / "serving.yaml"  # configures no run: tests/serving/test_deploy.py

@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
-from recsys.errors import ConfigError
-from recsys.models.checkpoint import architecture, build, save_model
+from recsys.models.architecture import architecture
+from recsys.models.checkpoint import build, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training import teacher
-from recsys.training.alignment import (
-    ON_TREES,
-    ON_WORDS,
-    AlignmentSettings,
-    Objective,
-    TreeAlignment,
-    TreeBatches,
-    WordDistillation,
-)
+from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
 from recsys.training.on_policy import OnPolicyBatches
+from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
     Material,
-    SupervisedConfig,
     describe,
     next_token_loss,
     open_checkpoints,
@@ -52,70 +44,6 @@ from recsys.training.validation import Acceptance, Validation
 from recsys.vocabulary import Vocabulary
 
 KIND = "draft"
-# Objectives whose optimum is the target itself need no recommendation loss.
-_COMPLETE = ("tree-kd", "beam-kd")
-
-
-@dataclass(frozen=True)
-class DraftConfig(SupervisedConfig):
-    """Section `draft`. Vocabulary and prompt window are the target's.
-
-    Attributes:
-        layers: decoder layers.
-        init_from_target: take the target's sizes and start as its embeddings, head and first
-            layers; otherwise the preset's sizes and random weights.
-        objective: `sft` (next items) or one of the alignment objectives.
-        alpha: weight of the alignment loss; None means .5, or 1 for tree-kd and beam-kd.
-        beam_steps: see `AlignmentSettings`, as for the next six.
-        density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over allowed tokens only.
-        top_k: learn from all K sequences of a history.
-        tree_attention: run a history's tree as one row.
-        temperature: of beam-kd.
-        flatten: of tree-kd.
-        on_policy: number of batches after which trees are searched again, with a mixture of the
-            target and the current draft; 0 uses only the teacher artifact.
-        accept_users: validation users for whom acceptance is measured; 0 for none.
-        accept_beams: K of these searches.
-        accept_nodes: nodes of their draft trees.
-    """
-
-    layers: int = 1
-    init_from_target: bool = True
-    objective: Objective = "sft"
-    alpha: float | None = None
-    beam_steps: Literal["all", "last"] = "all"
-    density: bool = True
-    constrained: bool = True
-    top_k: bool = True
-    tree_attention: bool = True
-    temperature: float = 2.0
-    flatten: float = 2.0
-    on_policy: int = 0
-    accept_users: int = 200
-    accept_beams: int = 20
-    accept_nodes: int = 256
-    epochs: int = 10
-    evaluate_every: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha: expected 0 <= alpha <= 1, got {self.alpha}")
-        if self.alpha == 1 and self.objective == "atspeed-s" and self.density:
-            raise ConfigError(
-                "alpha: with 1, AtSpeed-S has no recommendation loss and moves all probability of "
-                "the draft to one token; use a smaller alpha, or density: false"
-            )
-        check_bounds(self, above_zero=["temperature", "flatten"])
-
-    @property
-    def alignment(self) -> AlignmentSettings:
-        """The settings of the objective."""
-        own = {f.name: getattr(self, f.name) for f in fields(AlignmentSettings)}
-        if self.alpha is None:
-            own["alpha"] = 1.0 if self.objective in _COMPLETE else 0.5
-        return AlignmentSettings(**own)
 
 
 def stage(context: Context) -> Path:

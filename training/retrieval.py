@@ -9,7 +9,7 @@ the model alone, the blend is off.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.blending import Union, candidate_rows
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.listing import items_of_rows
@@ -27,64 +27,13 @@ from recsys.progress import say, track
 from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.splits import TRAIN
 from recsys.training import sasrec
+from recsys.training.settings import RetrievalConfig
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP, discounted_gains
 
 KIND = "retrieval"
 BATCH = 64
 RARE = 5  # a target with fewer training events is rare
-
-
-@dataclass(frozen=True)
-class RetrievalConfig:
-    """Section `retrieval`.
-
-    Attributes:
-        window: see `ItemItem.directional`, as for the next four.
-        reverse: see `ItemItem.directional`.
-        source_damping: see `ItemItem.directional`.
-        target_damping: see `ItemItem.directional`.
-        decay: see `ItemItem.directional`.
-        half_life_days: of popularity; with None, or without times, all events count equally.
-        smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
-        vectors: store item vectors: the features that the semantic IDs were learned from, and the
-            features of SASRec, as far as the run has them.
-        near: number of nearest items by vectors that share each item's weight.
-        near_share: share of an item's weight that they get (`ItemItem.with_near`).
-        candidates: items that retrieval proposes to the model.
-        nodes: of the target's tree that the candidates may use.
-        beams: beam width of the search for choosing the blend.
-        users: validation users for choosing the blend, at most; 0 makes no blend.
-        weights: shares of retrieval to try.
-        sharpness: powers of the model's probabilities to try.
-        nearness: factors of the vectors' cosines to try.
-        slack: share of the best NDCG@10 that may be given up for rare targets.
-    """
-
-    window: int = 5
-    reverse: float = 0.5
-    source_damping: float = 0.5
-    target_damping: float = 0.0
-    decay: float = 0.6
-    half_life_days: float | None = None
-    smoothing: float = 0.03
-    vectors: bool = True
-    near: int = 50
-    near_share: float = 0.0
-    candidates: int = 40
-    nodes: int = 32
-    beams: int = 20
-    users: int = 4000
-    weights: tuple[float, ...] = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
-    sharpness: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
-    nearness: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
-    slack: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.near_share <= 1:
-            raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
-        least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
-        check_bounds(self, at_least=least, below_one=["slack"])
 
 
 def stage(context: Context) -> Path:

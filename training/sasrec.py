@@ -16,7 +16,7 @@ fifths of the probability.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,17 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
-from recsys.prompts import PromptConfig
 from recsys.retrieval import SasRec, digest
 from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
-from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.features import build_features
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import LoopConfig, autocast_dtype, fit
+from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
+from recsys.training.settings import SasRecConfig, check_sasrec
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import whole
 from recsys.training.supervised import describe, open_checkpoints, write_trained
@@ -45,55 +45,6 @@ from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 KIND = "sasrec"
 SPREAD = 0.02  # standard deviation of initial weights
 NOTHING = -1e9  # logit of an excluded item
-
-
-@dataclass(frozen=True)
-class SasRecConfig(LoopConfig):
-    """Section `sasrec`.
-
-    Attributes:
-        epochs: as `LoopConfig`; 0, the default, makes no model.
-        hidden: D, width of states and item vectors.
-        layers: of attention.
-        heads: per layer.
-        dropout: of inputs, attention and residuals.
-        features: of items (`recsys.semantic_ids.features`); a projection of them is added to the
-            item vectors. With weights of 0 there are none.
-        negatives: sampled items per batch.
-        soft_labels: share of the target that comes from other users.
-        batch_tokens: most events of a batch, padding included.
-        item_dropout: share of items removed from a history, drawn again in each epoch.
-        window: how much of a history the model sees.
-        eval_users: validation users, a fixed sample.
-    """
-
-    epochs: int = 0
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.0
-    warmup_steps: int = 200
-    evaluate_every: int = 10
-    patience: int = 0
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 2
-    dropout: float = 0.5
-    features: FeatureConfig = field(default_factory=FeatureConfig)
-    negatives: int = 1024
-    soft_labels: float = 0.5
-    batch_tokens: int = 2048
-    item_dropout: float = 0.0
-    window: PromptConfig = field(default_factory=lambda: PromptConfig(50, 10))
-    eval_users: int = 2000
-
-    def __post_init__(self) -> None:
-        if self.epochs:
-            super().__post_init__()
-        sizes = dict.fromkeys(("hidden", "layers", "heads", "negatives"), 1)
-        check_bounds(self, at_least=sizes, below_one=["dropout", "soft_labels", "item_dropout"])
-        if self.hidden % self.heads:
-            raise ConfigError(f"hidden: {self.hidden} is not a multiple of heads, {self.heads}")
-        if self.features.collaborative != "ppmi":
-            raise ConfigError("features.collaborative: SASRec cannot use its own vectors; use ppmi")
 
 
 def stage(context: Context) -> Path | None:
@@ -155,6 +106,21 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
     """
     if not context.settings.section(KIND, SasRecConfig).epochs:
         return None
+    return _load(context)
+
+
+def wanted(context: Context, key: str) -> tuple[SasRec, str]:
+    """The same for a setting that requires the model.
+
+    Raises:
+        ConfigError: the settings have no epochs for SASRec; the message names `key`.
+        ArtifactError: see `trained`.
+    """
+    check_sasrec(context.settings, key)
+    return _load(context)
+
+
+def _load(context: Context) -> tuple[SasRec, str]:
     path = context.workspace.run(KIND)
     if not path.is_dir():
         raise ArtifactError(f"{path} is not there; run `recsys train sasrec` first")
@@ -167,19 +133,6 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
         return SasRec.load(path), manifest.digest
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}; train it again") from error
-
-
-def wanted(context: Context, key: str) -> tuple[SasRec, str]:
-    """The same for a setting that requires the model.
-
-    Raises:
-        ConfigError: the settings have no epochs for SASRec; the message names `key`.
-        ArtifactError: see `trained`.
-    """
-    known = trained(context)
-    if known is None:
-        raise ConfigError(f"{key}: sasrec needs a SASRec model; set sasrec.epochs, 20 for a start")
-    return known
 
 
 class SasRecModel(nn.Module):

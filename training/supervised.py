@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +16,14 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from recsys.artifacts import Output, Workspace
-from recsys.config import check_bounds
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.prompts import PromptEncoder
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import LOG, LoopConfig, autocast_dtype
+from recsys.training.loop import LOG, autocast_dtype
 from recsys.training.objective import NextToken
+from recsys.training.settings import LoopConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
-
-
-@dataclass(frozen=True)
-class SupervisedConfig(LoopConfig):
-    """Sizes, batches, regularisation and validation, in addition to `LoopConfig`.
-
-    Attributes:
-        preset: sizes of a model from scratch: `tiny`, `small` or `base`.
-        architecture: sizes that differ from the preset's (`recsys.models.checkpoint.Architecture`).
-        batch_tokens: most tokens of a batch, padding included.
-        min_context: items that an item needs before it to be predicted; 0 also predicts the first.
-        item_dropout: share of items removed from a history, drawn again in each epoch.
-        embedding_dropout: of the token embeddings.
-        label_smoothing: share of a token's probability that is spread over the vocabulary.
-        eval_users: validation users, a fixed sample.
-        eval_beams: width of their beam search.
-    """
-
-    preset: str = "tiny"
-    architecture: dict[str, Any] = field(default_factory=dict)
-    batch_tokens: int = 4096
-    min_context: int = 1
-    item_dropout: float = 0.1
-    embedding_dropout: float = 0.0
-    label_smoothing: float = 0.05
-    eval_users: int = 1000
-    eval_beams: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, below_one=["item_dropout", "embedding_dropout", "label_smoothing"])
-        if self.eval_beams < 10:
-            raise ConfigError(f"eval_beams: NDCG@10 needs at least 10, got {self.eval_beams}")
 
 
 @dataclass(frozen=True)

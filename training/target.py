@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.dataset import Dataset
-from recsys.errors import ConfigError
-from recsys.models.checkpoint import architecture, build, load_model, save_model
+from recsys.models.architecture import architecture
+from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import SasRec
@@ -22,12 +22,12 @@ from recsys.training import sasrec
 from recsys.training.batches import TrainingBatches
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
-from recsys.training.pretrained import LoraSettings, add_lora, load_base
+from recsys.training.pretrained import add_lora, load_base
 from recsys.training.refresh import load_deployed, open_bundle
+from recsys.training.settings import TargetConfig
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.supervised import (
     Material,
-    SupervisedConfig,
     describe,
     next_token_loss,
     open_checkpoints,
@@ -39,45 +39,6 @@ from recsys.vocabulary import Vocabulary
 
 KIND = "target"
 MODEL = "model"
-
-
-@dataclass(frozen=True)
-class TargetConfig(SupervisedConfig):
-    """Section `target`.
-
-    Attributes:
-        init_from_centroids: start new token embeddings from the quantiser's centroids.
-        agreement: weight of the early-exit KL loss (`recsys.training.objective.NextToken`).
-        exit_layer: number of layers before the early exit.
-        soft_labels: share of the target that comes from soft labels
-            (`recsys.training.soft_labels`).
-        soft_labels_from: their source: other users by `item-item`, or the run's `sasrec`.
-        prompt: how much of a history the model sees, in training and in serving.
-        base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
-        instruction: text in front of a history, for a pretrained model.
-        refresh: a bundle whose target is adapted to the run's data, instead of a new model; codes,
-            vocabulary and prompt are those of the bundle.
-        lora: settings for adapting a pretrained or deployed model.
-    """
-
-    init_from_centroids: bool = True
-    agreement: float = 0.0
-    exit_layer: int = 1
-    soft_labels: float = 0.0
-    soft_labels_from: Literal["item-item", "sasrec"] = "item-item"
-    prompt: PromptConfig = field(default_factory=PromptConfig)
-    base: Path | None = None
-    instruction: str = "Items of one customer, oldest first:"
-    refresh: Path | None = None
-    lora: LoraSettings = field(default_factory=LoraSettings)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, at_least={"agreement": 0, "exit_layer": 1}, below_one=["soft_labels"])
-        if self.base is not None and self.refresh is not None:
-            raise ConfigError(
-                "base and refresh: a target starts from one of them; remove the other"
-            )
 
 
 @dataclass(frozen=True)
