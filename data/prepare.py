@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.artifacts import MANIFEST, sha256
+from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
 from recsys.config import as_dict
 from recsys.data import filtering, stream, synthetic, times
 from recsys.data.raw import Columns, ReaderConfig
@@ -34,6 +34,7 @@ MIN_MEMORY_GB = 1.0
 EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
 MEANS = ("engine", "memory_gb")
+WITH_COLUMNS = ("table", "recbole")  # sources that read `data.columns`
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,12 @@ def stage(context: Context) -> Path:
     """Write the data set of the run, unless it is current.
 
     Settings without a source use the data set that was prepared under the run's name. They never
-    replace it, and never generate a synthetic one.
+    replace it, and never generate a synthetic one. A data set of another source is replaced only by
+    force.
 
     Raises:
-        ConfigError: an unknown source, a path that does not exist, or no source and no data set.
+        ConfigError: an unknown source, a path that does not exist, no source and no data set, or a
+            data set of another source.
         DataError: a malformed file; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
@@ -150,6 +153,7 @@ def stage(context: Context) -> Path:
     output = context.output("dataset", settings, parents)
     if output.is_current():
         return output.path
+    _check_same_source(output)
     if config.engine == "stream" or (config.engine == "auto" and large):
         info: dict[str, Any] = {}
         with output.write(info) as folder:
@@ -178,6 +182,32 @@ def _prepared(context: Context) -> Path:
         )
     say(f"data: no source is named, so the prepared data set {path} is used")
     return path
+
+
+def _check_same_source(output: Output) -> None:
+    """Refuse to replace a data set that was prepared from another source, unless forced.
+
+    New content of the same file, and other filters, replace it; the same content at another path
+    does too.
+
+    Raises:
+        ConfigError: the message names the setting that differs.
+    """
+    if output.force or not (output.path / MANIFEST).is_file():
+        return
+    found = read_manifest(output.path, output.kind)
+    names = ["source"]
+    if found.parents != output.parents:
+        names += ["path", "items", "attributes", "index"]
+    if output.config["source"] in WITH_COLUMNS:
+        names.append("columns")
+    for name in names:
+        old, new = found.config.get(name), output.config[name]
+        if old != new:
+            raise ConfigError(
+                f"data.{name}: {output.path} was prepared from {old!r}, not from {new!r}; take "
+                "another --name, or replace it with --force"
+            )
 
 
 def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:

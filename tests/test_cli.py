@@ -286,6 +286,19 @@ def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     assert "name a source and its path" in err.replace("\n", " ")
 
 
+def test_quickstart_keeps_prepared_data_of_its_name(invoke, tmp_path):
+    events = tmp_path / "events.csv"
+    lines = [f"u{u},i{(u + n) % 7},{n}" for u in range(8) for n in range(6)]
+    events.write_text("\n".join(["user,item,time", *lines]), encoding="utf-8")
+    assert invoke("data", "prepare", "--source", "table", "--path", str(events))[0] == 0
+    manifest = tmp_path / "var" / "datasets" / "demo" / "manifest.json"
+    before = manifest.read_bytes()
+    status, _, err = invoke("quickstart")
+    assert status == 2
+    assert "was prepared from 'table', not from 'synthetic'; take another --name" in err
+    assert manifest.read_bytes() == before
+
+
 def test_a_run_without_source_and_data_is_refused(invoke, tmp_path):
     status, _, err = invoke("run", "--until", "data", "--name", "new")
     assert status == 2

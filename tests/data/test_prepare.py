@@ -72,6 +72,56 @@ def test_the_manifest_tells_what_was_decided(prepare: Prepare, events: Path, hom
     assert list(manifest.parents) == ["interactions"]
 
 
+OTHER = CSV.replace("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"source": "table", "path": "f.csv"}, r"data\.path: .* was prepared from 'e\.csv', not"),
+        ({"source": "synthetic", "synthetic": SMALL}, r"data\.source: .* prepared from 'table'"),
+        (
+            {"source": "table", "path": "e.csv", "columns": {"rating": "none"}},
+            r"data\.columns: .* take another --name, or replace it with --force",
+        ),
+    ],
+)
+def test_a_data_set_of_another_source_is_never_replaced(
+    prepare: Prepare, events: Path, home: Path, section: dict[str, Any], message: str
+) -> None:
+    prepare(source="table", path="e.csv")
+    (events.parent / "f.csv").write_text(OTHER)
+    before = (home / "datasets/t/manifest.json").read_bytes()
+    with pytest.raises(ConfigError, match=message):
+        prepare(**section)
+    assert (home / "datasets/t/manifest.json").read_bytes() == before
+
+
+def test_a_data_set_of_another_source_is_replaced_by_force(
+    prepare: Prepare, events: Path, home: Path
+) -> None:
+    prepare(source="table", path="e.csv")
+    (events.parent / "f.csv").write_text(OTHER)
+    stage(
+        Context.of(
+            Settings({"name": "t", "data": {"source": "table", "path": "f.csv"}}), force=True
+        )
+    )
+    assert "x" in Dataset.load(home / "datasets/t").item_ids
+
+
+def test_new_content_and_filters_replace_a_data_set(prepare: Prepare, events: Path) -> None:
+    assert len(prepare(source="table", path="e.csv").item_ids) == 4
+    assert len(prepare(source="table", path="e.csv", k_core=2).item_ids) == 2
+    events.write_text(OTHER)
+    assert "x" in prepare(source="table", path="e.csv").item_ids
+
+
+def test_the_same_content_may_lie_at_another_path(prepare: Prepare, events: Path) -> None:
+    prepare(source="table", path="e.csv")
+    assert len(prepare(source="table", path=str(events)).item_ids) == 4
+
+
 def test_a_k_core_leaves_only_its_items(prepare: Prepare, events: Path) -> None:
     data = prepare(source="table", path="e.csv", k_core=2)
     assert data.item_ids.tolist() == ["a", "b"]
@@ -150,7 +200,8 @@ def test_the_default_is_the_synthetic_shop() -> None:
 
 def test_the_seed_changes_the_synthetic_shop_alone(home: Path, events: Path) -> None:
     def run(seed: int, **section: Any) -> int:
-        settings = Settings({"name": "t", "seed": seed, "data": section})
+        name = section.get("source", "shop")
+        settings = Settings({"name": name, "seed": seed, "data": section})
         return stage(Context.of(settings)).stat().st_ino
 
     first = run(0, synthetic=SMALL)
