@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,23 @@ SECTIONS = (*STAGES, "teacher", "serve")
 """Sections that a configuration file may have."""
 
 
+SHARES = {
+    "sasrec": 0.26, "ids": 0.04, "target": 0.45, "draft": 0.05, "retrieval": 0.08, "bundle": 0.02,
+    "evaluate": 0.1,
+}  # fmt: skip
+"""Shares of a run's time after the data are prepared, in the order of the stages."""
+LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
+
+
+def default_minutes(events: int) -> float:
+    """Time budget of a run by the size of its data: 3 minutes, 15 for 200,000 events, at most 60.
+
+    >>> default_minutes(0), default_minutes(200_000), default_minutes(10_000_000)
+    (3.0, 15.0, 60.0)
+    """
+    return round(min(3 + 12 * events / 200_000, 60.0), 1)
+
+
 @dataclass(frozen=True)
 class Context:
     """The input of a stage.
@@ -34,16 +51,45 @@ class Context:
         settings: all sections; a stage reads its own (and `seed`).
         workspace: where its parents lie and its output goes.
         force: make the artifact again even if it is current.
+        start: moment at which the run started, by `time.monotonic`.
     """
 
     settings: Settings
     workspace: Workspace
     force: bool = False
+    start: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
         """The context of the run that `settings` names."""
         return cls(settings, Workspace.of(settings.name), force)
+
+    @property
+    def minutes(self) -> float | None:
+        """Time budget of the whole run, or None; `auto` needs the prepared data."""
+        minutes = self.settings.minutes
+        if minutes != "auto":
+            return minutes
+        stats = self.workspace.manifest("dataset").info["stats"]
+        return default_minutes(stats["interactions"])
+
+    def remaining(self) -> float | None:
+        """Minutes until the budget of the run is spent, or None for no budget."""
+        if self.minutes is None:
+            return None
+        return self.minutes - (time.monotonic() - self.start) / 60
+
+    def share(self, stage: str) -> float | None:
+        """Minutes that a stage may take now: its share of what remains, or None for no budget.
+
+        Time that earlier stages did not need goes to the later ones.
+        """
+        remaining = self.remaining()
+        if remaining is None:
+            return None
+        names = list(SHARES)
+        rest = sum(SHARES[name] for name in names[names.index(stage) :])
+        return max(remaining * SHARES[stage] / rest, LEAST_MINUTES)
 
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""
@@ -66,7 +112,7 @@ def check(settings: Settings) -> None:
     for section in sections.values():
         if hasattr(section, "check_with"):
             section.check_with(settings)
-    _ = settings.name, settings.seed  # reading them checks them
+    _ = settings.name, settings.seed, settings.minutes  # reading them checks them
 
 
 def load_stage(name: str) -> Callable[[Context], Path | None]:

@@ -61,7 +61,8 @@ def test_every_section_reads_into_its_dataclass(file):
         section = settings.section(name, reader)
         assert is_dataclass(section)
     assert isinstance(settings.seed, int)
-    unread = set(settings.values) - set(READERS) - {"name", "seed"}
+    assert settings.minutes in ("auto", None)
+    unread = set(settings.values) - set(READERS) - {"name", "seed", "minutes"}
     assert not unread, "a section that nothing here reads"
 
 
@@ -77,7 +78,8 @@ def test_the_header_holds_the_command_that_runs_it(file):
 
 @every_file
 def test_the_run_is_named_after_its_file(file):
-    name = "demo" if file.stem == "quickstart" else file.stem
+    # The recipe for shops has no name: a run is named after its file of events.
+    name = "demo" if file.stem in ("quickstart", "shop") else file.stem
     assert Settings.load(file).name == name
 
 
@@ -96,5 +98,5 @@ def test_no_key_is_written_twice(file):
 
 
 def test_names_of_runs_do_not_clash():
-    names = [Settings.load(file).name for file in FILES]
+    names = [Settings.load(file).name for file in FILES if file.stem != "shop"]
     assert len(set(names)) == len(names)

@@ -31,11 +31,13 @@ from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
     Material,
+    budget,
     describe,
     next_token_loss,
     open_checkpoints,
     training_batches,
     training_dtype,
+    within_budget,
     write_trained,
 )
 from recsys.training.target import MODEL, TrainedTarget
@@ -62,7 +64,8 @@ def stage(context: Context) -> Path:
     if config.objective in ON_TREES:
         teacher.stage(replace(context, force=False))
         parents |= workspace.digests(teacher.KIND)
-    output = context.output(KIND, as_dict(config) | {"seed": seed}, parents)
+    settings = as_dict(config) | {"seed": seed} | budget(config, context)
+    output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
     data = Teacher.load(workspace.run(teacher.KIND)) if config.objective in ON_TREES else None
@@ -71,7 +74,8 @@ def stage(context: Context) -> Path:
     torch.manual_seed(seed)
     model = start(config, target.load_model(), target.vocabulary, material)
     progress = train_draft(
-        model, target.load_model(), material.dataset, target.encoder, config, checkpoints,
+        model, target.load_model(), material.dataset, target.encoder,
+        within_budget(config, KIND, context), checkpoints,
         data=data, seed=seed,
     )  # fmt: skip
     info = {**describe(progress, config.eval_users, model), "objective": config.objective}

@@ -143,6 +143,15 @@ def _kept(
     return codes, health(codes)
 
 
+def default_codebook_size(items: int) -> int:
+    """Codes per level for a number of items: about 16 items for each code of the first level.
+
+    >>> [default_codebook_size(items) for items in (50, 1_200, 12_000)]
+    [8, 64, 256]
+    """
+    return min(max(1 << (items // 16).bit_length() >> 1, 8), 256)
+
+
 def _learned(
     dataset: Dataset,
     config: IdsConfig,
@@ -154,7 +163,8 @@ def _learned(
 
     histories = dataset.train_histories
     features = build_features(dataset.items, histories, config.features, seed, vectors)
-    levels, size = config.levels, config.codebook_size
+    levels = config.levels
+    size = config.codebook_size or default_codebook_size(len(dataset.item_ids))
     quantizer: Quantizer
     try:
         if config.method == "rq-vae":

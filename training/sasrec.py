@@ -39,7 +39,13 @@ from recsys.training.objective import soft_cross_entropy
 from recsys.training.settings import SasRecConfig, check_sasrec
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import whole
-from recsys.training.supervised import describe, open_checkpoints, write_trained
+from recsys.training.supervised import (
+    budget,
+    describe,
+    open_checkpoints,
+    within_budget,
+    write_trained,
+)
 from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
@@ -58,7 +64,8 @@ def stage(context: Context) -> Path | None:
     config = context.settings.section(KIND, SasRecConfig)
     if not config.epochs:
         return None
-    output = context.output(KIND, as_dict(config) | {"seed": seed}, workspace.digests("dataset"))
+    settings = as_dict(config) | {"seed": seed} | budget(config, context)
+    output = context.output(KIND, settings, workspace.digests("dataset"))
     if output.is_current():
         return output.path
     checkpoints = open_checkpoints(output)
@@ -70,7 +77,7 @@ def stage(context: Context) -> Path | None:
     progress = fit(
         module,
         _batches(dataset, config, seed),
-        config,
+        within_budget(config, KIND, context),
         checkpoints,
         name=KIND,
         validate=validation if len(validation.examples) else None,

@@ -180,7 +180,8 @@ class IdsConfig:
             `bundle` those of an earlier run, so that its target can be refreshed.
         bundle: the bundle of that run, for method `bundle`.
         levels: codes of a semantic ID, L (only for learned codes, as the next two).
-        codebook_size: codes per level, V.
+        codebook_size: codes per level, V; None chooses by the number of items, N: the largest power
+            of two of at most N / 16, from 8 to 256.
         features: of items.
         rqkmeans: settings of `rq-kmeans`.
         rqvae: settings of `rq-vae`.
@@ -189,7 +190,7 @@ class IdsConfig:
     method: Method = "rq-kmeans"
     bundle: Path | None = None
     levels: int = 4
-    codebook_size: int = 256
+    codebook_size: int | None = 256
     features: FeatureConfig = field(default_factory=FeatureConfig)
     rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
     rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)

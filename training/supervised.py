@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 from recsys.artifacts import Output, Workspace
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
+from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import LOG, autocast_dtype
 from recsys.training.objective import NextToken
 from recsys.training.settings import LoopConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
+
+Limited = TypeVar("Limited", bound=LoopConfig)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,23 @@ def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
         "seconds": round(progress.seconds, 1),
         "validation": validation if progress.best else {},
     }
+
+
+def within_budget(config: Limited, kind: str, context: Context) -> Limited:
+    """The settings of a stage with a time limit: its share of the run's budget, if it has no own.
+
+    The limit depends on the clock, so it is no part of what an artifact is made with; the run's
+    budget is (`budget`).
+    """
+    if config.max_minutes is not None:
+        return config
+    return replace(config, max_minutes=context.share(kind))
+
+
+def budget(config: LoopConfig, context: Context) -> dict[str, float]:
+    """The part of an artifact's settings that names the run's budget, if it limits the stage."""
+    minutes = None if config.max_minutes is not None else context.minutes
+    return {} if minutes is None else {"minutes": minutes}
 
 
 def open_checkpoints(output: Output) -> Checkpoints:

@@ -28,10 +28,12 @@ from recsys.training.settings import TargetConfig
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.supervised import (
     Material,
+    budget,
     describe,
     next_token_loss,
     open_checkpoints,
     training_batches,
+    within_budget,
     write_trained,
 )
 from recsys.training.validation import Validation
@@ -98,7 +100,7 @@ def stage(context: Context) -> Path:
     teacher = None
     if config.soft_labels and config.soft_labels_from == "sasrec":
         teacher, parents[sasrec.KIND] = sasrec.wanted(context, "target.soft_labels_from")
-    settings = as_dict(config) | {"seed": seed}
+    settings = as_dict(config) | {"seed": seed} | budget(config, context)
     settings.pop("refresh")  # the parents name the bundle by digest, wherever it lies
     output = context.output(KIND, settings, parents)
     if output.is_current():
@@ -118,9 +120,14 @@ def stage(context: Context) -> Path:
         soft_labels=config.soft_labels,
     )  # fmt: skip
     progress = fit(
-        module, _batches(material.dataset, encoder, config, teacher, seed), config, checkpoints,
-        name=KIND, validate=validate if len(validate.examples) else None, seed=seed,
-    )  # fmt: skip
+        module,
+        _batches(material.dataset, encoder, config, teacher, seed),
+        within_budget(config, KIND, context),
+        checkpoints,
+        name=KIND,
+        validate=validate if len(validate.examples) else None,
+        seed=seed,
+    )
     info = describe(progress, config.eval_users, model)
     if before:
         info["validation_before"] = before

@@ -143,7 +143,9 @@ def test_a_missing_file_or_a_folder_is_refused_by_path(tmp_path):
 def test_an_unknown_section_is_told_its_neighbour(write):
     with pytest.raises(ConfigError, match="unknown section: 'taget'; did you mean 'target'"):
         Settings.load(write("taget: {epochs: 2}\n"), known=KNOWN)
-    with pytest.raises(ConfigError, match="unknown section: 'xyzzy'; known: data, name, seed"):
+    with pytest.raises(
+        ConfigError, match="unknown section: 'xyzzy'; known: data, minutes, name, seed"
+    ):
         Settings.load(write("xyzzy: {}\n"), known=KNOWN)
     with pytest.raises(ConfigError, match="unknown section: '3'"):
         Settings.load(write("3: {}\n"), known=KNOWN)
