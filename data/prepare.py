@@ -176,9 +176,9 @@ def _prepared(context: Context) -> Path:
     given = context.settings.values.get("data")
     if context.force or given or not (path / MANIFEST).is_file():
         raise ConfigError(
-            f"data.source: no source is given for {path}; name a source and its path "
-            "(--config FILE, or --set data.source=table --set data.path=events.csv), or generate a "
-            "synthetic shop with `recsys quickstart`"
+            f"data.source: no source is given for {path}; name a source: your files (`recsys run "
+            "events.csv --items products.csv`), a configuration (--config FILE), or a synthetic "
+            "shop (`recsys quickstart`)"
         )
     say(f"data: no source is named, so the prepared data set {path} is used")
     return path

@@ -494,6 +494,9 @@ def doctor(as_json: Json = False) -> None:
     for key, value in facts.items():
         typer.echo(f"{key:>18}  {value if value not in (None, []) else '-'}")
     if not facts["bundles"]:
-        typer.echo("\nNo bundle yet: run `recsys quickstart`.")
+        typer.echo(
+            "\nNo bundle yet: run `recsys run events.csv --items products.csv` with your files, or "
+            "`recsys quickstart` with a synthetic shop."
+        )
     if facts["real data"] is None:
         typer.echo("\nNo real data found: set RECSYS_DATASETS to the folder that holds it.")

@@ -27,11 +27,12 @@ SECTIONS = (*STAGES, "teacher", "serve")
 
 
 SHARES = {
-    "sasrec": 0.26, "ids": 0.04, "target": 0.45, "draft": 0.05, "retrieval": 0.08, "bundle": 0.02,
-    "evaluate": 0.1,
+    "sasrec": 0.24, "ids": 0.04, "target": 0.42, "draft": 0.05, "retrieval": 0.09, "bundle": 0.02,
+    "evaluate": 0.14,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
+USERS_A_MINUTE = 250  # users of a sample for each minute of the budget
 
 
 def default_minutes(events: int) -> float:
@@ -90,6 +91,18 @@ class Context:
         names = list(SHARES)
         rest = sum(SHARES[name] for name in names[names.index(stage) :])
         return max(remaining * SHARES[stage] / rest, LEAST_MINUTES)
+
+    def sample(self, stage: str, users: int | None) -> int | None:
+        """Size of a stage's sample of users, which a budget limits unless the settings name it.
+
+        Args:
+            stage: whose section may set `users`.
+            users: the size without a budget; None for all users.
+        """
+        if self.minutes is None or self.settings.sets(stage, "users"):
+            return users
+        most = max(int(USERS_A_MINUTE * self.minutes), 100)
+        return most if users is None else min(users, most)
 
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""

@@ -174,7 +174,7 @@ def test_an_unknown_command_is_refused(invoke):
         (("explain", "--name", "gone"), "bundles/gone is not an artifact"),
         (("explain", "--name", "gone", "--model", "gone"), "gone has no tokenizer, so it writes"),
         (("evaluate", "--name", "gone"), "bundles/gone is not an artifact"),
-        (("serve", "--name", "gone"), "bundles/gone is not an artifact"),
+        (("serve", "--name", "gone"), "missing; `recsys run EVENTS --name gone` makes it"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -239,7 +239,8 @@ def test_doctor_prints_the_next_step(invoke, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
     _, out, _ = invoke("doctor")
-    assert "run `recsys quickstart`" in out
+    assert "`recsys quickstart`" in out
+    assert "`recsys run events.csv --items products.csv`" in out
     assert "set RECSYS_DATASETS" in out
     with write_artifact(tmp_path / "var" / "bundles" / "shop", "bundle"):
         pass
@@ -283,7 +284,7 @@ def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     assert before == {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     status, _, err = invoke("run", "--until", "data", "--name", "neg", "--set", "data.k_core=2")
     assert status == 2
-    assert "name a source and its path" in err.replace("\n", " ")
+    assert "name a source: your files (`recsys run events.csv" in err.replace("\n", " ")
 
 
 def test_quickstart_keeps_prepared_data_of_its_name(invoke, tmp_path):

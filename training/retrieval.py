@@ -45,7 +45,8 @@ def stage(context: Context) -> Path:
         ConfigError: the semantic IDs need a SASRec model that these settings do not have.
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
-    config = context.settings.section("retrieval", RetrievalConfig)
+    config = context.settings.section(KIND, RetrievalConfig)
+    config = replace(config, users=context.sample(KIND, config.users) or 0)
     workspace = context.workspace
     parents = workspace.digests("dataset", "ids", "target")
     if (known := sasrec.trained(context)) is not None:

@@ -26,6 +26,7 @@ from recsys.training.objective import NextToken
 from recsys.training.settings import LoopConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
 
+TRAINED = 0.85  # of a stage's time
 Limited = TypeVar("Limited", bound=LoopConfig)
 
 
@@ -137,11 +138,12 @@ def within_budget(config: Limited, kind: str, context: Context) -> Limited:
     """The settings of a stage with a time limit: its share of the run's budget, if it has no own.
 
     The limit depends on the clock, so it is no part of what an artifact is made with; the run's
-    budget is (`budget`).
+    budget is (`budget`). The rest of the share is for the last validation and for writing.
     """
     if config.max_minutes is not None:
         return config
-    return replace(config, max_minutes=context.share(kind))
+    share = context.share(kind)
+    return config if share is None else replace(config, max_minutes=TRAINED * share)
 
 
 def budget(config: LoopConfig, context: Context) -> dict[str, float]:

@@ -57,6 +57,7 @@ def stage(
     config = settings.section("evaluate", EvaluationConfig)
     if "seed" not in (settings.values.get("evaluate") or {}):
         config = replace(config, seed=settings.seed)
+    config = replace(config, users=context.sample("evaluate", config.users))
     return evaluate_bundle(
         bundle or workspace.bundle,
         dataset or workspace.dataset,
