@@ -69,8 +69,8 @@ def name_of(source: str) -> str:
     else:
         path = str(Path(source).absolute())
     stem = Path(path).name.partition(".")[0]
-    letters = stem.lower().translate({0xE4: "ae", 0xF6: "oe", 0xFC: "ue", 0xDF: "ss"})
-    ascii_only = unicodedata.normalize("NFKD", letters).encode("ascii", "ignore").decode()
+    letters = unicodedata.normalize("NFKD", stem.casefold())
+    ascii_only = letters.encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9_]+", "-", ascii_only).strip("-") or "shop"
 
 

@@ -45,7 +45,7 @@ def put(folder: Path, *names: str) -> None:
     [
         ("events.csv", "events"),
         ("exports/My Shop 2024.csv.gz", "my-shop-2024"),
-        ("Große Käufe.csv", "grosse-kaeufe"),
+        ("Große Käufe.csv", "grosse-kaufe"),
         ("注文.csv", "shop"),
         ("exports/shop/", "shop"),
         ("sqlite:///data/web_shop.db?timeout=3", "web_shop"),
