@@ -40,7 +40,8 @@ def home(monkeypatch, tmp_path):
 
 @pytest.fixture
 def events(home) -> pd.DataFrame:
-    rows = [(f"u{u}", f"{(u * 3 + n) % 30:03}", 1_700_000_000 + 9000 * n) for u in range(40) for n in range(8)]
+    pairs = [(u, n) for u in range(40) for n in range(8)]
+    rows = [(f"u{u}", f"{(u * 3 + n) % 30:03}", 1_700_000_000 + 9000 * n) for u, n in pairs]
     return pd.DataFrame(rows, columns=["user", "item", "timestamp"])
 
 
