@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsys.artifacts import Workspace
-from recsys.errors import ConfigError, DataError
+from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.progress import say
 from recsys.raw_files import find_raw
 
@@ -86,20 +86,20 @@ def find_tables(events: str, items: str | None = None) -> Tables:
     found, described = _find("EVENTS", events), items and _find("--items", items)
     if not found.is_dir():
         return Tables(found, described or None)
-    if described:
-        rest = [file for file in _files(found) if file != described]
-        single = len(rest) == 1 and described.parent == found
-        return Tables(rest[0] if single else found, described)
-    return _take_apart(found)
+    if described and described.parent != found:
+        return Tables(found, described)
+    return _take_apart(found, described or None)
 
 
-def _take_apart(folder: Path) -> Tables:
-    """Events and items of a folder, by the names of its files."""
+def _take_apart(folder: Path, named: Path | None) -> Tables:
+    """Events and items of a folder, by the names of its files; the items may be `named`."""
     files = _files(folder)
     if not files:
         raise ConfigError(f"EVENTS: {folder} has no files of {', '.join(SUFFIXES)}")
-    events = [file for file in files if _words(file) & EVENT_WORDS]
+    events = [file for file in files if _words(file) & EVENT_WORDS and file != named]
     items = [file for file in files if _words(file) & ITEM_WORDS and file not in events]
+    if named is not None:
+        items = [named]
     if not items:
         return Tables(folder)
     if len(files) == 2 and not events:
@@ -185,8 +185,10 @@ def export_queries(
             for part, text in (("events", query), ("items", items_query))
             if text is not None
         }
-    except SQLAlchemyError as error:
-        cause = str(getattr(error, "orig", None) or type(error).__name__).splitlines()[0]
+    except RecsysError:
+        raise
+    except (SQLAlchemyError, TypeError, ValueError) as error:  # drivers raise the other two
+        cause = str(getattr(error, "orig", None) or type(error).__name__).partition("\n")[0]
         raise DataError(f"--query: the database refuses it: {cause}") from None
     finally:
         engine.dispose()
@@ -226,7 +228,9 @@ def _column(name: str, values: Iterable[Any]) -> pa.Array:
         array = pa.array([None if value is None else str(value) for value in plain])
     if pa.types.is_null(array.type):
         return array.cast(pa.string())
-    if not (pa.types.is_primitive(array.type) or pa.types.is_string(array.type)):
+    types = pa.types
+    known = types.is_primitive, types.is_string, types.is_list
+    if not any(is_known(array.type) for is_known in known):
         raise DataError(f"--query: column {name!r} has values of type {array.type}; cast it")
     return array
 

@@ -101,6 +101,12 @@ def test_a_missing_file_is_refused(folder: Path, events: str, message: str) -> N
         find_tables(events)
 
 
+def test_named_items_leave_the_events_of_the_folder_unclear(folder: Path) -> None:
+    put(folder, "a.csv", "b.csv", "c.csv")
+    with pytest.raises(ConfigError, match="name the file of events and the file of items"):
+        find_tables(str(folder), str(folder / "c.csv"))
+
+
 def test_an_empty_folder_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no files of \.csv"):
         find_tables(str(folder))
@@ -165,6 +171,11 @@ def test_no_message_repeats_a_password(url: str, home: Path, address: str) -> No
     with pytest.raises(ConfigError) as caught:
         export_queries(address, "s", query=QUERY, items_query=None)
     assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_option_of_a_driver_is_refused_in_words(url: str, home: Path) -> None:
+    with pytest.raises(RecsysError, match="EVENTS: SQLAlchemy cannot open|the database refuses"):
+        export_queries(url + "?timeout=soon", "s", query=QUERY, items_query=None)
 
 
 def test_nothing_written_names_the_database(url: str, home: Path) -> None:
