@@ -174,7 +174,7 @@ def test_no_message_repeats_a_password(url: str, home: Path, address: str) -> No
 
 
 def test_a_wrong_option_of_a_driver_is_refused_in_words(url: str, home: Path) -> None:
-    with pytest.raises(RecsysError, match="EVENTS: SQLAlchemy cannot open|the database refuses"):
+    with pytest.raises(RecsysError, match=r"EVENTS: SQLAlchemy cannot open|the database refuses"):
         export_queries(url + "?timeout=soon", "s", query=QUERY, items_query=None)
 
 
