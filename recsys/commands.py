@@ -73,7 +73,7 @@ class SourceOptions:
     events: Annotated[
         str | None,
         typer.Argument(
-            metavar="[EVENTS]",
+            metavar="EVENTS",
             help="File of events (csv, tsv, parquet, jsonl), a folder, or a database's SQLAlchemy "
             "URL; without it, the data that were prepared under --name.",
         ),
