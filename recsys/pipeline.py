@@ -27,12 +27,13 @@ SECTIONS = (*STAGES, "teacher", "serve")
 
 
 SHARES = {
-    "sasrec": 0.24, "ids": 0.04, "target": 0.42, "draft": 0.05, "retrieval": 0.09, "bundle": 0.02,
-    "evaluate": 0.14,
+    "sasrec": 0.24, "ids": 0.04, "target": 0.46, "draft": 0.05, "retrieval": 0.09, "bundle": 0.02,
+    "evaluate": 0.1,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
-USERS_A_MINUTE = 250  # users of a sample for each minute of the budget
+# Users of a sample for each minute of the budget, by the setting that holds the size.
+USERS_A_MINUTE = {"users": 250, "eval_users": 100}
 
 
 def default_minutes(events: int) -> float:
@@ -92,17 +93,17 @@ class Context:
         rest = sum(SHARES[name] for name in names[names.index(stage) :])
         return max(remaining * SHARES[stage] / rest, LEAST_MINUTES)
 
-    def sample(self, stage: str, users: int | None) -> int | None:
+    def sample(self, stage: str, users: int, key: str = "users") -> int:
         """Size of a stage's sample of users, which a budget limits unless the settings name it.
 
         Args:
-            stage: whose section may set `users`.
-            users: the size without a budget; None for all users.
+            stage: whose section may set it.
+            users: the size without a budget.
+            key: of the setting, one of `USERS_A_MINUTE`.
         """
-        if self.minutes is None or self.settings.sets(stage, "users"):
+        if self.minutes is None or self.settings.sets(stage, key):
             return users
-        most = max(int(USERS_A_MINUTE * self.minutes), 100)
-        return most if users is None else min(users, most)
+        return min(users, max(int(USERS_A_MINUTE[key] * self.minutes), 100))
 
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""

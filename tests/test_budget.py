@@ -55,7 +55,7 @@ def test_no_budget_limits_nothing(make_context):
     assert (context.remaining(), context.share("target")) == (None, None)
     assert within_budget(config, "target", context) == config
     assert budget(config, context) == {}
-    assert context.sample("evaluate", None) is None
+    assert context.sample("retrieval", 4000) == 4000
 
 
 def test_training_leaves_time_for_the_last_validation(make_context):
@@ -75,7 +75,7 @@ def test_an_artifact_names_the_budget_and_not_the_clock(make_context):
 
 
 def test_a_sample_follows_the_budget_unless_it_is_set(make_context):
-    assert make_context(2).sample("evaluate", None) == 500
+    assert make_context(5).sample("target", 4000, "eval_users") == 500
     assert make_context(2).sample("retrieval", 4000) == 500
     assert make_context(60).sample("retrieval", 4000) == 4000
     assert make_context(2, evaluate={"users": 4000}).sample("evaluate", 4000) == 4000

@@ -35,6 +35,7 @@ from recsys.training.supervised import (
     describe,
     next_token_loss,
     open_checkpoints,
+    sampled,
     training_batches,
     training_dtype,
     within_budget,
@@ -59,7 +60,7 @@ def stage(context: Context) -> Path:
         ArtifactError: data set, IDs or target are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config = context.settings.section(KIND, DraftConfig)
+    config = sampled(context.settings.section(KIND, DraftConfig), KIND, context)
     parents = workspace.digests("dataset", "ids", "target")
     if config.objective in ON_TREES:
         teacher.stage(replace(context, force=False))

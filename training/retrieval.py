@@ -46,7 +46,7 @@ def stage(context: Context) -> Path:
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
     config = context.settings.section(KIND, RetrievalConfig)
-    config = replace(config, users=context.sample(KIND, config.users) or 0)
+    config = replace(config, users=context.sample(KIND, config.users))
     workspace = context.workspace
     parents = workspace.digests("dataset", "ids", "target")
     if (known := sasrec.trained(context)) is not None:

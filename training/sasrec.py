@@ -43,6 +43,7 @@ from recsys.training.supervised import (
     budget,
     describe,
     open_checkpoints,
+    sampled,
     within_budget,
     write_trained,
 )
@@ -61,7 +62,7 @@ def stage(context: Context) -> Path | None:
         ArtifactError: the data set is missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config = context.settings.section(KIND, SasRecConfig)
+    config = sampled(context.settings.section(KIND, SasRecConfig), KIND, context)
     if not config.epochs:
         return None
     settings = as_dict(config) | {"seed": seed} | budget(config, context)

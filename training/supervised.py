@@ -23,11 +23,12 @@ from recsys.prompts import PromptEncoder
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import LOG, autocast_dtype
 from recsys.training.objective import NextToken
-from recsys.training.settings import LoopConfig, SupervisedConfig
+from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
 
 TRAINED = 0.85  # of a stage's time
 Limited = TypeVar("Limited", bound=LoopConfig)
+Sampled = TypeVar("Sampled", bound=SasRecConfig | SupervisedConfig)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,11 @@ def within_budget(config: Limited, kind: str, context: Context) -> Limited:
         return config
     share = context.share(kind)
     return config if share is None else replace(config, max_minutes=TRAINED * share)
+
+
+def sampled(config: Sampled, kind: str, context: Context) -> Sampled:
+    """The settings of a stage with the sample of validation users that fits the run's budget."""
+    return replace(config, eval_users=context.sample(kind, config.eval_users, "eval_users"))
 
 
 def budget(config: LoopConfig, context: Context) -> dict[str, float]:

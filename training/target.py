@@ -32,6 +32,7 @@ from recsys.training.supervised import (
     describe,
     next_token_loss,
     open_checkpoints,
+    sampled,
     training_batches,
     within_budget,
     write_trained,
@@ -89,7 +90,7 @@ def stage(context: Context) -> Path:
     """
     workspace, seed = context.workspace, context.settings.seed
     config, parents = (
-        context.settings.section(KIND, TargetConfig),
+        sampled(context.settings.section(KIND, TargetConfig), KIND, context),
         workspace.digests("dataset", "ids"),
     )
     deployed = None
