@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from recsys import __version__
+from recsys.recommender import Recommender
 from recsys.serving import errors
 from recsys.serving.api import openapi
 from recsys.serving.api.routes import ROUTES
@@ -18,7 +19,6 @@ from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import Store
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
-from recsys.serving.worker import Recommends
 
 REHEARSALS = 3
 
@@ -26,7 +26,7 @@ REHEARSALS = 3
 def create_app(
     settings: ServingSettings,
     *,
-    recommender: Recommends | None = None,
+    recommender: Recommender | None = None,
     store: Store | None = None,
 ) -> FastAPI:
     """Create the application of a serving process.

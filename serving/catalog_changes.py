@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from recsys.errors import RecsysError
 from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
+from recsys.recommender import Recommender
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
 from recsys.serving.stores import Store, StoreError
-from recsys.serving.worker import Recommends
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
@@ -140,7 +140,7 @@ class CatalogChanges:
         self._changing = asyncio.Lock()
         self._seen = 0  # place in the journal of the last change that the models have
         self._following: asyncio.Task[None] | None = None
-        self._shelves: WeakKeyDictionary[Recommends, Shelf] = WeakKeyDictionary()
+        self._shelves: WeakKeyDictionary[Recommender, Shelf] = WeakKeyDictionary()
 
     def start(self) -> None:
         """Start to follow the changes of other processes."""
@@ -264,7 +264,7 @@ class CatalogChanges:
         return there
 
     def _page(
-        self, recommender: Recommends, prefix: list[int], text: str, start: int, limit: int
+        self, recommender: Recommender, prefix: list[int], text: str, start: int, limit: int
     ) -> ItemPage:
         epoch = recommender.epoch
         shelf = self._shelves.get(recommender)

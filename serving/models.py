@@ -23,13 +23,14 @@ from pydantic import BaseModel, model_validator
 
 from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
+from recsys.recommender import Recommender
 from recsys.serving.batcher import Batcher
 from recsys.serving.bundles import Bundles, Version
 from recsys.serving.metrics import Metrics
 from recsys.serving.schemas.common import CHAMPION, ModelRef
 from recsys.serving.schemas.models import AliasInfo, ModelInfo
 from recsys.serving.settings import ServingSettings
-from recsys.serving.worker import DecodeWorker, Done, Recommends, Work
+from recsys.serving.worker import DecodeWorker, Done, Work
 
 logger = logging.getLogger("recsys.serving.models")
 MAX_MODELS = 4
@@ -61,7 +62,7 @@ class Model:
     """
 
     name: str
-    recommender: Recommends
+    recommender: Recommender
     batcher: Batcher[Work, Done]
     leases: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -244,7 +245,7 @@ class Models:
 
     # Changes
 
-    async def put(self, alias: str, bundle: str, *, loaded: Recommends | None = None) -> AliasInfo:
+    async def put(self, alias: str, bundle: str, *, loaded: Recommender | None = None) -> AliasInfo:
         """Let an alias stand for a bundle; returns when the bundle's model answers.
 
         Args:
@@ -349,7 +350,7 @@ class Models:
         bundle: str,
         previous: tuple[Version, ...],
         *,
-        loaded: Recommends | None = None,
+        loaded: Recommender | None = None,
         back: Version | None = None,
     ) -> AliasInfo:
         before = self._aliases.get(alias)
@@ -378,7 +379,7 @@ class Models:
         await self._publish(None if old is model else old)
         return self.alias(alias)
 
-    async def _model(self, bundle: str, loaded: Recommends | None) -> Model:
+    async def _model(self, bundle: str, loaded: Recommender | None) -> Model:
         """Return a model of the bundle as it is on disk: a loaded one, or a new one."""
         path = self._bundles.path(bundle)
         try:

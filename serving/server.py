@@ -12,18 +12,18 @@ from rich.markup import escape
 
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
+from recsys.recommender import Recommender
 from recsys.serving import logs
 from recsys.serving.api.pages import example
 from recsys.serving.app import create_app
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
-from recsys.serving.worker import Recommends
 
 MAX_HEAD = 64 * 1024  # limit of the request head in bytes; the limits of `Guard` are lower
 GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests
 
 
-def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -> None:
+def serve(settings: ServingSettings, *, recommender: Recommender | None = None) -> None:
     """Serve until SIGINT or SIGTERM; requests in progress are answered first.
 
     Raises:

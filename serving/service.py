@@ -14,7 +14,7 @@ from typing import Any
 
 from recsys.errors import RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
-from recsys.recommender import RecommendRequest, RecommendResult, Source
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
@@ -35,7 +35,7 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import Served, Store, StoreError, open_store
-from recsys.serving.worker import DecodeWorker, Done, Recommends, ScoreRequest
+from recsys.serving.worker import DecodeWorker, Done, ScoreRequest
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
@@ -82,7 +82,7 @@ class Service:
     def __init__(
         self,
         settings: ServingSettings,
-        recommender: Recommends | None = None,
+        recommender: Recommender | None = None,
         store: Store | None = None,
     ) -> None:
         """Make a service; nothing is loaded before `start`.
