@@ -71,6 +71,24 @@ def for_the_model(body: RecommendationsRequest) -> bool:
     return special or body.blend is False or "trace" in body.include or not body.fallback
 
 
+def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode | None:
+    """What is unusual about a history; None stands for that of an unknown user."""
+    if history is None:
+        return "unknown_user"
+    if not history:
+        return "empty_history"
+    return None if (catalog.known(history) >= 0).any() else "unknown_history"
+
+
+def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:
+    """The recommendations of an answer: all of them, or a diverse choice."""
+    found = result.recommendations
+    if not body.diversity:
+        return found
+    scores, codes = [one.score for one in found], [one.semantic_id for one in found]
+    return [found[i] for i in diversity.diversify(scores, codes, body.diversity, body.k)]
+
+
 def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:
     """A remark on an answer, for its caller."""
     if code is None:
@@ -109,21 +127,11 @@ def response(
     remark: Note | None,
 ) -> RecommendationsResponse:
     """The answer of a model or of a fallback."""
-    found = result.recommendations
-    certificate = result.certificate
-    if body.diversity:
-        chosen = diversity.diversify(
-            [one.score for one in found],
-            [one.semantic_id for one in found],
-            body.diversity,
-            body.k,
-        )
-        found, certificate = [found[i] for i in chosen], "approximate"
     answer = RecommendationsResponse.model_construct(
         recommendation_id=uuid.uuid4().hex,
         model=model.ref(body.model, result.epoch_number),
-        items=items_of(found, result.epoch.catalog, body.include),
-        certificate=certificate,
+        items=items_of(chosen(result, body), result.epoch.catalog, body.include),
+        certificate="approximate" if body.diversity else result.certificate,
         history_items=len(request.history) - len(result.unknown_items),
         unknown_items=result.unknown_items,
         eligible_items=result.eligible_items,

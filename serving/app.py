@@ -17,7 +17,7 @@ from recsys.serving.api.routes import ROUTES
 from recsys.serving.middleware import BodyLimit, around
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
-from recsys.serving.stores import Store
+from recsys.serving.stores.store import Store
 from recsys.serving.telemetry import OpenTelemetry, Telemetry
 
 REHEARSALS = 3

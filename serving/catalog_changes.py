@@ -29,7 +29,8 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
-from recsys.serving.stores import Store, StoreError
+from recsys.serving.stores.records import StoreError
+from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold

@@ -19,7 +19,7 @@ from recsys.serving import answers
 from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
 from recsys.serving.evaluations import evaluations
-from recsys.serving.metrics import Metrics, Seconds
+from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
@@ -27,14 +27,15 @@ from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.models import Evaluation, ModelInfo
 from recsys.serving.schemas.recommendations import (
-    NoteCode,
     RecommendationsRequest,
     RecommendationsResponse,
     Subject,
 )
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
-from recsys.serving.stores import Served, Store, StoreError, open_store
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Served, StoreError
+from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker, Done, ScoreRequest
 
 logger = logging.getLogger("recsys.serving.service")
@@ -199,13 +200,10 @@ class Service:
         read = clock()
         if history is None and not body.fallback:
             raise _unknown_user(body)
-        unknown: NoteCode | None = None if history is not None else "unknown_user"
         with self.models.lease(body.model) as model:
             request = await self._request(body, history or [], model, deadline)
             answer: Answer[Done] | None = None
-            catalog = model.recommender.catalog
-            if unknown is None and not (catalog.known(request.history) >= 0).any():
-                unknown = "unknown_history" if request.history else "empty_history"
+            unknown = answers.note_code(model.recommender.catalog, history)
             result = None
             if unknown is not None and not answers.for_the_model(body):
                 result = await self._fallback(model, request, deadline)
@@ -426,12 +424,12 @@ class Service:
         model: Model,
     ) -> None:
         self.metrics.answered(
-            Seconds(
-                total_s,
-                history_s,
-                0.0 if answer is None else answer.queue_s,
-                0.0 if answer is None else answer.compute_s,
-            ),
+            {
+                "total": total_s,
+                "history": history_s,
+                "queue": 0.0 if answer is None else answer.queue_s,
+                "compute": 0.0 if answer is None else answer.compute_s,
+            },
             stats=None if answer is None else result.stats,
             levels=model.recommender.catalog.codes.shape[1],
             model=model.name,

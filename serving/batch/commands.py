@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +96,7 @@ def score(
     )
     summary = run(job, out, engine=engine, workers=workers, gpus=gpus, force=force)
     if as_json:
-        typer.echo(json.dumps(summary.to_json()))
+        typer.echo(json.dumps(asdict(summary)))
         return
     rate = summary.users_per_second
     pace = f", {rate:,.0f} a second" if rate else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.progress import say, track
@@ -38,10 +37,6 @@ class Summary:
     seconds: float
     users_per_second: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a mapping of plain values."""
-        return asdict(self)
-
 
 def score(
     job: Job,
@@ -55,7 +50,7 @@ def score(
     """Score the users of a job, except those of complete parts.
 
     Args:
-        job: the job.
+        job: the users and what their answers depend on.
         out: output folder.
         engine: processes of this machine, or actors of a Ray cluster.
         workers: number of processes or actors.

@@ -34,25 +34,24 @@ class UsersFile:
 
     Attributes:
         path: path of the file or folder.
+        has_histories: whether the files have the column `history`.
     """
 
-    def __init__(self, path: Path, *, histories: bool) -> None:
-        """Open the files.
-
-        Args:
-            path: file or folder.
-            histories: whether to read the column `history`.
+    def __init__(self, path: Path) -> None:
+        """Open a file or folder.
 
         Raises:
             DataError: there is no file, or a column is missing or of another type.
         """
         self.path = path
-        self._columns = [USER, HISTORY] if histories else [USER]
         self._files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         self._groups: list[tuple[Path, int]] = []
         self._starts: list[int] = []
         rows = 0
         try:
+            names = [set(pq.read_schema(file).names) for file in self._files]
+            self.has_histories = all(HISTORY in found for found in names)
+            self._columns = [USER, HISTORY] if self.has_histories else [USER]
             for file in self._files:
                 with pq.ParquetFile(file) as opened:
                     self._check(file, opened.schema_arrow)
@@ -75,11 +74,6 @@ class UsersFile:
     def digest(self) -> str:
         """Digest of the content."""
         return ",".join(sha256(file)[:16] for file in self._files)
-
-    @property
-    def has_histories(self) -> bool:
-        """Whether the files have the column `history`."""
-        return all(HISTORY in pq.read_schema(file).names for file in self._files)
 
     def ids(self, start: int, stop: int) -> list[str]:
         """User ids of a range of rows.
@@ -173,7 +167,7 @@ class DatasetUsers:
     def _listed(self) -> UsersFile:
         if self.chosen is not None:
             return self.chosen
-        return UsersFile(self.path / "users.parquet", histories=False)
+        return UsersFile(self.path / "users.parquet")
 
     @cached_property
     def _all(self) -> pa.Array:
@@ -219,11 +213,9 @@ Users = UsersFile | DatasetUsers
 
 
 def open_users(users: Path | None, histories: Path | None) -> Users:
-    """Open the users to score.
+    """Open the users to score: a parquet file or folder, or every user of a data set.
 
-    Args:
-        users: parquet file or folder; None for every user of the data set.
-        histories: canonical data set with the histories, if `users` has no column `history`.
+    The data set `histories` gives the histories if `users` has no column `history`.
 
     Raises:
         ArtifactError: `histories` is not a data set.
@@ -235,9 +227,9 @@ def open_users(users: Path | None, histories: Path | None) -> Users:
                 "no users to score: give a file with --users, or a data set with --histories"
             )
         return DatasetUsers(histories)
-    listed = UsersFile(users, histories=False)
+    listed = UsersFile(users)
     if listed.has_histories:
-        return UsersFile(users, histories=True)
+        return listed
     if histories is None:
         raise DataError(
             f"{users}: there is no column 'history'; add it, or give the data set with the users' "

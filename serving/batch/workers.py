@@ -63,13 +63,8 @@ def on_ray(
 ) -> Iterator[tuple[int, pa.Table]]:
     """Score in actors of a Ray cluster: that of `RAY_ADDRESS`, or one on this machine.
 
-    Bundle and users must be at the same paths on all machines.
-
-    Args:
-        job: the job.
-        parts: numbers of the parts to score.
-        workers: number of actors; each loads the bundle once.
-        gpus: share of a GPU for each actor.
+    Bundle and users must be at the same paths on all machines. Each actor loads the bundle once
+    and gets a share `gpus` of a GPU.
 
     Raises:
         ConfigError: Ray is not installed.

@@ -52,15 +52,6 @@ class Needs:
     spare: int = 1
     per_machine: int = 1
 
-    def __post_init__(self) -> None:
-        least = {"users": 1, "items": 1, "events": 0, "spare": 0, "per_machine": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
-        for name in ("rate", "p50_ms", "p99_ms"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ConfigError(f"{name}: expected more than 0, got {value}")
-
     @staticmethod
     def rate_of(daily_users: float, requests_each: float, peak: float) -> float:
         """Requests a second at the peak of a day.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.errors import ConfigError
 from recsys.serving.batcher import PATIENCE
 from recsys.serving.capacity.costs import DRAWS, Costs
 from recsys.serving.capacity.traffic import NEW_USERS, Traffic, assign_owners
@@ -60,17 +59,6 @@ class Fleet:
     losses: tuple[Loss, ...] = ()
     detect_ms: float = 1000.0
     tries: int = 3
-
-    def __post_init__(self) -> None:
-        least = {"replicas": 1, "max_batch": 1, "queue_limit": 1, "tries": 1}
-        for name in ("max_wait_ms", "deadline_ms", "detect_ms"):
-            least[name] = 0
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
-        for loss in self.losses:
-            if not 0 <= loss.replica < self.replicas or not loss.at_s < loss.back_s:
-                raise ConfigError(f"losses: {loss} is not of this fleet, or ends before it starts")
 
 
 @dataclass(frozen=True)

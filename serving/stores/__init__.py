@@ -10,35 +10,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.records import (
-    NOT_HISTORY,
-    Appended,
-    Event,
-    EventConflictError,
-    Journal,
-    Journaled,
-    Observer,
-    Served,
-    StoredEvent,
-    StoreError,
-)
+from recsys.serving.stores.records import NOT_HISTORY, Observer
 from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.stores.store import Store
 
-__all__ = [
-    "NOT_HISTORY",
-    "Appended",
-    "Event",
-    "EventConflictError",
-    "Journal",
-    "Journaled",
-    "Served",
-    "SqliteStore",
-    "Store",
-    "StoreError",
-    "StoredEvent",
-    "open_store",
-]
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
 

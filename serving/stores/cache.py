@@ -55,11 +55,7 @@ class Look:
 
 
 class HistoryCache:
-    """Histories in Redis.
-
-    Attributes:
-        failures: number of calls that failed.
-    """
+    """Histories in Redis."""
 
     def __init__(self, url: str, store_id: str, observer: Observer | None = None) -> None:
         """Use the Redis at `url` for the store with this id; it is not connected yet.
@@ -79,7 +75,6 @@ class HistoryCache:
             raise ConfigError(f"serve.history_cache: {error}") from error
         self._prefix = f"recsys:{store_id}:"
         self._observer = observer
-        self.failures = 0
         # Number of writes that Redis missed, and how many of them were followed by an invalidation
         # of everything. A flag would not do: a write may be missed during the invalidation.
         self._missed = 1  # possibly, before this process
@@ -178,7 +173,6 @@ class HistoryCache:
             logger.info("history cache: Redis is back")
 
     def _failed(self, error: Exception) -> None:
-        self.failures += 1
         self._away_until = time.monotonic() + AWAY_S
         if not self._is_away:
             self._is_away = True

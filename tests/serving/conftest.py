@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ import pytest
 import uvicorn
 
 from recsys.artifacts import Manifest, write_artifact
-from recsys.bundle import CATALOG, PROMPTS, RETRIEVAL, TARGET, Bundle
+from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.output import Trace, TraceNode
@@ -35,6 +36,7 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.retrieval import Retrieval
 from recsys.serving.app import create_app
+from recsys.serving.benchmark.process import Server
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
@@ -231,7 +233,15 @@ def fake() -> type[FakeRecommender]:
 
 
 def write_bundle(
-    path: Path, items: int, *, seed: int = 0, retrieval: Retrieval | None = None, **columns: Any
+    path: Path,
+    items: int,
+    *,
+    seed: int = 0,
+    codes: int = 16,
+    draft: bool = False,
+    retrieval: Retrieval | None = None,
+    evaluation: Any = None,
+    **columns: Any,
 ) -> Path:
     """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
@@ -239,8 +249,8 @@ def write_bundle(
     from recsys.models.checkpoint import build, save_model
 
     rng = np.random.default_rng(0)
-    flat = rng.choice(16**3, items, replace=False)
-    codes = np.stack(np.unravel_index(flat, (16, 16, 16)), axis=1).astype(np.int32)
+    flat = rng.choice(codes**3, items, replace=False)
+    semantic_ids = np.stack(np.unravel_index(flat, (codes,) * 3), axis=1).astype(np.int32)
     table = pa.table(
         {
             "item_id": [f"B{i:04d}" for i in range(items)],
@@ -249,18 +259,24 @@ def write_bundle(
             **columns,
         }
     )
-    vocabulary = Vocabulary.from_levels([16, 16, 16])
+    vocabulary = Vocabulary.from_levels([codes] * 3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
         for weight in model.parameters():
             weight.data.mul_(3)  # peaked enough that scores rarely tie
+        small = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
     with write_artifact(path, "bundle") as folder:
         (folder / CATALOG).mkdir()
-        Catalog(table, codes).save(folder / CATALOG)
+        Catalog(table, semantic_ids).save(folder / CATALOG)
         vocabulary.save(folder)
         (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
         save_model(model, folder / TARGET)
+        if draft:
+            save_model(small, folder / DRAFT)
+        if evaluation is not None:
+            (folder / EVAL).mkdir()
+            (folder / EVAL / "validation.json").write_text(json.dumps(evaluation))
         if retrieval is not None:
             (folder / RETRIEVAL).mkdir()
             retrieval.save(folder / RETRIEVAL)
@@ -317,6 +333,45 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@asynccontextmanager
+async def answer_http(answer: Callable[[str, bytes], Any]) -> AsyncIterator[Server]:
+    """A server that answers (head, body) with JSON, or (status, JSON); None hangs up."""
+    serving: list[Any] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = head.lower().partition("content-length: ")[2].split("\r\n")[0]
+                found = answer(head, await reader.readexactly(int(length or 0)))
+                found = await found if isawaitable(found) else found
+                if found is None:
+                    break
+                status, body = found if isinstance(found, tuple) else (200, found)
+                text = json.dumps(body).encode()
+                line = f"HTTP/1.1 {status} OK\r\nContent-Length: {len(text)}\r\n\r\n"
+                writer.write(line.encode() + text)
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    try:
+        yield Server(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # lets the transports close
+
+
+@pytest.fixture(scope="session")
+def answering() -> Any:
+    return answer_http
 
 
 @asynccontextmanager

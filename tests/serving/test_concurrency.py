@@ -2,19 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
-
-from recsys.serving.settings import ServingSettings
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 
 
-async def test_500_concurrent_requests_are_answered_as_if_alone(
-    settings: ServingSettings, recommender: Any, running: Any
-) -> None:
+async def test_500_concurrent_requests_are_answered_as_if_alone(settings, recommender, running):
     rng = random.Random(7)
     roomy = settings.model_copy(update={"queue_limit": 1000, "deadline_ms": 60_000.0})
 
@@ -55,19 +50,3 @@ async def test_500_concurrent_requests_are_answered_as_if_alone(
 
     assert max(recommender.batches) > 1
     assert max(recommender.batches) <= roomy.max_batch
-
-
-async def test_waiting_requests_are_computed_together(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        request = {"history": ["item-1"], "include": ["timing"]}
-        asked = [asyncio.create_task(client.post(URL, json=request))]
-        await until(lambda: recommender.busy)
-        asked += [asyncio.create_task(client.post(URL, json=request)) for _ in range(8)]
-        await until(lambda: service.models.waiting == 8)
-        recommender.gate.set()
-        sizes = [r.json()["timing"]["batch_size"] for r in await asyncio.gather(*asked)]
-    assert sorted(sizes) == [1] + [8] * 8
-    assert recommender.batches == [1, 8]

@@ -51,7 +51,7 @@ def ids(result: RecommendResult) -> list[str]:
     return [one.item_id for one in result.recommendations]
 
 
-def test_an_item_that_no_longer_matches_is_left_out(recommender: Recommender) -> None:
+def test_an_item_that_no_longer_matches_is_left_out(recommender):
     first, result = fill_up(
         recommender, 8, lambda item: recommender.upsert([NewItem(item, attributes={"cat": "b"})])
     )
@@ -60,13 +60,13 @@ def test_an_item_that_no_longer_matches_is_left_out(recommender: Recommender) ->
     assert result.eligible_items == 9
 
 
-def test_the_list_is_full_after_an_item_is_removed(recommender: Recommender) -> None:
+def test_the_list_is_full_after_an_item_is_removed(recommender):
     first, result = fill_up(recommender, 9, lambda item: recommender.remove([item]))
     assert first not in ids(result)
     assert len(set(ids(result))) == 9 == result.eligible_items
 
 
-def test_titles_and_codes_are_of_the_answers_epoch(recommender: Recommender) -> None:
+def test_titles_and_codes_are_of_the_answers_epoch(recommender):
     moved = {"title": "new", "attributes": {"cat": "a"}, "semantic_id": (9, 9, 9)}
     first, result = fill_up(
         recommender, 8, lambda item: recommender.upsert([NewItem(item, **moved)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,47 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, EVAL, PROMPTS, TARGET
-from recsys.catalog import Catalog
-from recsys.models.checkpoint import build, save_model
 from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
-from recsys.serving.stores import StoreError
-from recsys.vocabulary import Vocabulary
+from recsys.serving.stores.records import StoreError
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
-ASK = {"history": ["B001", "B002"], "k": 3}
+ASK = {"history": ["B0001", "B0002"], "k": 3}
 
 
-def make_bundle(path: Path, seed: int) -> None:
-    """A small random model; another seed, another model."""
-    import torch
-
-    codes = np.stack(np.unravel_index(np.arange(60), (4, 4, 4)), axis=1).astype(np.int32)
-    ids = [f"B{i:03d}" for i in range(60)]
-    items = pa.table({"item_id": ids, "title": ids, "text": [""] * 60})
-    vocabulary = Vocabulary.from_levels([4, 4, 4])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
-    with write_artifact(path, "bundle") as folder:
-        for name in (CATALOG, EVAL):
-            (folder / name).mkdir()
-        Catalog(items, codes).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": 4, "block": 4}))
-        (folder / EVAL / "validation.json").write_text(json.dumps({"seed": seed}))
-        save_model(model, folder / TARGET)
+@pytest.fixture(scope="session")
+def make_bundle(random_bundle: Callable[..., Path]) -> Callable[[Path, int], Path]:
+    return lambda path, seed: random_bundle(path, 60, seed=seed, evaluation={"seed": seed})
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundles(tmp_path_factory: pytest.TempPathFactory, make_bundle: Any) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("one", "two")):
         make_bundle(folder / name, seed)
@@ -79,9 +55,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["code"]
 
 
-async def test_an_alias_is_set_listed_used_and_removed(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_an_alias_is_set_listed_used_and_removed(models, running):
     async with running(models) as (client, service):
         assert code(await client.post(URL, json={**ASK, "model": "next"})) == (404, "unknown_model")
         put = await client.put("/v1/aliases/next", json={"bundle": "two"})
@@ -113,9 +87,7 @@ async def test_an_alias_is_set_listed_used_and_removed(
         assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
 
 
-async def test_a_bundle_that_is_loaded_is_not_loaded_again(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_a_bundle_that_is_loaded_is_not_loaded_again(models, running, make_bundle):
     async with running(models) as (client, service):
         await client.put("/v1/aliases/next", json={"bundle": "one"})
         assert len(service.models.loaded) == 1
@@ -125,16 +97,14 @@ async def test_a_bundle_that_is_loaded_is_not_loaded_again(
         assert len(service.models.loaded) == 2
 
 
-async def test_swaps_and_rollbacks_under_load_fail_no_request(
-    models: ServingSettings, running: Any, until: Any
-) -> None:
+async def test_swaps_and_rollbacks_under_load_fail_no_request(models, running, until):
     async with running(models) as (client, service):
         names: list[str] = []
         stop = False
 
         async def ask(number: int) -> None:
             while not stop:
-                names.append(await answered_by(client, history=[f"B{number:03d}", "B001"]))
+                names.append(await answered_by(client, history=[f"B{number:04d}", "B0001"]))
 
         asking = [asyncio.create_task(ask(number)) for number in range(8)]
         for bundle in ("two", "one", "two"):
@@ -153,9 +123,7 @@ async def test_swaps_and_rollbacks_under_load_fail_no_request(
         assert [model.name for model in service.models.loaded] == ["one"]
 
 
-async def test_an_old_model_stays_until_its_last_request_is_answered(
-    models: ServingSettings, fake: Any, running: Any, until: Any
-) -> None:
+async def test_an_old_model_stays_until_its_last_request_is_answered(models, fake, running, until):
     recommender = fake("one")
     async with running(models, recommender=recommender) as (client, service):
         recommender.gate.clear()
@@ -178,9 +146,7 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_replaced_model_is_freed_without_a_collection(
-    models: ServingSettings, running: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replaced_model_is_freed_without_a_collection(models, running, until, monkeypatch):
     async with running(models) as (client, service):
         await client.get("/v1/items")
         await answered_by(client)
@@ -207,9 +173,7 @@ async def test_a_replaced_model_is_freed_without_a_collection(
         ("stranger", "target/adapter.bin"),
     ],
 )
-async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(
-    models: ServingSettings, running: Any, damage: str, named: str
-) -> None:
+async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(models, running, damage, named):
     bad = models.bundle.parent / "two"
     weights = bad / "target" / "model.safetensors"
     content = weights.read_bytes()
@@ -243,17 +207,13 @@ async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(
     ("name", "status"),
     [("three", 404), ("..", 422), ("../one", 422), (".hidden", 422), ("a/b", 422), ("", 422)],
 )
-async def test_only_bundles_of_the_folder_can_be_loaded(
-    models: ServingSettings, running: Any, name: str, status: int
-) -> None:
+async def test_only_bundles_of_the_folder_can_be_loaded(models, running, name, status):
     async with running(models) as (client, _):
         response = await client.put("/v1/aliases/champion", json={"bundle": name})
         assert response.status_code == status
 
 
-async def test_the_alias_reports_the_outcome_of_a_background_change(
-    models: ServingSettings, running: Any, until: Any
-) -> None:
+async def test_the_alias_reports_the_outcome_of_a_background_change(models, running, until):
     async with running(models) as (client, service):
         response = await client.put("/v1/aliases/next", json={"bundle": "two", "wait": False})
         assert response.status_code == 202
@@ -261,7 +221,7 @@ async def test_the_alias_reports_the_outcome_of_a_background_change(
         assert await answered_by(client, model="next") == "two"
 
 
-async def test_a_rollback_needs_a_previous_version(models: ServingSettings, running: Any) -> None:
+async def test_a_rollback_needs_a_previous_version(models, running):
     async with running(models) as (client, _):
         response = await client.post("/v1/aliases/champion/rollback")
         assert code(response) == (409, "alias_conflict")
@@ -272,9 +232,7 @@ async def test_a_rollback_needs_a_previous_version(models: ServingSettings, runn
         assert code(response) == (409, "alias_conflict")
 
 
-async def test_a_rollback_restores_the_exact_version_or_fails(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_a_rollback_restores_the_exact_version_or_fails(models, running, make_bundle):
     async with running(models) as (client, _):
         first = (await client.get("/v1/aliases/champion")).json()["version"]
         models.bundle.rename(models.bundle.parent / "kept")
@@ -295,8 +253,8 @@ async def test_a_rollback_restores_the_exact_version_or_fails(
 
 
 async def test_a_bundle_that_changes_during_its_rollback_is_refused(
-    models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
+    models, running, monkeypatch, until, make_bundle
+):
     async with running(models) as (client, service):
         await client.put("/v1/aliases/champion", json={"bundle": "two"})
         load = service._worker.load
@@ -313,9 +271,7 @@ async def test_a_bundle_that_changes_during_its_rollback_is_refused(
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_swap_holds_without_the_store_and_is_logged(
-    models: ServingSettings, running: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+async def test_a_swap_holds_without_the_store_and_is_logged(models, running, monkeypatch, caplog):
     async with running(models) as (client, service):
 
         async def away(key: str, value: Any) -> None:
@@ -328,9 +284,7 @@ async def test_a_swap_holds_without_the_store_and_is_logged(
         assert "aliases are not kept: away" in caplog.text
 
 
-async def test_previous_versions_of_an_alias_survive_a_restart(
-    models: ServingSettings, running: Any
-) -> None:
+async def test_previous_versions_of_an_alias_survive_a_restart(models, running):
     async with running(models) as (client, _):
         for bundle in ("two", "one", "two"):
             await client.put("/v1/aliases/champion", json={"bundle": bundle})
@@ -345,8 +299,8 @@ async def test_previous_versions_of_an_alias_survive_a_restart(
 
 
 async def test_a_lost_version_becomes_a_previous_one_at_restart(
-    models: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+    models, running, caplog, make_bundle
+):
     async with running(models) as (client, _):
         two = (await client.put("/v1/aliases/champion", json={"bundle": "two"})).json()
     shutil.rmtree(models.bundle.parent / "two")
@@ -359,7 +313,7 @@ async def test_a_lost_version_becomes_a_previous_one_at_restart(
     assert f"version {two['version']} of bundle two is gone" in caplog.text
 
 
-async def test_aliases_of_older_stores_are_read(models: ServingSettings, running: Any) -> None:
+async def test_aliases_of_older_stores_are_read(models, running):
     async with running(models) as (_, service):
         names = {"champion": "two", "next": "one"}
         kept = {"bundle": str(models.bundle), "aliases": names}
@@ -369,9 +323,7 @@ async def test_aliases_of_older_stores_are_read(models: ServingSettings, running
         assert await answered_by(client, model="next") == "one"
 
 
-async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(
-    models: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, running, caplog):
     async with running(models) as (client, _):
         await client.put("/v1/aliases/champion", json={"bundle": "two"})
         await client.put("/v1/aliases/shadow", json={"bundle": "one"})
@@ -388,9 +340,7 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(
 # Shadow
 
 
-async def test_shadows_run_while_idle_and_are_counted(
-    models: ServingSettings, running: Any, until: Any
-) -> None:
+async def test_shadows_run_while_idle_and_are_counted(models, running, until):
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled) as (client, service):
         seen: list[tuple[float, float]] = []
@@ -398,7 +348,7 @@ async def test_shadows_run_while_idle_and_are_counted(
             (overlap, passes)
         )
         for number in range(5):
-            await client.post(URL, json={**ASK, "history": [f"B{number:03d}"]})
+            await client.post(URL, json={**ASK, "history": [f"B{number:04d}"]})
         await until(lambda: len(seen) == 5)
         assert all(overlap == 1.0 for overlap, _ in seen)  # plain beam search is what answered
         assert all(passes > 0 for _, passes in seen)
@@ -411,9 +361,7 @@ def dropped(service: Any) -> Callable[[str], float]:
     return lambda reason: registry.get_sample_value(name, {"reason": reason}) or 0
 
 
-async def test_a_shadow_model_is_compared_and_a_missing_one_counted(
-    models: ServingSettings, running: Any, until: Any
-) -> None:
+async def test_a_shadow_model_is_compared_and_a_missing_one_counted(models, running, until):
     sampled = models.model_copy(update={"shadow_fraction": 1.0, "shadow_alias": "shadow"})
     async with running(sampled) as (client, service):
         drops = dropped(service)
@@ -427,9 +375,7 @@ async def test_a_shadow_model_is_compared_and_a_missing_one_counted(
         assert seen[0] < 1
 
 
-async def test_a_full_backlog_drops_the_oldest_and_never_delays(
-    models: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_backlog_drops_the_oldest_and_never_delays(models, fake, running, monkeypatch):
     monkeypatch.setattr("recsys.serving.shadow.BACKLOG", 2)
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled, recommender=fake("one")) as (client, service):

@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import pyarrow as pa
 import pytest
 import uvicorn
 
-from recsys.artifacts import read_manifest, write_artifact
-from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET
-from recsys.catalog import Catalog
+from recsys.artifacts import read_manifest
 from recsys.interactions import Histories
-from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.retrieval import Blend
 from recsys.serving.app import create_app
 from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
-from recsys.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -58,47 +53,29 @@ def title(item: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-
+def bundle(tmp_path_factory: pytest.TempPathFactory, random_bundle: Any) -> Path:
     rng = np.random.default_rng(0)
-    flat = rng.choice(CODES**LEVELS, ITEMS, replace=False)
-    codes = np.stack(np.unravel_index(flat, (CODES,) * LEVELS), axis=1).astype(np.int32)
-    items = pa.table(
-        {
-            "item_id": [f"B{i:04d}" for i in range(ITEMS)],
-            "title": [title(i) for i in range(ITEMS)],
-            "text": [""] * ITEMS,
-            "price": [i / 4 for i in range(ITEMS)],
-            "colours": [[("red", "green", "blue")[i % 3]] for i in range(ITEMS)],
-            "used": [i % 2 == 0 for i in range(ITEMS)],
-        }
-    )
-    vocabulary = Vocabulary.from_levels([CODES] * LEVELS)
-    path = tmp_path_factory.mktemp("home") / "bundles" / "shop"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        target = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
-        for weight in target.parameters():
-            weight.data.mul_(3)  # peaked enough that scores rarely tie
-        draft = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
     walks = Histories.of(rng.integers(0, ITEMS, (200, 6)).tolist())
     counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
-    retrieval = Retrieval(ItemItem.directional(walks, ITEMS), counts, blend=Blend(0.3))
-    figures = {
-        "target": {"recall@10": 0.5, "users": 40},
-        "retrieval": {"users": 9, "model": {"recall@10": 0.5}, "blended": {"recall@10": 0.6}},
-    }
-    with write_artifact(path, "bundle") as folder:
-        for name in (CATALOG, EVAL, RETRIEVAL):
-            (folder / name).mkdir()
-        Catalog(items, codes).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
-        (folder / EVAL / "validation.json").write_text(json.dumps(figures))
-        retrieval.save(folder / RETRIEVAL)
-        save_model(target, folder / TARGET)
-        save_model(draft, folder / DRAFT)
+    path = random_bundle(
+        tmp_path_factory.mktemp("home") / "bundles" / "shop",
+        ITEMS,
+        codes=CODES,
+        draft=True,
+        retrieval=Retrieval(ItemItem.directional(walks, ITEMS), counts, blend=Blend(0.3)),
+        evaluation={
+            "target": {"recall@10": 0.5, "users": 40},
+            "retrieval": {
+                "users": 9,
+                "model": {"recall@10": 0.5},
+                "blended": {"recall@10": 0.6},
+            },
+        },
+        title=[title(i) for i in range(ITEMS)],
+        price=[i / 4 for i in range(ITEMS)],
+        colours=[[("red", "green", "blue")[i % 3]] for i in range(ITEMS)],
+        used=[i % 2 == 0 for i in range(ITEMS)],
+    )
     about = {"metric": "recall", "k": 10, "seen": "masked", "targets": "next"}
     report = {
         "made_from": {"bundle": read_manifest(path, "bundle").digest},
@@ -224,9 +201,7 @@ def asked(site: str, **body: Any) -> list[str]:
     return [item["item_id"] for item in response.json()["items"]]
 
 
-def test_user_filter_and_clicked_item_survive_a_reload(
-    visit: Callable[..., Page], site: str
-) -> None:
+def test_user_filter_and_clicked_item_survive_a_reload(visit, site):
     page = visit()
     page.fill("#user", "ada")
     page.click("text=Go")
@@ -270,7 +245,7 @@ def test_user_filter_and_clicked_item_survive_a_reload(
     assert listed(page) == first
 
 
-def test_the_decode_is_drawn_stepped_and_compared(visit: Callable[..., Page], site: str) -> None:
+def test_the_decode_is_drawn_stepped_and_compared(visit, site):
     page = visit("view=decode&user=ada&k=12")
     expect(page.locator("#compare .same")).to_have_text("The same 12 items in the same order.")
     body = {"user": "ada", "k": 12, "mode": "strict", "blend": False, "include": ["trace"]}
@@ -300,7 +275,7 @@ def test_the_decode_is_drawn_stepped_and_compared(visit: Callable[..., Page], si
     expect(page.locator("#compare")).to_contain_text("median of 2")
 
 
-def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
+def test_everything_can_be_done_by_keyboard(visit):
     page = visit()
     listed(page)
     pressed = page.keyboard.press
@@ -355,7 +330,7 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
     assert re.match(r"Level 1 of 3, code \d+, \w+, (draft −|not drafted)", label)
 
 
-def test_the_catalog_is_walked_by_code_and_by_words(visit: Callable[..., Page], site: str) -> None:
+def test_the_catalog_is_walked_by_code_and_by_words(visit, site):
     page = visit("view=catalog")
     expect(page.locator(".view.catalog .summary")).to_have_text("1,200 items")
     page.click(".code-button >> nth=2")
@@ -377,7 +352,7 @@ def test_the_catalog_is_walked_by_code_and_by_words(visit: Callable[..., Page], 
     assert '"match":"blue"' in page.evaluate("decodeURIComponent(location.hash)")
 
 
-def test_evaluation_and_operations_are_charts_that_can_be_read(visit: Callable[..., Page]) -> None:
+def test_evaluation_and_operations_are_charts_that_can_be_read(visit):
     page = visit("view=evaluation")
     captions = page.locator(".bars caption")
     expect(captions).to_have_text(["Recall@10, with 95 % intervals", "Recall@10"])
@@ -395,7 +370,7 @@ def test_evaluation_and_operations_are_charts_that_can_be_read(visit: Callable[.
         pass  # it asks again by itself
 
 
-def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
+def test_a_phone_scrolls_in_one_direction(visit):
     page = visit("user=ada", viewport={"width": 390, "height": 844})
     for view in VIEWS:
         page.evaluate(
@@ -406,7 +381,7 @@ def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == 390, view
 
 
-def test_the_page_shows_problems_in_place(visit: Callable[..., Page], site: str) -> None:
+def test_the_page_shows_problems_in_place(visit, site):
     page = visit("user=nobody", problems=True)
     expect(page.locator(".strip .problem")).to_contain_text("no events of user 'nobody'")
     broken = json.dumps({"must": [{"key": "colours", "range": {"lt": 3}}]})
@@ -428,7 +403,7 @@ def test_the_page_shows_problems_in_place(visit: Callable[..., Page], site: str)
     assert len(listed(page)) == 7
 
 
-def test_the_page_waits_for_the_model_and_asks_for_a_key(visit: Callable[..., Page]) -> None:
+def test_the_page_waits_for_the_model_and_asks_for_a_key(visit):
     def problem(code: str, status: int, detail: str) -> dict[str, Any]:
         body = {"code": code, "status": status, "title": code, "detail": detail}
         return {"status": status, "json": body, "headers": {"retry-after": "1"}}
@@ -454,7 +429,7 @@ def test_the_page_waits_for_the_model_and_asks_for_a_key(visit: Callable[..., Pa
     expect(page.locator(".view.recommend [role=alert]")).to_contain_text("Send a key.")
 
 
-def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Page]) -> None:
+def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit):
     page = visit("user=ada")
     page.click("summary >> text=Settings")
     page.fill("#key", "rk_secret")
@@ -468,9 +443,7 @@ def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Pa
     assert "rk_secret" not in curl + page.url
 
 
-def test_the_curl_command_equals_the_request_of_the_page(
-    visit: Callable[..., Page], site: str
-) -> None:
+def test_the_curl_command_equals_the_request_of_the_page(visit, site):
     page = visit("h=B0003&h=B0014&k=3&seen=1")
     shown = listed(page)
     curl = page.locator(".request code").text_content()
@@ -481,7 +454,7 @@ def test_the_curl_command_equals_the_request_of_the_page(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], scheme: str) -> None:
+def test_things_have_names_and_text_has_contrast(visit, scheme):
     condition = json.dumps({"must": [{"key": "colours", "any": ["red"]}]})
     page = visit(f"user=ada&filter={condition}", color_scheme=scheme)
     for view in VIEWS:
@@ -499,7 +472,7 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
     assert "password" in nameless
 
 
-def test_the_focus_is_always_visible(visit: Callable[..., Page]) -> None:
+def test_the_focus_is_always_visible(visit):
     page = visit("view=decode&user=ada")
     page.wait_for_selector("#again")
     for _ in range(45):
@@ -507,7 +480,7 @@ def test_the_focus_is_always_visible(visit: Callable[..., Page]) -> None:
         assert page.evaluate(f"({PROBES}).focus()") in (True, None)
 
 
-def test_static_files_have_types_and_etags_and_no_other_paths(site: str, bundle: Path) -> None:
+def test_static_files_have_types_and_etags_and_no_other_paths(site, bundle):
     with httpx.Client(base_url=site) as client:
         page = client.get("/")
         policy = page.headers["content-security-policy"]

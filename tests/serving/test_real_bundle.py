@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -41,9 +40,7 @@ def served(bundle: Path, tmp_path: Path) -> ServingSettings:
     )
 
 
-async def test_an_answer_under_load_is_the_answer_alone(
-    served: ServingSettings, bundle: Path, running: Any
-) -> None:
+async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running):
     rng = np.random.default_rng(1)
     alone = Recommender.load(bundle)
     async with running(served) as (client, _):
@@ -70,9 +67,7 @@ async def test_an_answer_under_load_is_the_answer_alone(
     assert any(together)
 
 
-async def test_a_bare_prompt_is_answered_with_titles_and_a_note(
-    served: ServingSettings, running: Any
-) -> None:
+async def test_a_bare_prompt_is_answered_with_titles_and_a_note(served, running):
     async with running(served) as (client, _):
         response = await client.post("/v1/recommendations", json={"history": [], "k": 200})
     body = response.json()
@@ -82,7 +77,7 @@ async def test_a_bare_prompt_is_answered_with_titles_and_a_note(
     assert all(item["title"].startswith("Thing no. ") for item in body["items"])
 
 
-def test_the_command_serves_a_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_the_command_serves_a_bundle(bundle, tmp_path):
     arguments = ["serve", "--bundle", str(bundle), "--port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-c", "from recsys.cli import main; main()", *arguments],
@@ -109,9 +104,7 @@ def test_the_command_serves_a_bundle(bundle: Path, tmp_path: Path) -> None:
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 
 
-def test_a_damaged_bundle_is_refused_by_file_name(
-    served: ServingSettings, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_bundle_is_refused_by_file_name(served, bundle, tmp_path, capsys):
     damaged = tmp_path / "damaged"
     shutil.copytree(bundle, damaged)
     with (damaged / TARGET / "model.safetensors").open("r+b") as file:

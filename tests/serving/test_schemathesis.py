@@ -42,7 +42,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, serving: Any, fake: Any) -> It
     ("method", "path"),
     [(m, r.path_format) for r in ROUTES if r.include_in_schema for m in r.methods],
 )
-def test_generated_requests_get_documented_responses(api: Any, method: str, path: str) -> None:
+def test_generated_requests_get_documented_responses(api, method, path):
     @given(case=api[path][method].as_strategy())
     @settings(
         max_examples=EXAMPLES,

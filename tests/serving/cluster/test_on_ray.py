@@ -75,30 +75,30 @@ def saw(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return {**seen, "right": right}
 
 
-def test_two_replicas_give_the_local_answers_bit_for_bit(saw: dict[str, Any]) -> None:
+def test_two_replicas_give_the_local_answers_bit_for_bit(saw):
     assert len(saw["processes"]) == 2
     assert saw["answers"] == saw["right"]["one"]
     assert saw["right"]["one"] != saw["right"]["two"]
 
 
-def test_one_replica_without_rays_proxy_gives_them_as_well(saw: dict[str, Any]) -> None:
+def test_one_replica_without_rays_proxy_gives_them_as_well(saw):
     assert saw["without_proxy"] == saw["right"]["two"]
 
 
-def test_a_users_requests_go_to_one_replica_and_users_to_both(saw: dict[str, Any]) -> None:
+def test_a_users_requests_go_to_one_replica_and_users_to_both(saw):
     first, again = saw["homes"]
     assert first == again
     assert len(set(first)) == 2
 
 
-def test_a_change_of_the_catalog_reaches_every_replica(saw: dict[str, Any]) -> None:
+def test_a_change_of_the_catalog_reaches_every_replica(saw):
     refused, put, *got = saw["items"]
     assert refused == 422, "this bundle has nothing to find codes with"
     assert put in (200, 201)
     assert got == [200] * 6
 
 
-def test_a_killed_replica_loses_no_answer_and_is_replaced(saw: dict[str, Any]) -> None:
+def test_a_killed_replica_loses_no_answer_and_is_replaced(saw):
     assert saw["kill"]["wrong"] == []
     assert saw["kill"]["answers"] > 20
     before, after = set(saw["processes"]), set(saw["processes_after_the_kill"])
@@ -106,11 +106,11 @@ def test_a_killed_replica_loses_no_answer_and_is_replaced(saw: dict[str, Any]) -
     assert len(before & after) == 1
 
 
-def test_a_swap_under_load_costs_no_answer_and_no_process(saw: dict[str, Any]) -> None:
+def test_a_swap_under_load_costs_no_answer_and_no_process(saw):
     assert saw["swap"]["wrong"] == []
     assert saw["swap"]["models"] == ["one", "two"]
     assert saw["processes_after_the_swap"] == saw["processes_after_the_kill"]
 
 
-def test_batches_on_ray_are_the_local_ones_byte_for_byte(saw: dict[str, Any]) -> None:
+def test_batches_on_ray_are_the_local_ones_byte_for_byte(saw):
     assert saw["batch"] == [True] * 5

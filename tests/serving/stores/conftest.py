@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from recsys.serving.stores import Event, open_store
-from recsys.serving.stores.records import content_digest
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Event, content_digest
 from recsys.serving.stores.store import Store
 
 PATIENCE_S = 120
@@ -193,6 +193,13 @@ def opened() -> Iterator[Callable[..., Store]]:
 @pytest.fixture
 def store(location: str, opened: Callable[..., Store]) -> Store:
     return opened(location)
+
+
+@pytest.fixture
+def remembered() -> Callable[[Store, str], bool]:
+    """Whether a store remembers the answer of this id."""
+    query = "SELECT 1 FROM recommendations WHERE recommendation_id = ?"
+    return lambda store, answer: bool(store._query(query, (answer,)))
 
 
 @pytest.fixture
