@@ -38,12 +38,7 @@ _OF_THE_MODEL: dict[str, Any] = {
 
 
 def to_request(body: RecommendationsRequest, history: Sequence[str]) -> RecommendRequest:
-    """The library's request.
-
-    Raises:
-        ValueError: fields that exclude each other.
-        FilterError: a malformed filter or boost.
-    """
+    """The library's request; a `ValueError` names fields that exclude each other."""
     given: dict[str, Any] = {}
     if body.filter is not None:
         given["filter"] = body.filter

@@ -32,12 +32,8 @@ def create_app(
     """Create the application of a serving process.
 
     It accepts connections at once and loads the model in the background; `/health/ready` reports
-    when it is ready. Its `state.service` is the `Service` that the routes use.
-
-    Args:
-        settings: settings of the process.
-        recommender: a loaded recommender, instead of `settings.bundle`.
-        store: an open store, instead of `settings.store`.
+    when it is ready. Its `state.service` is the `Service` that the routes use. A loaded
+    recommender replaces `settings.bundle`, an open store `settings.store`.
     """
     service = Service(settings, recommender, store)
     telemetry = OpenTelemetry.exporting() if settings.otel else Telemetry()

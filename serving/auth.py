@@ -177,11 +177,7 @@ class Keyring:
     """
 
     def __init__(self, file: Path) -> None:
-        """Read the file.
-
-        Raises:
-            ConfigError: the file cannot be read, is not a file of keys, or has none.
-        """
+        """Read the file; raises `ConfigError` if it is not a file of keys, or has none."""
         self._file = file
         self._seen = self._state()
         self._keys = read(file)

@@ -128,9 +128,7 @@ class Batcher(Generic[RequestT, ResultT]):
     async def submit(self, request: RequestT, *, deadline: float) -> Answer[ResultT]:
         """Wait for the answer to `request`. Cancelling the call frees its place in the queue.
 
-        Args:
-            request: passed to `run`.
-            deadline: time on the event loop's clock, in seconds.
+        `deadline` is a time on the event loop's clock, in seconds.
 
         Raises:
             QueueFullError: the queue is full.

@@ -61,11 +61,7 @@ def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
 
 
 def find(catalog: EpochCatalog, item_id: str) -> int:
-    """Find the row of an item.
-
-    Raises:
-        UnknownItemError: there is no item with this id.
-    """
+    """Find the row of an item; `UnknownItemError` if there is none with this id."""
     row = catalog.find(item_id)
     if row < 0:
         raise UnknownItemError(f"The model has no item {item_id!r}.")
@@ -74,13 +70,7 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The items of an epoch in the order of their semantic IDs.
-
-    Attributes:
-        epoch: the epoch.
-        rows: (n,) dense items.
-        codes: (n, L) their codes.
-    """
+    """The items of an epoch in the order of their semantic IDs: (n,) dense items, (n, L) codes."""
 
     epoch: Epoch
     rows: NDArray[np.intp]
@@ -154,12 +144,7 @@ class CatalogChanges:
             await asyncio.gather(self._following, return_exceptions=True)
 
     async def browse(self, query: ItemQuery) -> ItemPage:
-        """Read a page of the catalog.
-
-        Raises:
-            UnknownModelError: no model has the alias.
-            QueueFullError, DeadlineExceededError: as in `Reads`.
-        """
+        """Read a page of the catalog."""
         prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
             return await self._reads(
@@ -169,8 +154,7 @@ class CatalogChanges:
     async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
         """Add items to the catalog or replace them: all or, on an error, none.
 
-        Returns:
-            The epoch of the champion that has them, and the items.
+        Returns the epoch of the champion that has them, and the items.
 
         Raises:
             ItemError: an item is malformed, or gets no semantic ID.

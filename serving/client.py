@@ -126,13 +126,9 @@ class Client:
         k: int = 10,
         **options: Any,
     ) -> RecommendationsResponse:
-        """Top-k for a user, or for a history.
+        """Top-k for a user, or for a history (item ids, oldest first): give one of the two.
 
-        Args:
-            user: outside id.
-            history: item ids, oldest first; give one of the two.
-            k: number of items.
-            **options: other fields of `RecommendationsRequest` (`filter`, `mode`, `include`, ...).
+        `options` are other fields of `RecommendationsRequest` (`filter`, `mode`, `include`, ...).
         """
         body = _subject(user, history) | {"k": k} | options
         return self._ask(RecommendationsResponse, "POST", "/v1/recommendations", json=body)

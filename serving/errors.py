@@ -111,7 +111,7 @@ _PLACE = re.compile(r"^((?:filter|boosts)[\w.\[\]]*): ")
 
 
 class ProblemError(HTTPException):
-    """Raised to respond with a problem."""
+    """Raised to respond with a problem; `code` is a key of `KINDS`."""
 
     def __init__(
         self,
@@ -121,7 +121,6 @@ class ProblemError(HTTPException):
         errors: Sequence[InvalidField] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the problem `code` (a key of `KINDS`) with an explanation."""
         super().__init__(KINDS[code].status, detail, headers)
         self.code, self.errors = code, errors
 

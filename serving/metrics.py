@@ -177,11 +177,8 @@ class Metrics:
     def shadow(self, overlap: float, accepted: float, seconds: float, *, passes: float = 0) -> None:
         """Count a sampled request that was run again in the background.
 
-        Args:
-            overlap: share of the answer's items that the shadow's answer has.
-            accepted: number of drafted levels that the shadow's first pass accepted.
-            seconds: duration.
-            passes: number of target passes.
+        `overlap` is the share of the answer's items that the shadow's answer has, `accepted` the
+        number of drafted levels that its first pass accepted.
         """
         self._shadow_overlap.observe(overlap)
         self._shadow_seconds.observe(seconds)

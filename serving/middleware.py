@@ -57,11 +57,7 @@ failures = logging.getLogger("recsys.serving.failures")
 
 
 def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:
-    """List the middleware of an application, outermost first.
-
-    Raises:
-        ConfigError: the keys cannot be read.
-    """
+    """List the middleware of an application, outermost first."""
     return [
         Middleware(RequestContext, metrics=metrics, telemetry=telemetry),
         Middleware(
@@ -83,7 +79,6 @@ class RequestContext:
     """Gives each request an id, counts and logs it, and turns exceptions into problems."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
-        """Wrap `app`."""
         self.app, self.metrics, self.telemetry = app, metrics, telemetry
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -282,7 +277,6 @@ class BodyLimit:
     """Refuses bodies over a limit: by their Content-Length, or else while they are received."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """Wrap `app`; larger bodies than `max_bytes` are refused."""
         self.app, self.max_bytes = app, max_bytes
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:

@@ -105,13 +105,7 @@ class Alias:
 
 
 class KeptAlias(BaseModel):
-    """An alias as the store keeps it, as JSON.
-
-    Attributes:
-        bundle: name of the bundle that it stands for.
-        digest: digest of the bundle; None in old stores.
-        previous: earlier versions, the latest last.
-    """
+    """An alias as the store keeps it, as JSON; `digest` is None in old stores."""
 
     bundle: str
     digest: str | None = None
@@ -141,8 +135,7 @@ class Models:
             settings: settings of the process.
             worker: loads and runs the models.
             metrics: counts batches and changes.
-            prepare: called with a model before an alias stands for it; brings its catalog up to
-                date.
+            prepare: brings a model's catalog up to date, before an alias stands for it.
             changed: called after every change with the aliases to keep.
         """
         self._settings, self._worker, self._metrics = settings, worker, metrics
@@ -157,11 +150,7 @@ class Models:
 
     @contextmanager
     def lease(self, alias: str = CHAMPION) -> Iterator[Model]:
-        """Hold the model of an alias, which stays loaded until the block is left.
-
-        Raises:
-            UnknownModelError: there is no such alias, or its model is not loaded yet.
-        """
+        """Hold the model of an alias, which stays loaded until the block is left."""
         model = self.get(alias)
         model.leases += 1
         model.unused.clear()
@@ -225,11 +214,7 @@ class Models:
         return [self.alias(name) for name in sorted(self._aliases)]
 
     def alias(self, name: str) -> AliasInfo:
-        """Describe an alias.
-
-        Raises:
-            UnknownModelError: there is no such alias.
-        """
+        """Describe an alias; `UnknownModelError` if there is none."""
         found = self._find(name)
         model = found.model
         before = found.previous[-1] if found.previous else None
@@ -267,9 +252,6 @@ class Models:
 
         If that version is gone, the alias gets the bundle that has its name now, and the lost
         version becomes its latest previous one.
-
-        Raises:
-            UnknownBundleError, BundleRefusedError, AliasConflictError: as `put`.
         """
         async with self._changing:
             bundle, previous = kept.bundle, kept.previous
@@ -286,11 +268,7 @@ class Models:
             return await self._change(alias, bundle, previous)
 
     def put_later(self, alias: str, bundle: str) -> AliasInfo:
-        """Start `put` in the background; `alias` reports its outcome.
-
-        Raises:
-            UnknownBundleError: there is no such bundle.
-        """
+        """Start `put` in the background; `alias` reports its outcome."""
         self._bundles.path(bundle)
         self._mark(alias, loading=True, refused=None)
         self._run(self._put_in_background(alias, bundle), f"load {bundle}")
@@ -300,7 +278,6 @@ class Models:
         """Let an alias stand for its latest previous version.
 
         Raises:
-            UnknownModelError: there is no such alias.
             AliasConflictError: there is no previous version, or it is gone.
             BundleRefusedError: as `put`.
         """
@@ -318,7 +295,6 @@ class Models:
         """Remove an alias; its model is unloaded if no other alias stands for it.
 
         Raises:
-            UnknownModelError: there is no such alias.
             AliasConflictError: the alias is the champion.
         """
         async with self._changing:

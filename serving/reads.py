@@ -17,7 +17,6 @@ class Reads:
     """Runs functions on the helper threads: a limited number, each with a deadline."""
 
     def __init__(self, settings: ServingSettings, worker: DecodeWorker) -> None:
-        """Use the limits of the settings."""
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
         self._worker = worker
@@ -26,15 +25,10 @@ class Reads:
     async def __call__(
         self, function: Callable[..., T], *arguments: Any, deadline: float | None = None
     ) -> T:
-        """Call `function` off the event loop and return its result.
+        """Call `function` off the event loop and return its result. It runs no model.
 
-        Cancelling the call frees its place; a function that runs already is not interrupted.
-
-        Args:
-            function: blocks, and runs no model.
-            *arguments: its arguments.
-            deadline: time on the event loop's clock; by default that of a request which arrives
-                now.
+        Cancelling the call frees its place; a function that runs already is not interrupted. The
+        deadline is on the event loop's clock, by default that of a request which arrives now.
 
         Raises:
             QueueFullError: the limit of calls is reached.

@@ -78,11 +78,7 @@ def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
 
 
 def bind(host: str, port: int) -> tuple[socket.socket, str]:
-    """Open a listening socket; also returns its URL for this machine.
-
-    Raises:
-        ConfigError: the port is in use, or the address is not one of this machine.
-    """
+    """Open a listening socket; also returns its URL for this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -88,10 +88,8 @@ class Service:
     ) -> None:
         """Make a service; nothing is loaded before `start`.
 
-        Args:
-            settings: of the process.
-            recommender: a loaded one, instead of `settings.bundle`.
-            store: an open one, instead of `settings.store`; `stop` closes it.
+        A loaded recommender replaces `settings.bundle`, and an open store `settings.store`; `stop`
+        closes the store.
         """
         self.settings = settings
         self.phase = Phase.STARTING
@@ -145,21 +143,13 @@ class Service:
             self._store.close()
 
     def require_ready(self) -> None:
-        """Raise unless the phase is READY.
-
-        Raises:
-            NotReadyError: in any other phase.
-        """
+        """Raise `NotReadyError` unless the phase is READY."""
         if self.phase is not Phase.READY:
             raise NotReadyError(self.phase)
 
     @property
     def store(self) -> Store:
-        """The store of histories, events and state.
-
-        Raises:
-            NotReadyError: it is not open yet.
-        """
+        """The store of histories, events and state; `NotReadyError` until it is open."""
         if self._store is None:
             raise NotReadyError(self.phase)
         return self._store
@@ -171,11 +161,7 @@ class Service:
 
     @property
     def model(self) -> ModelInfo:
-        """The champion.
-
-        Raises:
-            NotReadyError: it is not loaded yet.
-        """
+        """The champion; `NotReadyError` until it is loaded."""
         if not self.models.loaded:
             raise NotReadyError(self.phase)
         return self.models.info()[0]
@@ -189,8 +175,7 @@ class Service:
             UnknownModelError: of the alias.
             UnknownUserError: the store has no history of the user, and `fallback` is false.
             InvalidError, FilterError: the request cannot be served as it is.
-            QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
-            StoreError: the store cannot be read.
+            QueueFullError, DeadlineExceededError, ClosedError, StoreError: of batcher and store.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -240,12 +225,7 @@ class Service:
         return response
 
     async def rank(self, body: RankBody) -> RankResponse:
-        """Put given items in order.
-
-        Raises:
-            UnknownModelError, UnknownUserError, StoreError: as `recommend`.
-            QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
-        """
+        """Put given items in order; errors are those of `recommend`."""
         deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
         history = await self._history(body, deadline)
         if history is None:
@@ -291,10 +271,8 @@ class Service:
         """The items most similar to one item.
 
         Raises:
-            UnknownModelError: of the alias.
             UnknownItemError: there is no item of this id.
             UnsupportedError: the bundle has no part `retrieval`.
-            QueueFullError, DeadlineExceededError: of `Reads`.
         """
         with self.models.lease(alias) as model:
             recommender = model.recommender
@@ -319,13 +297,7 @@ class Service:
             )
 
     async def check_filter(self, body: FilterCheck) -> FilterReport:
-        """Check a filter and boosts, and count the items that match.
-
-        Raises:
-            UnknownModelError: of the alias.
-            FilterError: the filter or a boost is not valid.
-            QueueFullError, DeadlineExceededError: of `Reads`.
-        """
+        """Check a filter and boosts, and count the items that match."""
         with self.models.lease(body.model) as model:
             boosts = [boost.model_dump() for boost in body.boosts]
             request = RecommendRequest([], filter=body.filter, boosts=boosts)
@@ -340,21 +312,12 @@ class Service:
             )
 
     def item(self, item_id: str, alias: str = CHAMPION) -> Item:
-        """An item of the catalog.
-
-        Raises:
-            UnknownModelError: of the alias.
-            UnknownItemError: there is no item of this id.
-        """
+        """An item of the catalog; `UnknownItemError` if there is none of this id."""
         catalog = self.models.get(alias).recommender.catalog
         return item_of(catalog, find(catalog, item_id))
 
     async def evaluation(self, alias: str) -> Evaluation:
-        """The files about a bundle's quality: its metrics and its evaluation report.
-
-        Raises:
-            UnknownModelError: of the alias.
-        """
+        """The files about a bundle's quality: its metrics and its evaluation report."""
         model = self.models.get(alias)
         files = await asyncio.to_thread(evaluations, model.recommender.bundle)
         return Evaluation(model=model.ref(alias), files=files)

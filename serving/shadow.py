@@ -40,7 +40,6 @@ class Shadow:
     def __init__(
         self, settings: ServingSettings, models: Models, worker: DecodeWorker, metrics: Metrics
     ) -> None:
-        """Create it; `start` it in the event loop."""
         self._fraction, self._alias = settings.shadow_fraction, settings.shadow_alias
         self._models, self._worker, self._metrics = models, worker, metrics
         self._samples: deque[_Sample] = deque()

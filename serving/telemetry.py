@@ -34,10 +34,9 @@ class Telemetry:
 
 
 class OpenTelemetry(Telemetry):
-    """Records traces with OpenTelemetry."""
+    """Records traces with a `TracerProvider` of the SDK."""
 
     def __init__(self, provider: Any) -> None:
-        """Trace with `provider`, a `TracerProvider` of the SDK."""
         from opentelemetry import propagate, trace
 
         self._provider, self._trace, self._extract = provider, trace, propagate.extract
@@ -45,11 +44,7 @@ class OpenTelemetry(Telemetry):
 
     @classmethod
     def exporting(cls) -> OpenTelemetry:
-        """Export to the collector of the environment variables.
-
-        Raises:
-            ConfigError: the extra `otel` is not installed.
-        """
+        """Export to the collector of the environment variables."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource

@@ -9,12 +9,7 @@ from recsys.serving.schemas.recommendations import DecodedNode, DecodedTree
 
 
 def trace_of(decoded: Trace, first_tokens: Sequence[int]) -> DecodedTree:
-    """What a page draws.
-
-    Args:
-        decoded: the tree.
-        first_tokens: token of code 0 at each level.
-    """
+    """What a page draws, given the token of code 0 at each level."""
     nodes = [
         DecodedNode.model_construct(
             id=i,

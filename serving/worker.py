@@ -28,12 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Items to score for one history.
-
-    Attributes:
-        history: outside item ids, oldest first.
-        items: outside ids that the catalog has.
-    """
+    """Items that the catalog has, to score for one history (outside ids, oldest first)."""
 
     history: Sequence[str]
     items: Sequence[str]
@@ -51,22 +46,13 @@ class DecodeWorker:
     """
 
     def __init__(self, settings: ServingSettings) -> None:
-        """Make a worker; nothing runs yet."""
         self._settings = settings
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
         self._frozen = False
 
     async def load(self, bundle: Path, loaded: Recommender | None = None) -> Recommender:
-        """Load a bundle and warm it up, while other models keep answering.
-
-        Args:
-            bundle: directory.
-            loaded: a recommender to warm up instead.
-
-        Raises:
-            ArtifactError: the bundle is missing, incomplete or altered; the text names the file.
-        """
+        """Load a bundle, or take a loaded one, and warm it up while other models keep answering."""
         loop = asyncio.get_running_loop()
         # The thread ends with its work: OpenMP keeps helper threads for each thread that computed,
         # and with more helpers than cores all of them sleep between operations.

@@ -27,12 +27,8 @@ ROUTES = [
 def find_route(scope: Scope) -> tuple[APIRoute | None, set[str]]:
     """Find the route of a request without running it.
 
-    Args:
-        scope: ASGI scope with type, method, path and, if there is one, the raw path.
-
-    Returns:
-        The route and the methods that its path answers to. If the request's method is not among
-        them, it is the first route of the path. If there is no such path, None and no methods.
+    Returns the route and the methods that its path answers to. If the request's method is not
+    among them, it is the first route of the path. If there is no such path, None and no methods.
     """
     fitting: list[APIRoute] = []
     for route in ROUTES:

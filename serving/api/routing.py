@@ -45,11 +45,7 @@ class StrictRequest(Request):
     """A request whose JSON is parsed by `recsys.serving.bodies`."""
 
     async def json(self) -> Any:
-        """Parse the body.
-
-        Raises:
-            ProblemError: the body is not valid JSON.
-        """
+        """Parse the body."""
         if not hasattr(self, "_value"):
             try:
                 self._value = parse(await self.body())
@@ -129,11 +125,7 @@ def content_type(request: Request) -> str:
 
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:
-    """Await `answer` for as long as a request may take.
-
-    Raises:
-        DeadlineExceededError: it took longer.
-    """
+    """Await `answer` for as long as a request may take; then raise `DeadlineExceededError`."""
     try:
         async with asyncio.timeout(service.settings.deadline_ms / 1000):
             return await answer
@@ -142,11 +134,7 @@ async def in_time(service: Service, answer: Awaitable[T]) -> T:
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Await `answer`, and cancel it if the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
+    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`."""
     asking = asyncio.current_task()
     assert asking is not None  # noqa: S101 - a coroutine runs in a task
     left = False

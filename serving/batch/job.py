@@ -49,11 +49,7 @@ class Job:
 
     @cached_property
     def source(self) -> Users:
-        """The users.
-
-        Raises:
-            ArtifactError, DataError: there are no users, or the files are malformed.
-        """
+        """The users."""
         return open_users(self.users, self.histories)
 
     @cached_property

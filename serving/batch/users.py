@@ -76,11 +76,7 @@ class UsersFile:
         return ",".join(sha256(file)[:16] for file in self._files)
 
     def ids(self, start: int, stop: int) -> list[str]:
-        """User ids of a range of rows.
-
-        Raises:
-            DataError: a row has no user id.
-        """
+        """User ids of a range of rows."""
         return self._texts(self._table(start, stop)[USER], start)
 
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
@@ -146,9 +142,7 @@ class UsersFile:
 class DatasetUsers:
     """Users of a canonical data set with all their events, as in the service's store.
 
-    Attributes:
-        path: path of the data set.
-        chosen: users to score; None for every user of the data set, in its order.
+    They are in its order, or those that were `chosen`.
     """
 
     path: Path
@@ -184,11 +178,7 @@ class DatasetUsers:
         return ds.dataset(self.path / "interactions.parquet", format="parquet")
 
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
-        """User ids and histories of a range of rows.
-
-        Raises:
-            DataError: a row has no user id.
-        """
+        """User ids and histories of a range of rows."""
         ids = self._listed.ids(start, stop)
         if self.chosen is None:
             users = np.arange(start, stop)

@@ -32,14 +32,9 @@ OK = range(200, 300)
 
 @dataclass(frozen=True)
 class Request:
-    """A request to one of the servers.
+    """A request to one of the servers: `server` is its place among those of the client.
 
-    Attributes:
-        method: of HTTP.
-        path: with its query.
-        body: JSON, or empty.
-        server: place of the server among those of the client.
-        label: of the sender; it is not sent.
+    The `label` is of the sender; it is not sent.
     """
 
     method: str
@@ -114,7 +109,6 @@ class Client:
     """Sends requests to servers over connections that are kept. Use it as a context manager."""
 
     def __init__(self, servers: Sequence[Server], key: str | None = None) -> None:
-        """Talk to `servers`, with an API key if they need one."""
         self._servers = servers
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -154,11 +148,7 @@ class Client:
     ) -> Run:
         """Send requests from so many clients until the time is over or the requests end.
 
-        Args:
-            requests: shared by the clients.
-            clients: that send one request at a time each.
-            seconds: until the last request is sent; None for no limit.
-            keep: keep the replies.
+        The clients share the requests; `keep` keeps the replies.
         """
         end = float("inf") if seconds is None else time.perf_counter() + seconds
         run = Run()
@@ -174,10 +164,7 @@ class Client:
     ) -> Run:
         """Send each request when it is due, whatever the answers to the others do.
 
-        Args:
-            requests: at least as many as there are times.
-            due: seconds from now, ascending.
-            keep: keep the replies.
+        There are at least as many requests as times; `due` are seconds from now, ascending.
         """
         run, start, tasks = Run(), time.perf_counter(), set()
 

@@ -52,12 +52,6 @@ class Options:
 async def measure(server: Server, bundle: Path, options: Options, key: str | None = None) -> Row:
     """All phases but the soak.
 
-    Args:
-        server: that gets the requests.
-        bundle: that it serves.
-        options: what to measure.
-        key: API key of the server.
-
     Returns:
         `closed` and `open`, a row for each loop, and `equality`, or None where it was left out.
 
@@ -156,12 +150,6 @@ def _difference(alone: Row, under_load: Row) -> Row:
 
 async def soak(server: Server, bundle: Path, *, minutes: float, seed: int) -> Row:
     """Send mixed requests for so many minutes and sample the server's memory.
-
-    Args:
-        server: that we started.
-        bundle: that it serves.
-        minutes: duration of the load.
-        seed: of the requests.
 
     Raises:
         ConfigError: the server is not our process, or the soak is too short.

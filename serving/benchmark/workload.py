@@ -19,10 +19,9 @@ _FIXED = ("item_id", "title", "text", CODE_COLUMN)
 
 
 class Workload:
-    """Requests with random histories that the server has not seen."""
+    """Requests with random histories that the server has not seen; the seed decides them."""
 
     def __init__(self, bundle: Path, seed: int = 0) -> None:
-        """Requests for items of `bundle`; the seed decides them."""
         catalog = Catalog.load(bundle / CATALOG)
         self.item_ids = catalog.item_ids
         self._rng = np.random.default_rng(seed)

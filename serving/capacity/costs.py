@@ -154,11 +154,7 @@ class Costs:
 
     @classmethod
     def load(cls, file: Path) -> Costs:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtifactError: no such file, or another kind of file.
-        """
+        """Read what `save` wrote; an `ArtifactError` tells that it is another kind of file."""
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             if document["schema"] != SCHEMA:

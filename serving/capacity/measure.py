@@ -61,11 +61,7 @@ class Seen:
 
     @classmethod
     def of(cls, run: Run) -> Seen:
-        """Read the answers of a load, whose replies were kept.
-
-        Raises:
-            RecsysError: no request was answered.
-        """
+        """Read the answers of a load, whose replies were kept."""
         rows = []
         for reply in run.replies:
             if reply.status in OK:
@@ -125,12 +121,11 @@ async def start_replicas(
 
 
 class Crowd:
-    """Users of several replicas: those who come back with their history, and new ones."""
+    """Users, each of one replica: those who come back with their history, and new ones."""
 
     def __init__(
         self, client: Client, replicas: int, bundle: Path, users: int, *, k: int, seed: int
     ) -> None:
-        """Send requests for items of `bundle` to so many replicas, each user to one of them."""
         self._client, self._replicas, self._k = client, replicas, k
         self._items = np.array(Workload(bundle).item_ids)
         self._rng = np.random.default_rng(seed)
@@ -139,11 +134,7 @@ class Crowd:
         ]
 
     async def meet(self) -> None:
-        """Send each known user's request once, so that the replicas keep their histories.
-
-        Raises:
-            RecsysError: a replica does not answer.
-        """
+        """Send each known user's request once, so that the replicas keep their histories."""
         for request in self._known:
             reply = await self._client.send(request)
             if reply.status not in OK:
@@ -221,13 +212,7 @@ async def measure_one(
     """The cost model of one replica, which shares the machine only with the load generator.
 
     A fifth of the requests of open loads have new histories. Closed loads give large batches.
-
-    Args:
-        bundle: that it serves.
-        k: items of a recommendation.
-        seconds: duration of each load.
-        settings: `key=value` of the section `serve`.
-        seed: of the requests.
+    Each load takes so many `seconds`; `settings` are `key=value` of the section `serve`.
     """
     async with start_replicas(bundle, 1, settings) as servers, Client(servers) as client:
         crowd = Crowd(client, 1, bundle, USERS, k=k, seed=seed)

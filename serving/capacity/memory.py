@@ -49,11 +49,7 @@ class Memory:
 
     @classmethod
     def of_bundle(cls, bundle: Path, *, prefix_mb: int = 64) -> Memory:
-        """Read a bundle's files.
-
-        Raises:
-            ArtifactError: it is not a bundle, or lacks a file.
-        """
+        """Read a bundle's files."""
         info = read_manifest(bundle, "bundle").info
         models = [folder for name in (TARGET, DRAFT) if (folder := bundle / name).is_dir()]
         try:
@@ -81,15 +77,7 @@ class Memory:
     def of(
         self, items: int, users: int, events: int, fleet: Fleet, per_machine: int
     ) -> dict[str, Any]:
-        """Bytes of a replica, a machine and the store.
-
-        Args:
-            items: of the catalog.
-            users: with a history.
-            events: of each, on average.
-            fleet: the replicas.
-            per_machine: of them on one machine.
-        """
+        """Bytes of a replica, a machine and the store, for users with so many events each."""
         nodes = 64 * self.levels  # more than a search of 20 beams has
         prompt = PROMPT_TOKENS + self.levels * events
         replica = {

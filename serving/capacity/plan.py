@@ -54,13 +54,7 @@ class Needs:
 
     @staticmethod
     def rate_of(daily_users: float, requests_each: float, peak: float) -> float:
-        """Requests a second at the peak of a day.
-
-        Args:
-            daily_users: users on a day.
-            requests_each: requests of each user.
-            peak: rate of the busiest second over the mean of the day.
-        """
+        """Requests in the busiest second of a day, which has `peak` times the mean rate."""
         return daily_users * requests_each / DAY_S * peak
 
     def met(self, p50_ms: float, p99_ms: float) -> bool:
@@ -72,14 +66,7 @@ class Needs:
 def plan(
     costs: Costs, needs: Needs, memory: Memory, fleet: Fleet | None = None, *, seed: int = 0
 ) -> dict[str, Any]:
-    """Plan a fleet.
-
-    Args:
-        costs: of one replica.
-        needs: the requirements.
-        memory: of a replica and the store.
-        fleet: settings of the replicas; their number and losses are replaced.
-        seed: of the simulations.
+    """Plan a fleet with the settings of `fleet`; its number of replicas and losses are replaced.
 
     Returns:
         `rate_each` that one replica can answer, `replicas`, `machines`, the fleet at the peak

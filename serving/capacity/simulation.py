@@ -124,11 +124,7 @@ def simulate(
 ) -> Outcome:
     """Simulate a fleet. The same arguments give the same outcome, bit for bit.
 
-    Args:
-        costs: of one replica; taken at this traffic's rate per replica.
-        traffic: the requests.
-        fleet: the replicas; one by default.
-        seed: of everything random.
+    Costs are taken at this traffic's rate per replica; the default fleet is one replica.
     """
     return _Run(costs, traffic, fleet or Fleet(), seed).run()
 
@@ -170,11 +166,9 @@ class _Replica:
         return missed
 
     def advance(self, until: float, numbers: Sequence[int]) -> None:
-        """Compute the batches that start before `until`; all earlier requests are here.
+        """Compute the batches that start before `until` (s); all earlier requests are here.
 
-        Args:
-            until: s.
-            numbers: random places in the table, one for each request that waits.
+        `numbers` are random places in the table, one for each request that waits.
         """
         fleet, times, ids, work = self.fleet, self.times, self.ids, self.work
         wait, deadline = fleet.max_wait_ms / 1e3, fleet.deadline_ms / 1e3

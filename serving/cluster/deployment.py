@@ -29,7 +29,6 @@ class Handle:
     """Sends calls to the replicas of a deployment (`recsys.serving.cluster.door.Replicas`)."""
 
     def __init__(self, handle: Any) -> None:
-        """Use the handle that Ray Serve returns for the deployment."""
         from ray import exceptions
         from ray.serve.exceptions import BackPressureError
 
@@ -118,12 +117,7 @@ class ServedDoor:
     """A door behind Ray's own proxies, which run on every machine of a cluster."""
 
     def __init__(self, settings: dict[str, Any], handle: Any) -> None:
-        """Start with the replicas of a handle.
-
-        Args:
-            settings: fields of `ServingSettings`.
-            handle: Ray Serve's handle of the replicas.
-        """
+        """Start with fields of `ServingSettings`, and Ray Serve's handle of the replicas."""
         logs.configure(sys.stdout)
         self._door = door(ServingSettings(**settings), handle)
 
@@ -147,9 +141,7 @@ class ServedDoor:
 def app(arguments: dict[str, Any]) -> Any:
     """Build the application of a config file for `serve deploy`.
 
-    Args:
-        arguments: mapping with the settings of the service (`serve`) and of the cluster
-            (`cluster`).
+    The sections `serve` and `cluster` of the arguments are the settings.
 
     Raises:
         ConfigError: an unknown key, a value out of range, or neither `keys` nor `insecure_listen`.

@@ -78,11 +78,8 @@ class Door:
     def __init__(self, replicas: Replicas, *, deadline_ms: float, max_body_bytes: int) -> None:
         """Start a door.
 
-        Args:
-            replicas: reaches the replicas.
-            deadline_ms: how long a lost request is sent again. The deadline of a replica begins
-                when it receives the request.
-            max_body_bytes: larger request bodies are refused with 413.
+        A lost request is sent again for `deadline_ms`; the deadline of a replica begins when it
+        receives the request. Larger bodies than `max_body_bytes` are refused with 413.
         """
         self._replicas, self._max_body = replicas, max_body_bytes
         self._deadline_s = deadline_ms / 1000

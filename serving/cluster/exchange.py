@@ -17,12 +17,7 @@ _SENT = ("type", "http_version", "method", "scheme", "path", "query_string", "cl
 
 @dataclass(frozen=True)
 class Call:
-    """A complete HTTP request.
-
-    Attributes:
-        scope: its ASGI scope, without what belongs to the process that read it.
-        body: the whole body.
-    """
+    """A complete HTTP request: its ASGI scope, without what belongs to the process that read it."""
 
     scope: dict[str, Any]
     body: bytes = b""
@@ -52,14 +47,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """A complete HTTP response.
-
-    Attributes:
-        status: HTTP status.
-        headers: pairs; the names are in lower case.
-        body: the whole body.
-        replica: host and process id of the replica that answered.
-    """
+    """A complete HTTP response, by the replica of this host and process id."""
 
     status: int
     headers: Headers

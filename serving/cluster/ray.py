@@ -31,12 +31,7 @@ def import_ray(part: str) -> Any:
 
 
 def start_ray(ray: Any, **options: Any) -> None:
-    """Join the cluster of `RAY_ADDRESS`, or start one on this machine that ends with the process.
-
-    Args:
-        ray: the module `ray`.
-        **options: options of `ray.init`.
-    """
+    """Join the cluster of `RAY_ADDRESS`, or start one on this machine that ends with us."""
     if "RAY_ADDRESS" not in os.environ:
         options = {
             "include_dashboard": False,

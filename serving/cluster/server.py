@@ -56,12 +56,7 @@ def deployed(settings: ServingSettings, cluster: ClusterSettings) -> Iterator[Do
 
 
 def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way are answered first.
-
-    Raises:
-        ConfigError: Ray is not installed, the port is taken, or the store does not fit.
-        RecsysError: the replicas cannot start.
-    """
+    """Serve until SIGINT or SIGTERM; requests under way are answered first."""
     import_ray("serve")
     listener, url = bind(settings.host, settings.port)
     logs.configure(sys.stdout)

@@ -38,9 +38,6 @@ def compose_example(model: type[BaseModel]) -> JsonDict:
     ...     limit: int = 50
     >>> compose_example(Page)
     {'total': 38, 'next': None}
-
-    Raises:
-        TypeError: a required text has no example.
     """
     return {
         field.alias or name: _example_of(field)

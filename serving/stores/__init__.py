@@ -25,7 +25,7 @@ def open_store(
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
 ) -> Store:
-    """Open the store at a path or URL.
+    """Open the store at a path or URL, whose calls `observer` counts.
 
     Args:
         location: a SQLite file, `sqlite:///relative.db`, `sqlite:////absolute.db` or

@@ -21,9 +21,6 @@ def admit(
         erased: user -> time of the erasure, in unix milliseconds.
         answers: ids of the remembered answers.
 
-    Returns:
-        Events to write, and the outcome of the batch.
-
     Raises:
         EventConflictError: two events have the same id and different contents.
     """

@@ -39,13 +39,10 @@ AWAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result of a lookup.
+    """Result of a lookup: `items` if it is a `hit` (None for an unknown user).
 
-    Attributes:
-        hit: whether `items` is valid.
-        items: the history, or None for an unknown user.
-        key: key under which to cache the store's answer; None caches nothing.
-        token: tokens before the store was read.
+    Otherwise the store's answer is cached under `key` (None caches nothing) with `token`, the
+    tokens before the store was read.
     """
 
     hit: bool = False
@@ -58,11 +55,7 @@ class HistoryCache:
     """Histories in Redis."""
 
     def __init__(self, url: str, store_id: str, observer: Observer | None = None) -> None:
-        """Use the Redis at `url` for the store with this id; it is not connected yet.
-
-        Raises:
-            ConfigError: `url` is not a Redis URL.
-        """
+        """Use the Redis at `url` for the store with this id; it is not connected yet."""
         try:
             self._redis = redis.Redis.from_url(
                 url,

@@ -43,10 +43,9 @@ class GroupWriter:
     def __init__(self, commit: Callable[[list[Write]], list[Any]]) -> None:
         """Start the thread.
 
-        Args:
-            commit: makes a group durable and returns a result or an exception for each write. If
-                it raises, every write of the group fails. It is also called with an empty group
-                every `IDLE_S` seconds.
+        `commit` makes a group durable and returns a result or an exception for each write. If it
+        raises, every write of the group fails. It is also called with an empty group every `IDLE_S`
+        seconds.
         """
         self._commit = commit
         self._waiting: deque[Write] = deque()

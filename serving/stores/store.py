@@ -173,8 +173,7 @@ class Store(Database):
     async def append(self, events: Sequence[Event]) -> Appended:
         """Write a batch durably: all of it or nothing. The next `history` includes it.
 
-        Raises:
-            EventConflictError: an event with this id has other content.
+        An `EventConflictError` tells that an event with this id has other content.
         """
         result: Appended = await self._writing("append", Write(events=events))
         return result
