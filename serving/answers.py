@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from recsys.decoding.output import Trace
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.serving import diversity
@@ -13,6 +14,8 @@ from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model
 from recsys.serving.schemas.recommendations import (
+    DecodedNode,
+    DecodedTree,
     Note,
     NoteCode,
     RecommendationsRequest,
@@ -20,7 +23,6 @@ from recsys.serving.schemas.recommendations import (
     RecommendedItem,
     Timing,
 )
-from recsys.serving.traces import trace_of
 from recsys.serving.worker import Done
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
@@ -110,7 +112,7 @@ def items_of(
             values["because"] = one.because
         if "metadata" in include:
             values["metadata"] = metadata(catalog, catalog.find(one.item_id))
-        answer.append(RecommendedItem.made(values))
+        answer.append(RecommendedItem.model_construct(**values))
     return answer
 
 
@@ -148,4 +150,28 @@ def timing(
         compute_ms=0.0 if answer is None else round(answer.compute_s * 1000, 3),
         batch_size=0 if answer is None else answer.batch_size,
         decode={key: float(value) for key, value in stats.items()},
+    )
+
+
+def trace_of(decoded: Trace, first_tokens: Sequence[int]) -> DecodedTree:
+    """What a page draws, given the token of code 0 at each level."""
+    nodes = [
+        DecodedNode.model_construct(
+            id=i,
+            parent=node.parent,
+            depth=node.depth,
+            code=node.token - first_tokens[node.depth - 1],
+            pass_=node.target_pass,
+            draft_log_prob=node.draft_log_prob,
+            target_log_prob=node.target_log_prob,
+            fate=node.fate,
+            items=node.items or 0,
+        )
+        for i, node in enumerate(decoded.nodes)
+    ]
+    return DecodedTree.model_construct(
+        levels=len(first_tokens),
+        passes=max((node.target_pass for node in decoded.nodes), default=0),
+        nodes=nodes,
+        blocked={str(level): count for level, count in decoded.blocked.items()},
     )

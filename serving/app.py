@@ -4,23 +4,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import Message
 
 from recsys import __version__
 from recsys.recommender import Recommender
 from recsys.serving import errors
 from recsys.serving.api import openapi
 from recsys.serving.api.routes import ROUTES
-from recsys.serving.middleware import BodyLimit, around
+from recsys.serving.middleware import around
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
-from recsys.serving.telemetry import OpenTelemetry, Telemetry
-
-REHEARSALS = 3
+from recsys.serving.telemetry import Telemetry
 
 
 def create_app(
@@ -36,12 +32,11 @@ def create_app(
     recommender replaces `settings.bundle`, an open store `settings.store`.
     """
     service = Service(settings, recommender, store)
-    telemetry = OpenTelemetry.exporting() if settings.otel else Telemetry()
+    telemetry = Telemetry.exporting() if settings.otel else Telemetry()
     service.metrics.telemetry = telemetry
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await _rehearse(app)
         starting = asyncio.create_task(service.start())
         yield
         await starting  # loading cannot be interrupted
@@ -65,33 +60,3 @@ def create_app(
     errors.install(app)
     openapi.install(app)
     return app
-
-
-async def _rehearse(app: FastAPI) -> None:
-    """Send some requests to the routes before the model is loaded, to warm up their code.
-
-    They bypass the middleware that counts, logs and checks requests.
-    """
-    stack: Any = app.build_middleware_stack()
-    while not isinstance(stack, BodyLimit):
-        stack = stack.app
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b'{"history": ["1"]}'}
-
-    async def send(message: Message) -> None:
-        pass
-
-    for _ in range(REHEARSALS):
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": "/v1/recommendations",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "state": {},
-            "app": app,
-        }
-        await stack.app(scope, receive, send)  # responds 503: the model is not loaded

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -34,6 +34,22 @@ class DeadlineExceededError(Exception):
 
 class ClosedError(Exception):
     """The batcher is closing and accepts no more requests."""
+
+
+@contextlib.asynccontextmanager
+async def until(deadline: float) -> AsyncIterator[None]:
+    """Cancel the block at a time on the event loop's clock, in seconds.
+
+    Raises:
+        DeadlineExceededError: that time came.
+    """
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            yield
+    except TimeoutError:
+        if timeout.expired():
+            raise DeadlineExceededError from None
+        raise  # of the block itself
 
 
 @dataclass(frozen=True)
@@ -144,12 +160,8 @@ class Batcher(Generic[RequestT, ResultT]):
         self._waiting.append(waiting)
         self._wake.set()
         try:
-            async with asyncio.timeout_at(deadline) as timeout:
+            async with until(deadline):
                 return await waiting.future
-        except TimeoutError:
-            if timeout.expired():
-                raise DeadlineExceededError from None
-            raise  # from `run`
         finally:
             if waiting.future.cancelled():
                 with contextlib.suppress(ValueError):  # it may be in a batch already

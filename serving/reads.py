@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from recsys.serving.batcher import DeadlineExceededError, QueueFullError
+from recsys.serving.batcher import QueueFullError, until
 from recsys.serving.settings import ServingSettings
 from recsys.serving.worker import DecodeWorker
 
@@ -40,11 +40,7 @@ class Reads:
             deadline = asyncio.get_running_loop().time() + self._patience_s
         self._under_way += 1
         try:
-            async with asyncio.timeout_at(deadline) as timeout:
+            async with until(deadline):
                 return await self._worker.read(function, *arguments)
-        except TimeoutError:
-            if timeout.expired():
-                raise DeadlineExceededError from None
-            raise  # from the function
         finally:
             self._under_way -= 1

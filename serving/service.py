@@ -16,7 +16,7 @@ from recsys.errors import RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
 from recsys.serving import answers
-from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
+from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
 from recsys.serving.evaluations import evaluations
 from recsys.serving.metrics import Metrics
@@ -371,11 +371,8 @@ class Service:
         """The history of a request; None if the store has none of its user."""
         if body.history is not None:
             return body.history
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self.store.history(str(body.user), MAX_HISTORY)
-        except TimeoutError:
-            raise DeadlineExceededError from None
+        async with until(deadline):
+            return await self.store.history(str(body.user), MAX_HISTORY)
 
     def _count(
         self,

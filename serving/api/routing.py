@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
-from recsys.serving.batcher import DeadlineExceededError
+from recsys.serving.batcher import until
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
@@ -126,11 +126,8 @@ def content_type(request: Request) -> str:
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:
     """Await `answer` for as long as a request may take; then raise `DeadlineExceededError`."""
-    try:
-        async with asyncio.timeout(service.settings.deadline_ms / 1000):
-            return await answer
-    except TimeoutError:
-        raise DeadlineExceededError from None
+    async with until(asyncio.get_running_loop().time() + service.settings.deadline_ms / 1000):
+        return await answer
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:

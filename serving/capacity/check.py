@@ -105,9 +105,9 @@ async def check(
 def compare(predicted: Sequence[float], seen: Seen) -> dict[str, Any]:
     """Predicted p50 and p99 beside those that were measured."""
     found: dict[str, Any] = {
-        "requests": len(seen),
+        "requests": len(seen.answers),
         "bad": seen.bad,
-        "batch_size": round(len(seen) / float((1 / seen["size"]).sum()), 3),
+        "batch_size": round(len(seen.answers) / float((1 / seen.answers["size"]).sum()), 3),
         "server_cores": round(seen.server_s / seen.seconds, 3),
         "generator_cores": round(seen.generator_s / seen.seconds, 3),
     }

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from recsys.errors import RecsysError
@@ -35,7 +36,7 @@ class Seen:
     """Answers of a load, in the order in which they arrived.
 
     Attributes:
-        columns: (n,) arrays by name: `replica` that answered; `latency_ms` since the request was
+        answers: a row for each, with `replica` that answered; `latency_ms` since the request was
             due; `queue_ms` and `batch_ms` in the batcher and in the batch; `size` of the batch;
             `cold`, whether no request had this history before.
         seconds: duration of the load.
@@ -43,25 +44,23 @@ class Seen:
         server_s, generator_s: processor seconds of the servers and of the load generator.
     """
 
-    columns: dict[str, NDArray[np.float64]]
+    answers: pd.DataFrame
     seconds: float
     bad: int
     server_s: float
     generator_s: float
 
-    def __len__(self) -> int:
-        return len(self.columns["size"])
-
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
-        return self.columns[name]
-
     def percentile(self, q: float) -> float:
         """Percentile of the latency in ms."""
-        return float(np.percentile(self["latency_ms"], q))
+        return float(np.percentile(self.answers["latency_ms"], q))
 
     @classmethod
     def of(cls, run: Run) -> Seen:
-        """Read the answers of a load, whose replies were kept."""
+        """Read the answers of a load, whose replies were kept.
+
+        Raises:
+            RecsysError: no request was answered.
+        """
         rows = []
         for reply in run.replies:
             if reply.status in OK:
@@ -71,41 +70,33 @@ class Seen:
                 rows.append((reply.request.server, *times, timing["batch_size"], cold))
         if not rows:
             raise RecsysError(f"no request was answered; statuses: {dict(run.statuses)}")
-        columns = dict(zip(COLUMNS, np.array(rows, np.float64).T, strict=True))
         bad = len(run.replies) - len(rows)
-        return cls(columns, run.seconds, bad, run.server_s, run.generator_s)
+        answers = pd.DataFrame(rows, columns=COLUMNS)
+        return cls(answers, run.seconds, bad, run.server_s, run.generator_s)
 
     @classmethod
     def join(cls, parts: Sequence[Seen]) -> Seen:
         """Several loads as one, one after another."""
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+        answers = pd.concat([part.answers for part in parts], ignore_index=True)
         totals = [
             sum(getattr(part, name) for part in parts)
             for name in ("seconds", "bad", "server_s", "generator_s")
         ]
-        return cls(columns, *totals)
+        return cls(answers, *totals)
 
     def cold_in_batch(self) -> NDArray[np.int64]:
         """(n,) cold requests in the batch of each request; -1 where its batch is not known.
 
         The answers of a batch are sent one after another, with the same size and batch time.
         """
-        found = np.full(len(self), -1, np.int64)
-        for replica in np.unique(self["replica"]):
-            (mine,) = (self["replica"] == replica).nonzero()
-            place = 0
-            while place < len(mine):
-                size = int(self["size"][mine[place]])
-                rows = mine[place : place + size]
-                alike = (self["size"][rows] == size) & (
-                    self["batch_ms"][rows] == self["batch_ms"][rows[0]]
-                )
-                if len(rows) == size and alike.all():
-                    found[rows] = int(self["cold"][rows].sum())
-                    place += size
-                else:
-                    place += 1
-        return found
+        found = self.answers.sort_values("replica", kind="stable")
+        alike = ["replica", "size", "batch_ms"]
+        run = (found[alike] != found[alike].shift()).any(axis=1).cumsum()
+        batch = found.groupby(run).cumcount() // found["size"]
+        whole = found.groupby([run, batch])["cold"]
+        is_whole = whole.transform("size") == found["size"]
+        cold = whole.transform("sum").where(is_whole, -1)
+        return np.asarray(cold.sort_index(), np.int64)
 
 
 @asynccontextmanager
@@ -178,8 +169,8 @@ def estimate_cold_ms(parts: Sequence[Seen]) -> float:
     """
     differences, weights = [], []
     for seen in parts:
-        alone = seen["size"] == 1
-        kinds = [np.sort(seen["batch_ms"][alone & (seen["cold"] == new)]) for new in (True, False)]
+        alone = seen.answers[seen.answers["size"] == 1]
+        kinds = [np.sort(alone["batch_ms"][alone["cold"] == new]) for new in (True, False)]
         if min(map(len, kinds)) < 10:
             continue
         means = [values[: len(values) * 9 // 10].mean() for values in kinds]
@@ -198,11 +189,10 @@ def fit_costs(parts: Sequence[tuple[float, Seen]], about: dict[str, object]) -> 
     for rate in sorted({rate for rate, _ in parts}):
         seen = Seen.join([seen for other, seen in parts if other == rate])
         colds = seen.cold_in_batch()
-        kept = colds >= 0
-        batch = np.maximum(seen["batch_ms"] - cold * colds, 0.1 * seen["batch_ms"])
-        other_ms = seen["latency_ms"] - seen["queue_ms"] - seen["batch_ms"]
-        size = seen["size"].astype(np.int64)
-        levels.append(Level(rate, size[kept], batch[kept], other_ms[kept]))
+        kept, colds = seen.answers[colds >= 0], colds[colds >= 0]
+        batch = np.maximum(kept["batch_ms"] - cold * colds, 0.1 * kept["batch_ms"])
+        other_ms = kept["latency_ms"] - kept["queue_ms"] - kept["batch_ms"]
+        levels.append(Level(rate, *(np.asarray(part) for part in (kept["size"], batch, other_ms))))
     return Costs(tuple(levels), cold, about)
 
 
@@ -230,4 +220,4 @@ async def measure_one(
 
 def estimate_rate_alone(seen: Seen) -> float:
     """Requests a second that a replica computes one at a time."""
-    return 1e3 / float(np.median(seen["batch_ms"][seen["size"] == 1]))
+    return 1e3 / float(seen.answers["batch_ms"][seen.answers["size"] == 1].median())

@@ -222,6 +222,20 @@ def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return told
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 def recommender() -> FakeRecommender:
     return FakeRecommender()
@@ -421,3 +435,9 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with run_app(settings, recommender=recommender) as (client, _):
         yield client
+
+
+@pytest.fixture
+def service(client: httpx.AsyncClient) -> Service:
+    """The service that `client` asks."""
+    return client._transport.app.state.service

@@ -333,21 +333,20 @@ async def test_a_body_too_large_is_refused_while_it_streams(client):
 # Options
 
 
-async def test_every_option_arrives_at_the_model(settings, recommender, running, monkeypatch):
+async def test_every_option_arrives_at_the_model(client, recommender, monkeypatch):
     asked: list[RecommendRequest] = []
     answer = recommender.answer
     monkeypatch.setattr(recommender, "answer", lambda r: (asked.append(r), answer(r))[1])
     boosts = [{"filter": EVEN, "weight": 0.5}]
-    async with running(settings, recommender=recommender) as (client, _):
-        asked.clear()
-        for options in (
-            {"filter": EVEN, "boosts": boosts, "guarantee": "global"},
-            {"seed": 2**63 - 1, "temperature": 1.5, "mode": "relaxed"},
-            {"mode": "strict", "include": ["trace"], "blend": False},
-            {},
-        ):
-            response = await client.post(URL, json={"history": ["item-1"], **options})
-            assert response.status_code == 200, response.text
+    asked.clear()
+    for options in (
+        {"filter": EVEN, "boosts": boosts, "guarantee": "global"},
+        {"seed": 2**63 - 1, "temperature": 1.5, "mode": "relaxed"},
+        {"mode": "strict", "include": ["trace"], "blend": False},
+        {},
+    ):
+        response = await client.post(URL, json={"history": ["item-1"], **options})
+        assert response.status_code == 200, response.text
     first, second, third, last = asked
     assert (first.filter, first.boosts, first.guarantee) == (EVEN, boosts, "global")
     assert (second.seed, second.temperature, second.mode) == (2**63 - 1, 1.5, "relaxed")
@@ -602,34 +601,32 @@ async def test_reads_have_a_deadline_and_a_bound_too(
         assert (await client.request(method, url, json=body)).status_code == 200
 
 
-async def test_leaving_during_a_filter_check_frees_the_place(settings, recommender, running, until):
-    async with running(settings, recommender=recommender) as (client, service):
-        free, left = threading.Event(), asyncio.Event()
-        recommender.eligible = lambda request: free.wait(60) and 1
-        url = "/v1/filters/validate"
-        gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
-        await until(lambda: service._reads._under_way == 1)
-        left.set()
-        await gone
-        assert service._reads._under_way == 0
-        free.set()
+async def test_leaving_during_a_filter_check_frees_the_place(client, service, recommender, until):
+    free, left = threading.Event(), asyncio.Event()
+    recommender.eligible = lambda request: free.wait(60) and 1
+    url = "/v1/filters/validate"
+    gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
+    await until(lambda: service._reads._under_way == 1)
+    left.set()
+    await gone
+    assert service._reads._under_way == 0
+    free.set()
 
 
-async def test_stopping_answers_the_requests_under_way(settings, recommender, running, until):
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        asked = [asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))]
-        await until(lambda: recommender.busy)
-        for i in range(1, 9):
-            asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
-        await until(lambda: service.models.waiting == 8)
-        stopping = asyncio.create_task(service.stop())
-        await until(lambda: service.phase is Phase.STOPPING)
-        is_problem(await client.post(URL, json={"history": ["item-0"]}), "not_ready")
-        recommender.gate.set()
-        for i, response in enumerate(await asyncio.gather(*asked)):
-            assert ids(response) == recommender.expected([f"item-{i}"])
-        await stopping
+async def test_stopping_answers_the_requests_under_way(client, service, recommender, until):
+    recommender.gate.clear()
+    asked = [asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))]
+    await until(lambda: recommender.busy)
+    for i in range(1, 9):
+        asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
+    await until(lambda: service.models.waiting == 8)
+    stopping = asyncio.create_task(service.stop())
+    await until(lambda: service.phase is Phase.STOPPING)
+    is_problem(await client.post(URL, json={"history": ["item-0"]}), "not_ready")
+    recommender.gate.set()
+    for i, response in enumerate(await asyncio.gather(*asked)):
+        assert ids(response) == recommender.expected([f"item-{i}"])
+    await stopping
 
 
 async def post_and_leave(
@@ -657,7 +654,7 @@ async def post_and_leave(
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
     }
-    await client._transport.app(scope, receive, send)  # type: ignore[attr-defined]
+    await client._transport.app(scope, receive, send)
 
 
 async def test_a_client_that_leaves_during_its_body_gets_no_answer(client, recommender, caplog):
@@ -667,71 +664,66 @@ async def test_a_client_that_leaves_during_its_body_gets_no_answer(client, recom
     await post_and_leave(client, b'{"history": [', left)
     assert recommender.batches == []
     (record,) = [r for r in caplog.records if r.name == "recsys.serving.access"]
-    assert record.fields["status"] == 499  # type: ignore[attr-defined]
+    assert record.fields["status"] == 499
 
 
 async def test_many_clients_that_leave_do_not_affect_the_others(
-    settings, recommender, running, until, caplog
+    client, service, recommender, until, caplog
 ):
     caplog.set_level(logging.INFO, "recsys.serving.access")
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        first = asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))
-        await until(lambda: recommender.busy)
-        left = asyncio.Event()
-        bodies = [json.dumps({"history": [f"item-{i}"]}).encode() for i in range(100)]
-        gone = [asyncio.create_task(post_and_leave(client, body, left)) for body in bodies]
-        stay = [
-            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
-            for i in range(1, 21)
-        ]
-        await until(lambda: service.models.waiting == 120)
-        left.set()
-        await asyncio.gather(*gone)
-        assert service.models.waiting == 20
-        recommender.gate.set()
-        for i, response in enumerate(await asyncio.gather(first, *stay)):
-            assert ids(response) == recommender.expected([f"item-{i}"])
-        assert sum(recommender.batches) == 21
-        assert service.models.get().leases == 0
-        lines = [r for r in caplog.records if r.name == "recsys.serving.access"]
-        assert [r.fields["status"] for r in lines] == [499] * 100 + [200] * 21
-        assert "recsys_http_in_flight 1.0" in (await client.get("/metrics")).text  # this one
+    recommender.gate.clear()
+    first = asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))
+    await until(lambda: recommender.busy)
+    left = asyncio.Event()
+    bodies = [json.dumps({"history": [f"item-{i}"]}).encode() for i in range(100)]
+    gone = [asyncio.create_task(post_and_leave(client, body, left)) for body in bodies]
+    stay = [
+        asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})) for i in range(1, 21)
+    ]
+    await until(lambda: service.models.waiting == 120)
+    left.set()
+    await asyncio.gather(*gone)
+    assert service.models.waiting == 20
+    recommender.gate.set()
+    for i, response in enumerate(await asyncio.gather(first, *stay)):
+        assert ids(response) == recommender.expected([f"item-{i}"])
+    assert sum(recommender.batches) == 21
+    assert service.models.get().leases == 0
+    lines = [r for r in caplog.records if r.name == "recsys.serving.access"]
+    assert [r.fields["status"] for r in lines] == [499] * 100 + [200] * 21
+    assert "recsys_http_in_flight 1.0" in (await client.get("/metrics")).text  # this one
 
 
 async def test_a_jump_of_the_wall_clock_ends_no_request(
-    settings, recommender, running, until, monkeypatch
+    client, service, recommender, until, monkeypatch
 ):
-    async with running(settings, recommender=recommender) as (client, service):
-        real_ns, real_s = time.time_ns, time.time
-        for day in (1, -2):
-            recommender.gate.clear()
-            asked = [
-                asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
-                for i in range(5)
-            ]
-            await until(lambda: service.models.waiting + recommender.busy >= 1)
-            with monkeypatch.context() as jumped:
-                jumped.setattr(time, "time_ns", lambda day=day: real_ns() + day * 86_400 * 10**9)
-                jumped.setattr(time, "time", lambda day=day: real_s() + day * 86_400)
-                recommender.gate.set()
-                for i, response in enumerate(await asyncio.gather(*asked)):
-                    assert ids(response) == recommender.expected([f"item-{i}"])
+    real_ns, real_s = time.time_ns, time.time
+    for day in (1, -2):
+        recommender.gate.clear()
+        asked = [
+            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})) for i in range(5)
+        ]
+        await until(lambda: service.models.waiting + recommender.busy >= 1)
+        with monkeypatch.context() as jumped:
+            jumped.setattr(time, "time_ns", lambda day=day: real_ns() + day * 86_400 * 10**9)
+            jumped.setattr(time, "time", lambda day=day: real_s() + day * 86_400)
+            recommender.gate.set()
+            for i, response in enumerate(await asyncio.gather(*asked)):
+                assert ids(response) == recommender.expected([f"item-{i}"])
 
 
 async def test_a_bad_request_does_not_affect_its_batch_or_leak(
-    settings, recommender, running, until, caplog
+    client, service, recommender, until, caplog
 ):
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        histories = [["item-1"], ["item-2"], ["item-3", "poison"], ["item-4"]]
-        asked = [asyncio.create_task(client.post(URL, json={"history": histories[0]}))]
-        await until(lambda: recommender.busy)
-        for history in histories[1:]:
-            asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
-        await until(lambda: service.models.waiting == 3)
-        recommender.gate.set()
-        responses = await asyncio.gather(*asked)
+    recommender.gate.clear()
+    histories = [["item-1"], ["item-2"], ["item-3", "poison"], ["item-4"]]
+    asked = [asyncio.create_task(client.post(URL, json={"history": histories[0]}))]
+    await until(lambda: recommender.busy)
+    for history in histories[1:]:
+        asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
+    await until(lambda: service.models.waiting == 3)
+    recommender.gate.set()
+    responses = await asyncio.gather(*asked)
     for history, response in zip(histories, responses, strict=True):
         if history == ["item-3", "poison"]:
             body = is_problem(response, "internal_error")
@@ -740,7 +732,7 @@ async def test_a_bad_request_does_not_affect_its_batch_or_leak(
         else:
             assert ids(response) == recommender.expected(history)
     (record,) = [r for r in caplog.records if r.name == "recsys.serving.failures"]
-    assert record.fields == {"request_id": body["request_id"]}  # type: ignore[attr-defined]
+    assert record.fields == {"request_id": body["request_id"]}
     assert "secret" in caplog.text
 
 
@@ -791,7 +783,7 @@ async def test_every_request_is_one_line_in_the_log_without_user_ids(client, cap
     await client.get("/v1/users/ada/recommendations", headers={"X-Request-ID": "one"})
     url = "/v1/users/eve/recommendations?fallback=false"
     await client.get(url, headers={"X-Request-ID": "two"})
-    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.access"]  # type: ignore[attr-defined]
+    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.access"]
     assert all(line.pop("ms") > 0 for line in lines)
     route = "/v1/users/{user_id}/recommendations"
     assert lines == [

@@ -88,39 +88,6 @@ async def test_batches_are_limited_and_in_order_of_arrival():
     await made.close()
 
 
-async def test_after_a_larger_batch_the_next_request_waits_for_as_many():
-    worker = Worker()
-    made = batcher(worker)
-    await slowly(made, worker, 1, 2)
-    again = ask(made, 3)
-    await settle()
-    assert not again.done()
-    await asyncio.gather(again, ask(made, 4))
-    assert worker.batches[-1] == [3, 4]
-    await made.close()
-
-
-async def test_the_wait_for_other_requests_is_limited():
-    worker = Worker()
-    made = batcher(worker, max_wait_ms=20)
-    await slowly(made, worker, 1, 2)
-    answer = await ask(made, 3)
-    assert (answer.result, answer.batch_size) == (9, 1)
-    assert answer.queue_s >= 0.019
-    await made.close()
-
-
-async def test_company_is_awaited_no_longer_than_the_batch_before_took():
-    worker = Worker()
-    made = batcher(worker)  # for ever is allowed
-    await slowly(made, worker, 1, 2)
-    async with asyncio.timeout(PATIENCE_S):
-        answer = await ask(made, 3)
-    assert (answer.result, answer.batch_size) == (9, 1)
-    assert answer.queue_s >= 0.4
-    await made.close()
-
-
 async def test_a_full_queue_refuses_and_cancelling_frees_a_place():
     worker = Worker()
     worker.gate.clear()

@@ -11,11 +11,8 @@ import httpx
 import pytest
 
 from recsys.errors import RequestError
-from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
-
-Neighbours = tuple[httpx.AsyncClient, httpx.AsyncClient, Service]
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
@@ -237,7 +234,7 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fak
 @pytest.fixture
 async def neighbours(
     settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Neighbours]:
+) -> AsyncIterator[Any]:
     """Two processes over one store, which look into it often; the service of the second."""
     monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.02)
     async with (
@@ -322,16 +319,14 @@ async def test_own_changes_are_not_made_twice(settings, fake, running, until, mo
 
 
 async def test_a_change_that_is_not_stored_is_not_acknowledged(
-    settings, recommender, running, monkeypatch
+    client, service, recommender, monkeypatch
 ):
-    async with running(settings, recommender=recommender) as (client, service):
+    async def full(model: str, records: Any) -> None:
+        raise StoreError("disk full")
 
-        async def full(model: str, records: Any) -> None:
-            raise StoreError("disk full")
-
-        monkeypatch.setattr(service.store, "journal_append", full)
-        response = await client.put("/v1/items/lamp", json=LAMP)
-        assert code(response) == (503, "store_unavailable")
+    monkeypatch.setattr(service.store, "journal_append", full)
+    response = await client.put("/v1/items/lamp", json=LAMP)
+    assert code(response) == (503, "store_unavailable")
 
 
 async def test_a_repeated_removal_is_journaled_after_a_failure(
@@ -356,20 +351,19 @@ async def test_a_repeated_removal_is_journaled_after_a_failure(
             assert code(await client.get(f"/v1/items/{item}")) == (404, "unknown_item")
 
 
-async def test_an_item_removed_during_its_ranking_is_unknown(settings, recommender, running):
-    async with running(settings, recommender=recommender) as (client, _):
-        score = recommender.score
+async def test_an_item_removed_during_its_ranking_is_unknown(client, recommender):
+    score = recommender.score
 
-        def late(histories: Any, items: Any) -> Any:
-            recommender.score = score
-            recommender.remove(["item-3"])
-            raise RequestError("item 'item-3' is not in the catalog")
+    def late(histories: Any, items: Any) -> Any:
+        recommender.score = score
+        recommender.remove(["item-3"])
+        raise RequestError("item 'item-3' is not in the catalog")
 
-        recommender.score = late
-        body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
-        answer = (await client.post("/v1/rank", json=body)).json()
-        assert [item["item_id"] for item in answer["items"]] == ["item-2"]
-        assert answer["unknown_items"] == ["item-3"]
+    recommender.score = late
+    body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
+    answer = (await client.post("/v1/rank", json=body)).json()
+    assert [item["item_id"] for item in answer["items"]] == ["item-2"]
+    assert answer["unknown_items"] == ["item-3"]
 
 
 # Filters

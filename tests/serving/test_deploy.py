@@ -70,7 +70,7 @@ def test_commented_settings_of_the_example_are_valid(tmp_path, monkeypatch):
 def instructions() -> list[tuple[str, str]]:
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ")
-    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
 
 
 def test_the_image_is_pinned_unprivileged_and_has_a_health_check():
@@ -135,7 +135,7 @@ def test_compose_waits_for_stores_and_listens_on_loopback():
 
 def test_the_unit_runs_an_existing_command_and_is_hardened():
     unit = configparser.RawConfigParser(strict=False)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.optionxform = str
     unit.read(DEPLOY / "recsys.service")
     assert "Documentation" not in unit["Unit"]  # a wheel brings none
     service = unit["Service"]

@@ -270,38 +270,36 @@ async def test_users_are_listed(client):
 
 
 async def test_a_full_store_refuses_writes_but_recommendations_work(
-    settings, recommender, running, monkeypatch
+    client, service, recommender, monkeypatch
 ):
-    async with running(settings, recommender=recommender) as (client, service):
-        await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
-        store = service.store
-        begun = store._begun
+    await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
+    store = service.store
+    begun = store._begun
 
-        def limited() -> Any:
-            store._own_connection().execute("PRAGMA max_page_count = 1")
-            return begun()
+    def limited() -> Any:
+        store._own_connection().execute("PRAGMA max_page_count = 1")
+        return begun()
 
-        monkeypatch.setattr(store, "_begun", limited)
-        batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
-        response = await client.post(URL, json=batch)
-        is_problem(response, "store_unavailable")
-        assert response.headers["retry-after"] == "5"
-        assert "histories.db" not in response.text
-        assert await items(client, "eve") == ["item-1"]
-        assert await recommended(client, "eve") == recommender.expected(["item-1"])
+    monkeypatch.setattr(store, "_begun", limited)
+    batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
+    response = await client.post(URL, json=batch)
+    is_problem(response, "store_unavailable")
+    assert response.headers["retry-after"] == "5"
+    assert "histories.db" not in response.text
+    assert await items(client, "eve") == ["item-1"]
+    assert await recommended(client, "eve") == recommender.expected(["item-1"])
 
 
-async def test_events_are_counted(settings, recommender, running):
-    async with running(settings, recommender=recommender) as (client, service):
-        event = {"event_id": "1", "user": "eve", "item": "item-1"}
-        await post(client, event)
-        await post(client, event)
-        await client.delete("/v1/users/eve")
-        text = service.metrics.exposition().decode()
-        assert 'recsys_events_total{result="accepted"} 1.0' in text
-        assert 'recsys_events_total{result="duplicate"} 1.0' in text
-        assert "recsys_erasures_total 1.0" in text
-        assert 'recsys_store_seconds_count{operation="append"} 2.0' in text
+async def test_events_are_counted(client, service, recommender):
+    event = {"event_id": "1", "user": "eve", "item": "item-1"}
+    await post(client, event)
+    await post(client, event)
+    await client.delete("/v1/users/eve")
+    text = service.metrics.exposition().decode()
+    assert 'recsys_events_total{result="accepted"} 1.0' in text
+    assert 'recsys_events_total{result="duplicate"} 1.0' in text
+    assert "recsys_erasures_total 1.0" in text
+    assert 'recsys_store_seconds_count{operation="append"} 2.0' in text
 
 
 async def test_the_document_describes_both_forms_of_a_batch(client):

@@ -11,19 +11,10 @@ from recsys.serving.settings import ServingSettings
 pytestmark = pytest.mark.anyio
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 # The bucket
 
 
-def test_a_bucket_gives_its_burst_and_then_its_rate():
-    clock = Clock()
+def test_a_bucket_gives_its_burst_and_then_its_rate(clock):
     limit = RateLimit(2.0, 3, clock=clock)
     assert [limit.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
     clock.now = 0.5
@@ -33,8 +24,8 @@ def test_a_bucket_gives_its_burst_and_then_its_rate():
     assert [limit.take("a") > 0 for _ in range(4)] == [False, False, False, True]
 
 
-def test_clients_have_buckets_of_their_own_in_bounded_number():
-    limit = RateLimit(1.0, 1, clients=3, clock=Clock())
+def test_clients_have_buckets_of_their_own_in_bounded_number(clock):
+    limit = RateLimit(1.0, 1, clients=3, clock=clock)
     for client in "abc":
         assert limit.take(client) == 0
     assert limit.take("a") == 1.0  # and is now the one used last
@@ -44,8 +35,7 @@ def test_clients_have_buckets_of_their_own_in_bounded_number():
     assert limit.take("b") == 0  # was forgotten
 
 
-def test_refused_requests_take_no_token():
-    clock = Clock()
+def test_refused_requests_take_no_token(clock):
     limit = RateLimit(1.0, 1, clock=clock)
     limit.take("a")
     for _ in range(100):
@@ -174,7 +164,7 @@ async def test_a_refused_request_is_logged_without_its_path(settings, recommende
         assert (await client.get("/v1/users/ada/history")).status_code == 400
         assert (await client.get("/nothing/" + "x" * 5000)).status_code == 400
         text = service.metrics.exposition().decode()
-    routes = [r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"]  # type: ignore[attr-defined]
+    routes = [r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"]
     assert routes == ["/v1/users/{user_id}/history", "unmatched"]
     assert "ada" not in caplog.text
     assert 'route="/v1/users/{user_id}/history"' in text
@@ -193,7 +183,7 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(client, capl
     assert (await client.get(f"/v1/users/{user}/history")).status_code == 404
     await client.get(f"/v1/users/{user}/")
     await client.get(f"/v1/user/{user}")
-    routes = {r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"}  # type: ignore[attr-defined]
+    routes = {r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"}
     assert "unmatched" in routes
     assert not any("ada" in route for route in routes)
 

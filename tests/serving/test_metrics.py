@@ -11,14 +11,6 @@ from recsys.serving.series import SLOT_S, SLOTS
 pytestmark = pytest.mark.anyio
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -112,8 +104,7 @@ def test_two_applications_share_no_counter():
     assert (value(first, "erasures_total"), value(second, "erasures_total")) == (1, 0)
 
 
-def test_the_series_has_a_slot_for_each_period_and_is_limited():
-    clock = Clock()
+def test_the_series_has_a_slot_for_each_period_and_is_limited(clock):
     metrics = Metrics(clock=clock)
     for ms in range(1, 101):
         metrics.answered({"total": ms / 1000})
@@ -133,8 +124,8 @@ def test_the_series_has_a_slot_for_each_period_and_is_limited():
     assert sum(found["answers"]) == 0
 
 
-def test_memory_does_not_grow_with_answers():
-    metrics = Metrics(clock=Clock())
+def test_memory_does_not_grow_with_answers(clock):
+    metrics = Metrics(clock=clock)
     for i in range(2000):
         metrics.answered({"total": (i % 100) / 1e4})
     assert len(metrics.series.current.latency) < 150

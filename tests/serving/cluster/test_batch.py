@@ -201,7 +201,7 @@ def killed_behind_five_parts(arguments: list[str]) -> None:
         write(self, part, table)
         written.append(part)
 
-    Output.write = dying  # type: ignore[method-assign]
+    Output.write = dying
     sys.argv[1:] = arguments
     main()
 

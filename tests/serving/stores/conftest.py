@@ -51,6 +51,7 @@ class Postgres:
 
     def __init__(self, binaries: Path, home: Path) -> None:
         self.binaries, self.home, self.port = binaries, home, 0
+        self.how = ("-w", "-t", str(PATIENCE_S), "-D", f"{home}/data")
         self.as_user: tuple[str, ...] = ()
         if os.geteuid() == 0:  # the server refuses to run as root
             shutil.chown(home, pwd.getpwnam("postgres").pw_uid)
@@ -72,24 +73,10 @@ class Postgres:
         options = (
             f"-p {self.port} -h 127.0.0.1 -k {self.home} -c fsync=off -c deadlock_timeout=50ms"
         )
-        log = ("-l", f"{self.home}/data/log")
-        self.run(
-            "pg_ctl",
-            "start",
-            "-w",
-            "-t",
-            f"{PATIENCE_S}",
-            "-D",
-            f"{self.home}/data",
-            *log,
-            "-o",
-            options,
-        )
+        self.run("pg_ctl", "start", *self.how, "-l", f"{self.home}/data/log", "-o", options)
 
     def stop(self, mode: str = "immediate") -> None:
-        self.run(
-            "pg_ctl", "stop", "-w", "-t", f"{PATIENCE_S}", "-D", f"{self.home}/data", "-m", mode
-        )
+        self.run("pg_ctl", "stop", *self.how, "-m", mode)
 
     def empty(self) -> None:
         import psycopg

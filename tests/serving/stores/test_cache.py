@@ -2,17 +2,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.records import Event
-from recsys.serving.stores.store import Store
-
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
 
 
 class Observer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,17 +11,12 @@ from recsys.errors import ArtifactError
 from recsys.serving.stores import store as store_module
 from recsys.serving.stores.records import (
     Appended,
-    Event,
     EventConflictError,
     Journal,
     Served,
     StoreError,
 )
 from recsys.serving.stores.store import Store
-
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
-Remembered = Callable[[Store, str], bool]
 
 pytestmark = pytest.mark.anyio
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]

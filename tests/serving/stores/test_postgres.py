@@ -2,17 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Appended, Event, StoreError
-from recsys.serving.stores.store import Store
-
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
+from recsys.serving.stores.records import Appended, StoreError
 
 pytestmark = pytest.mark.anyio
 

@@ -6,19 +6,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Appended, Event, Served, StoreError, user_hash
+from recsys.serving.stores.records import Appended, Served, StoreError, user_hash
 from recsys.serving.stores.sqlite import SqliteStore
-from recsys.serving.stores.store import Store
-
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
-Remembered = Callable[[Store, str], bool]
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -233,7 +227,7 @@ async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
             raise sqlite3.OperationalError("unable to open database file")
         if any(answer.recommendation_id == "bad" for answer in served):
             raise sqlite3.DataError("refused")
-        keep(cursor, served)  # type: ignore[arg-type]
+        keep(cursor, served)
 
     monkeypatch.setattr(store, "_keep_served", fragile)
     names = [f"r{i}" for i in range(9)]

@@ -14,15 +14,12 @@ from recsys.serving.stores.records import Event
 from recsys.serving.stores.store import Store
 from recsys.serving.transfer import Imported, export_events, import_events
 
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
-
 pytestmark = pytest.mark.anyio
 FORMATS = ("events.ndjson", "events.parquet")
 
 
 @pytest.fixture
-async def full(store: Store, event: MakeEvent, write_dataset: Callable[..., Path]) -> Store:
+async def full(store: Store, event, write_dataset: Callable[..., Path]) -> Store:
     """A store with a seed and events of every shape."""
     store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
     await store.append(
