@@ -1,7 +1,5 @@
 """A recommender whose every answer can be checked against its request, and apps around it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -9,7 +7,6 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,10 +28,9 @@ from recsys.dataset import Dataset
 from recsys.decoding.output import Trace, TraceNode
 from recsys.errors import NonFiniteError
 from recsys.interactions import Interactions
-from recsys.live import Epoch, Epochs, NewItem
+from recsys.live import Epochs
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
-from recsys.retrieval import Retrieval
 from recsys.serving.app import create_app
 from recsys.serving.benchmark.process import Server
 from recsys.serving.service import Phase, Service
@@ -59,7 +55,7 @@ class FakeRecommender:
 
     retrieval: Any = FakeRetrieval()
 
-    def __init__(self, name: str = "demo") -> None:
+    def __init__(self, name="demo"):
         ids = [f"item-{i}" for i in range(ITEMS)]
         items = pa.table(
             {
@@ -87,27 +83,27 @@ class FakeRecommender:
         self.gate.set()
 
     @property
-    def epoch(self) -> Epoch:
+    def epoch(self):
         return self.epochs.current
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self):
         return self.epoch.catalog
 
-    def warm_up(self) -> None:
+    def warm_up(self):
         self.gate.wait(60)
         self.warm = True
 
-    def close(self) -> None:
+    def close(self):
         pass
 
-    def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
+    def recommend_batch(self, requests):
         self.busy = True
         self.gate.wait(60)
         self.batches.append(len(requests))
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: RecommendRequest) -> RecommendResult:
+    def answer(self, request):
         if "poison" in request.history:
             raise ValueError("secret: /etc/model")
         if "not-finite" in request.history:
@@ -130,7 +126,7 @@ class FakeRecommender:
             trace=self.trace() if request.trace else None,
         )
 
-    def allowed(self, request: RecommendRequest) -> np.ndarray:
+    def allowed(self, request):
         epoch = self.epoch
         found = epoch.alive.copy()
         if request.filter is not None:
@@ -139,18 +135,18 @@ class FakeRecommender:
             found &= inside
         return found
 
-    def named(self, item: str, score: float) -> Recommendation:
+    def named(self, item, score):
         catalog = self.catalog
         row = catalog.find(item)
         codes = tuple(catalog.codes[row].tolist())
         return Recommendation(item, score, catalog.title(row), codes, because="item-1")
 
-    def trace(self) -> Trace:
+    def trace(self):
         first = TraceNode(-1, 1, 2, 1, 1, -0.5, -0.25, "accepted", 81)
         second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 9)
         return Trace([first, second], {1: 3, 2: 4, 3: 0})
 
-    def eligible(self, request: RecommendRequest) -> int | None:
+    def eligible(self, request):
         epoch = self.epoch
         if request.boosts:
             epoch.filters.boost(request.item_boosts)
@@ -158,25 +154,23 @@ class FakeRecommender:
             return None
         return epoch.filters.mask(request.item_filter).eligible
 
-    def upsert(self, items: Sequence[NewItem]) -> Epoch:
+    def upsert(self, items):
         return self.epochs.upsert(items)
 
-    def remove(self, item_ids: Sequence[str]) -> list[str]:
+    def remove(self, item_ids):
         return self.epochs.remove(item_ids)
 
-    def score(
-        self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
-    ) -> list[list[float]]:
+    def score(self, histories, items):
         return [
             [-float(len(history) + int(item[5:])) for item in some]
             for history, some in zip(histories, items, strict=True)
         ]
 
-    def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
+    def similar(self, item_id, k):
         row = self.catalog.find(item_id)
         return [(self.catalog.item_id((row + i) % ITEMS), 1 / i) for i in range(1, k + 1)]
 
-    def fallback(self, request: RecommendRequest) -> RecommendResult:
+    def fallback(self, request):
         rows = np.flatnonzero(self.allowed(request)).tolist()
         names = [self.catalog.item_id(row) for row in rows]
         found = [name for name in names if name not in request.exclude_items]
@@ -191,18 +185,18 @@ class FakeRecommender:
             certificate="approximate",
         )
 
-    def expected(self, history: Iterable[str], k: int = 10, **options: Any) -> list[str]:
+    def expected(self, history, k=10, **options):
         result = self.answer(RecommendRequest(list(history), k, **options))
         return [found.item_id for found in result.recommendations]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend():
     return "asyncio"
 
 
 @pytest.fixture(autouse=True)
-def loggers_as_before() -> Iterator[None]:
+def loggers_as_before():
     """A server that is run inside a test redirects them."""
     loggers = [logging.getLogger(name) for name in ("recsys", "uvicorn")]
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
@@ -213,7 +207,7 @@ def loggers_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def left_frozen(monkeypatch):
     """What the engine does with the garbage collector, without its walk over all there is."""
     told = SimpleNamespace(calls=[])
     for name in ("collect", "freeze", "unfreeze"):
@@ -227,36 +221,28 @@ class Clock:
 
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def recommender() -> FakeRecommender:
+def recommender():
     return FakeRecommender()
 
 
 @pytest.fixture(scope="session")
-def fake() -> type[FakeRecommender]:
+def fake():
     return FakeRecommender
 
 
 def write_bundle(
-    path: Path,
-    items: int,
-    *,
-    seed: int = 0,
-    codes: int = 16,
-    draft: bool = False,
-    retrieval: Retrieval | None = None,
-    evaluation: Any = None,
-    **columns: Any,
-) -> Path:
+    path, items, *, seed=0, codes=16, draft=False, retrieval=None, evaluation=None, **columns
+):
     """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
 
@@ -298,15 +284,15 @@ def write_bundle(
 
 
 @pytest.fixture(scope="session")
-def random_bundle() -> Callable[..., Path]:
+def random_bundle():
     return write_bundle
 
 
 @pytest.fixture
-def write_dataset(tmp_path: Path) -> Callable[..., Path]:
+def write_dataset(tmp_path):
     """Write events [(user, item, time)] as a canonical data set."""
 
-    def write(events: list[tuple[str, str, int]], name: str = "shop") -> Path:
+    def write(events, name="shop"):
         users, items, times = zip(*events, strict=True)
         interactions = Interactions.of(list(users), list(items), list(times))
         table = pa.table(
@@ -320,16 +306,14 @@ def write_dataset(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def settings(
-    tmp_path: Path, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> ServingSettings:
+def settings(tmp_path, write_dataset, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
     histories = write_dataset([("ada", "item-1", 10), ("ada", "item-2", 20), ("bob", "gone", 5)])
     return ServingSettings(bundle=tmp_path / "bundles" / "demo", histories=histories)
 
 
 @contextmanager
-def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
+def serve_in_thread(settings, **parts):
     """The URL of an application on a real socket."""
     app = create_app(settings, **parts)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
@@ -340,9 +324,10 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
         thread.start()
         try:
             deadline = time.monotonic() + 300
-            while app.state.service.phase is not Phase.READY:
+            while app.state.service.phase is Phase.STARTING:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+            assert app.state.service.phase is Phase.READY, app.state.service.failure
             yield f"http://127.0.0.1:{port}"
         finally:
             server.should_exit = True
@@ -350,11 +335,11 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def answer_http(answer: Callable[[str, bytes], Any]) -> AsyncIterator[Server]:
+async def answer_http(answer):
     """A server that answers (head, body) with JSON, or (status, JSON); None hangs up."""
     serving: list[Any] = []
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(reader, writer):
         serving.append(asyncio.current_task())
         try:
             while True:
@@ -384,14 +369,12 @@ async def answer_http(answer: Callable[[str, bytes], Any]) -> AsyncIterator[Serv
 
 
 @pytest.fixture(scope="session")
-def answering() -> Any:
+def answering():
     return answer_http
 
 
 @asynccontextmanager
-async def run_app(
-    settings: ServingSettings, *, wait: bool = True, **parts: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+async def run_app(settings, *, wait=True, **parts):
     """A client of a started application, over ASGI."""
     app = create_app(settings, **parts)
     transport = httpx.ASGITransport(app)
@@ -408,36 +391,34 @@ async def run_app(
         yield client, service
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition):
     async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 @pytest.fixture
-def running() -> Any:
+def running():
     return run_app
 
 
 @pytest.fixture(scope="session")
-def serving() -> Any:
+def serving():
     return serve_in_thread
 
 
 @pytest.fixture
-def until() -> Any:
+def until():
     return wait_until
 
 
 @pytest.fixture
-async def client(
-    settings: ServingSettings, recommender: FakeRecommender
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client(settings, recommender):
     async with run_app(settings, recommender=recommender) as (client, _):
         yield client
 
 
 @pytest.fixture
-def service(client: httpx.AsyncClient) -> Service:
+def service(client):
     """The service that `client` asks."""
     return client._transport.app.state.service

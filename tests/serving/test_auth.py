@@ -1,15 +1,9 @@
-from __future__ import annotations
-
 import json
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from recsys.errors import ConfigError
@@ -23,12 +17,12 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "keys" / "keys.json"
 
 
 @pytest.fixture
-def check_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_at_once(monkeypatch):
     monkeypatch.setattr(auth, "CHECK_INTERVAL_S", 0.0)
 
 
@@ -120,7 +114,7 @@ def test_wrong_names_scopes_and_files_are_reported(file):
 
 
 def test_the_commands_make_list_and_revoke(tmp_path):
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words):
         code = "from recsys.cli import main; main()"
         return subprocess.run(
             [sys.executable, "-c", code, "keys", *words],
@@ -199,20 +193,18 @@ def test_every_change_needs_more_than_the_scope_read():
 
 
 @pytest.fixture
-def keys(file: Path) -> dict[str, str]:
+def keys(file):
     return {scope: auth.create(file, scope, scope) for scope in ("read", "write", "admin")}
 
 
 @pytest.fixture
-async def guarded(
-    settings: ServingSettings, recommender: Any, running: Any, file: Path, keys: dict[str, str]
-) -> AsyncIterator[httpx.AsyncClient]:
+async def guarded(settings, recommender, running, file, keys):
     with_keys = settings.model_copy(update={"keys": file})
     async with running(with_keys, recommender=recommender) as (client, _):
         yield client
 
 
-def bearer(secret: str) -> dict[str, str]:
+def bearer(secret):
     return {"authorization": f"Bearer {secret}"}
 
 

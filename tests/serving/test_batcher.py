@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -23,12 +19,12 @@ PATIENCE_S = 120.0  # of a loaded machine, and far from for ever
 class Worker:
     """Squares numbers when its gate is open; remembers every batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.batches: list[list[int]] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, requests: Sequence[int]) -> list[int]:
+    async def __call__(self, requests):
         self.batches.append(list(requests))
         await self.gate.wait()
         await asyncio.sleep(0)
@@ -37,7 +33,7 @@ class Worker:
         return [number * number for number in requests]
 
 
-def batcher(worker: Any, **options: Any) -> Batcher[int, int]:
+def batcher(worker, **options):
     made: Batcher[int, int] = Batcher(
         worker, **({"max_batch": 4, "max_wait_ms": FOREVER_MS, "queue_limit": 100} | options)
     )
@@ -45,19 +41,17 @@ def batcher(worker: Any, **options: Any) -> Batcher[int, int]:
     return made
 
 
-def ask(
-    made: Batcher[int, int], number: int, seconds: float = PATIENCE_S
-) -> asyncio.Task[Answer[int]]:
+def ask(made, number, seconds=PATIENCE_S):
     deadline = asyncio.get_running_loop().time() + seconds
     return asyncio.create_task(made.submit(number, deadline=deadline))
 
 
-async def settle() -> None:
+async def settle():
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def slowly(made: Batcher[int, int], worker: Worker, *numbers: int) -> None:
+async def slowly(made, worker, *numbers):
     """Ask for some in one batch that takes half a second."""
     worker.gate.clear()
     tasks = [ask(made, number) for number in numbers]
@@ -164,7 +158,7 @@ async def test_a_request_that_fails_does_not_fail_its_batch_mates():
 
 
 async def test_missing_results_are_an_error_for_the_whole_batch():
-    async def forgetful(requests: Sequence[int]) -> list[int]:
+    async def forgetful(requests):
         return []
 
     made = batcher(forgetful)
@@ -174,7 +168,7 @@ async def test_missing_results_are_an_error_for_the_whole_batch():
 
 
 async def test_a_timeout_of_the_worker_is_not_the_deadline():
-    async def slow(requests: Sequence[int]) -> list[int]:
+    async def slow(requests):
         raise TimeoutError("of the device")
 
     made = batcher(slow)
@@ -218,7 +212,7 @@ async def test_every_caller_gets_its_own_answer(seed):
     worker = Worker()
     made = batcher(worker, max_wait_ms=1, queue_limit=50)
 
-    async def client(number: int) -> str:
+    async def client(number):
         await asyncio.sleep(rng.random() * 0.05)
         patience = rng.choice([0.0, 0.002, 10.0, 10.0])
         task = ask(made, number, seconds=patience)

@@ -1,16 +1,11 @@
 """`recsys benchmark serve`: loops over HTTP, requests, equality under load, soaks, errors."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,11 +28,11 @@ GET = Request("GET", "/")
 
 
 @pytest.fixture
-def talking(answering: Any) -> Any:
+def talking(answering):
     """A client of a server that answers (head, body)."""
 
     @asynccontextmanager
-    async def talk(answer: Callable[[str, bytes], Any]) -> AsyncIterator[Client]:
+    async def talk(answer):
         async with answering(answer) as server, Client([server], key="rk_x") as client:
             yield client
 
@@ -51,7 +46,7 @@ def talking(answering: Any) -> Any:
 async def test_a_request_is_sent_with_its_body_and_the_key(talking):
     heard = []
 
-    def answer(head: str, body: bytes) -> Any:
+    def answer(head, body):
         heard.append((head, body))
         return {"n": 1}
 
@@ -112,7 +107,7 @@ def test_an_open_loop_is_a_poisson_process_of_its_rate():
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory):
     table = pa.table(
         {
             "item_id": [f"i{i}" for i in range(50)],
@@ -132,7 +127,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def bodies(requests: Any, count: int) -> list[Any]:
+def bodies(requests, count):
     return [json.loads(request.body) for request in islice(requests, count)]
 
 
@@ -162,17 +157,17 @@ def test_mixed_requests_use_every_field_and_are_valid(bundle):
 class Fake:
     """Answers recommendations; from `lie_from` requests on, with other scores."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.count, self.lie_from = 0, 10**9
 
-    def __call__(self, head: str, body: bytes) -> Any:
+    def __call__(self, head, body):
         self.count += 1
         score = len(json.loads(body)["history"]) + (self.count > self.lie_from)
         items = [{"item_id": "i0", "score": score}]
         return {"items": items, "eligible_items": 3}
 
 
-async def equality(talking: Any, fake: Fake, bundle: Path) -> Any:
+async def equality(talking, fake, bundle):
     async with talking(fake) as client:
         return await compare(client, Workload(bundle), Options((8,), checks=40))
 
@@ -195,7 +190,7 @@ async def test_an_answer_that_changes_under_load_is_shown(talking, bundle):
 # Report
 
 
-def row(key: str, value: float) -> dict[str, Any]:
+def row(key, value):
     return {
         key: value, "answers": 100, "rate": value, "p50_ms": 10.0, "p95_ms": 20.0, "p99_ms": None,
         "errors": 0, "generator_cpu": 0.1, "server_cpu": 0.9, "server_cpu_ms": 9.0,
@@ -219,7 +214,7 @@ def test_a_report_has_both_loops_and_the_comparison():
     ]
 
 
-def samples(rss: list[float]) -> list[dict[str, Any]]:
+def samples(rss):
     return [
         {"s": float(i), "rss_mb": mb, "open_files": 9, "threads": 4} for i, mb in enumerate(rss)
     ]

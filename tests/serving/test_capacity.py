@@ -1,16 +1,11 @@
 """The capacity plan: traffic, the simulated fleet against the real batcher, costs, the search."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
 import selectors
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +19,6 @@ from recsys.bundle import CATALOG
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, ConfigError
 from recsys.serving.batcher import Batcher
-from recsys.serving.benchmark.process import Server
 from recsys.serving.capacity.check import Trial, check, compare
 from recsys.serving.capacity.commands import capacity
 from recsys.serving.capacity.costs import DRAWS, ENOUGH, Costs, Level
@@ -53,7 +47,7 @@ from recsys.serving.capacity.traffic import NEW_USERS, Traffic, assign_owners
 QUIET = Fleet(max_batch=1, max_wait_ms=0.0, queue_limit=10**9, deadline_ms=1e12)
 
 
-def constant(batch_ms: float, *, request_ms: float = 0.0, other_ms: float = 0.0) -> Costs:
+def constant(batch_ms, *, request_ms=0.0, other_ms=0.0):
     """A batch of n takes `batch_ms + n request_ms`, and a request `other_ms` besides."""
     sizes = np.repeat([1, 2], ENOUGH)
     batch = batch_ms + request_ms * sizes
@@ -113,7 +107,7 @@ class _Clock(selectors.SelectSelector):
 
     now = 0.0
 
-    def select(self, timeout: float | None = None) -> list[Any]:
+    def select(self, timeout=None):
         ready = super().select(0)
         if not ready and timeout:
             self.now += timeout
@@ -123,26 +117,24 @@ class _Clock(selectors.SelectSelector):
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop whose time passes only while it would have slept."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock = _Clock()
         super().__init__(self.clock)
 
-    def time(self) -> float:
+    def time(self):
         return self.clock.now
 
 
-def by_the_batcher(
-    times: list[float], batch_s: dict[int, float], fleet: Fleet
-) -> list[tuple[float, int]]:
+def by_the_batcher(times, batch_s, fleet):
     """(end, batch size) of each request, by `recsys.serving.batcher` on a virtual clock."""
     loop = _Loop()
     found: dict[int, tuple[float, int]] = {}
 
-    async def run(batch: Any) -> Any:
+    async def run(batch):
         await asyncio.sleep(batch_s[len(batch)])
         return list(batch)
 
-    async def play() -> None:
+    async def play():
         batcher: Batcher[int, int] = Batcher(
             run,
             max_batch=fleet.max_batch,
@@ -151,7 +143,7 @@ def by_the_batcher(
         )
         batcher.start()
 
-        async def one(number: int) -> None:
+        async def one(number):
             await asyncio.sleep(times[number])
             answer = await batcher.submit(number, deadline=1e9)
             found[number] = loop.time(), answer.batch_size
@@ -169,15 +161,15 @@ def by_the_batcher(
 class Given(Traffic):
     """Requests at given times."""
 
-    def __init__(self, times: list[float]) -> None:
+    def __init__(self, times):
         super().__init__(1.0, len(times))
         object.__setattr__(self, "times", times)
 
-    def arrivals(self, rng: np.random.Generator) -> Any:
+    def arrivals(self, rng):
         return np.array(self.__dict__["times"])
 
 
-def sizes_of(batch_ms: float, request_ms: float, most: int) -> dict[int, float]:
+def sizes_of(batch_ms, request_ms, most):
     return {size: (batch_ms + request_ms * size) / 1e3 for size in range(1, most + 1)}
 
 
@@ -206,7 +198,7 @@ def test_batches_start_and_end_as_the_batchers_do(gaps, batch_ms, request_ms, wa
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[Traffic, Fleet]:
+def fleets(draw):
     replicas = draw(st.integers(1, 5))
     losses = []
     for replica in draw(st.sets(st.integers(0, replicas - 1))):
@@ -309,7 +301,7 @@ def test_full_queues_refuse_and_late_requests_expire():
 # Costs
 
 
-def measured(rate: float, *, batch: float = 8.0, count: int = 400, seed: int = 0) -> Level:
+def measured(rate, *, batch=8.0, count=400, seed=0):
     rng = np.random.default_rng(seed)
     size = rng.integers(1, 4, count)
     batch_ms = batch + 2.0 * size + rng.exponential(0.5, count)
@@ -357,7 +349,7 @@ def test_costs_are_read_back_as_they_were_written(tmp_path):
             Costs.load(tmp_path / name)
 
 
-def seen_of(rows: list[tuple[int, float, int, bool]]) -> Seen:
+def seen_of(rows):
     """Answers of replica, batch time, size, cold; nothing queued, 2 ms for all else."""
     replica, batch, size, cold = map(np.array, zip(*rows, strict=True))
     values = (replica, batch + 2.0, np.zeros(len(rows)), batch, size, cold)
@@ -391,7 +383,7 @@ def test_loads_of_one_rate_count_together():
 
 
 @pytest.fixture
-def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+def briefly(monkeypatch):
     """Plans by few requests."""
     monkeypatch.setattr("recsys.serving.capacity.plan.LEAST", 4000)
 
@@ -451,7 +443,7 @@ def test_memory_is_the_sum_of_its_parts():
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory):
     path = tmp_path_factory.mktemp("bundles") / "tiny"
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
     with write_artifact(path, "bundle", info={"items": 50, "levels": 3}) as folder:
@@ -492,19 +484,19 @@ def test_a_check_shows_prediction_beside_measurement():
 
 
 @pytest.fixture
-def stand_ins(answering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_ins(answering, monkeypatch):
     """Replicas that start at once: only their batches take time, behind the real batcher."""
 
-    async def run(batch: Any) -> Any:
+    async def run(batch):
         await asyncio.sleep(0.004)
         return list(batch)
 
     @asynccontextmanager
-    async def start() -> AsyncIterator[Server]:
+    async def start():
         batcher: Batcher[int, int] = Batcher(run, max_batch=32, max_wait_ms=5.0, queue_limit=99)
         batcher.start()
 
-        async def answer(head: str, body: bytes) -> Any:
+        async def answer(head, body):
             assert json.loads(body)["include"] == ["timing"]
             found = await batcher.submit(0, deadline=1e12)
             times = {"queue_ms": found.queue_s * 1e3, "compute_ms": found.compute_s * 1e3}
@@ -515,9 +507,7 @@ def stand_ins(answering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         await batcher.close()
 
     @asynccontextmanager
-    async def start_replicas(
-        bundle: Path, count: int, settings: Any = ()
-    ) -> AsyncIterator[list[Server]]:
+    async def start_replicas(bundle, count, settings=()):
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(start()) for _ in range(count)]
 
@@ -548,7 +538,7 @@ async def test_one_replica_is_measured_at_all_sizes(bundle):
     assert all((level.batch_ms > 0).all() for level in costs.levels)
 
 
-def run_command(capsys: pytest.CaptureFixture[str], **options: Any) -> Any:
+def run_command(capsys, **options):
     capacity(**{"as_json": True, "seed": 0, "settings": None, **options})
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 

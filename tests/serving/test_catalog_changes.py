@@ -1,17 +1,11 @@
 """Items over HTTP: browsed, put, taken away, compared, ranked, and kept over a restart."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from recsys.errors import RequestError
-from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
 
 pytestmark = pytest.mark.anyio
@@ -19,12 +13,12 @@ URL = "/v1/recommendations"
 LAMP = {"title": "Lamp", "attributes": {"price": 9.5, "categories": ["light"]}, "like": "item-7"}
 
 
-def ids(response: httpx.Response) -> list[str]:
+def ids(response):
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
 
 
-def code(response: httpx.Response) -> tuple[int, str]:
+def code(response):
     return response.status_code, response.json()["code"]
 
 
@@ -208,7 +202,7 @@ async def test_another_model_replays_the_journal_except_refused_items(
 
 
 async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fake, running):
-    async def put(client: httpx.AsyncClient, name: str, **fields: Any) -> None:
+    async def put(client, name, **fields):
         assert (await client.put(f"/v1/items/{name}", json=fields)).status_code == 200
 
     async with running(settings, recommender=fake()) as (client, _):
@@ -232,9 +226,7 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fak
 
 
 @pytest.fixture
-async def neighbours(
-    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Any]:
+async def neighbours(settings, fake, running, monkeypatch):
     """Two processes over one store, which look into it often; the service of the second."""
     monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.02)
     async with (
@@ -247,11 +239,11 @@ async def neighbours(
 async def test_processes_over_one_store_make_each_others_changes(neighbours):
     one, two, service = neighbours
 
-    async def title(client: httpx.AsyncClient, item: str) -> str | None:
+    async def title(client, item):
         answer = (await client.get(f"/v1/items/{item}")).json()
         return None if "code" in answer else answer["title"]
 
-    async def agree(item: str, wanted: str | None) -> None:
+    async def agree(item, wanted):
         async with asyncio.timeout(300):
             while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
                 await asyncio.sleep(0.01)
@@ -287,7 +279,7 @@ async def test_changes_of_others_are_made_after_an_outage_of_the_store(
     one, _, service = neighbours
     looks = 0
 
-    async def away(model: str, after: int = 0) -> Any:
+    async def away(model, after=0):
         nonlocal looks
         looks += 1
         raise StoreError("away")
@@ -307,7 +299,7 @@ async def test_own_changes_are_not_made_twice(settings, fake, running, until, mo
         places: list[int] = []
         journal = service.store.journal
 
-        async def watched(model: str, after: int = 0) -> Any:
+        async def watched(model, after=0):
             places.append(after)
             return await journal(model, after)
 
@@ -321,7 +313,7 @@ async def test_own_changes_are_not_made_twice(settings, fake, running, until, mo
 async def test_a_change_that_is_not_stored_is_not_acknowledged(
     client, service, recommender, monkeypatch
 ):
-    async def full(model: str, records: Any) -> None:
+    async def full(model, records):
         raise StoreError("disk full")
 
     monkeypatch.setattr(service.store, "journal_append", full)
@@ -336,7 +328,7 @@ async def test_a_repeated_removal_is_journaled_after_a_failure(
         await client.put("/v1/items/lamp", json=LAMP)
         with monkeypatch.context() as broken:
 
-            async def full(model: str, records: Any) -> None:
+            async def full(model, records):
                 raise StoreError("disk full")
 
             broken.setattr(service.store, "journal_append", full)
@@ -354,7 +346,7 @@ async def test_a_repeated_removal_is_journaled_after_a_failure(
 async def test_an_item_removed_during_its_ranking_is_unknown(client, recommender):
     score = recommender.score
 
-    def late(histories: Any, items: Any) -> Any:
+    def late(histories, items):
         recommender.score = score
         recommender.remove(["item-3"])
         raise RequestError("item 'item-3' is not in the catalog")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -22,7 +20,7 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
     asked: list[Any] = []
     with serving(settings, recommender=recommender) as url, Client(url) as client:
 
-        def note(request: httpx.Request) -> None:
+        def note(request):
             path, raw_path = request.url.path, request.url.raw_path
             scope = {"type": "http", "method": request.method, "path": path, "raw_path": raw_path}
             asked.append(find_route(scope)[0])
@@ -74,8 +72,8 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
     }
 
 
-def scripted(answers: list[httpx.Response | Exception], asked: list[httpx.Request]) -> Client:
-    def answer(request: httpx.Request) -> httpx.Response:
+def scripted(answers, asked):
+    def answer(request):
         asked.append(request)
         found = answers.pop(0)
         if isinstance(found, Exception):
@@ -86,13 +84,13 @@ def scripted(answers: list[httpx.Response | Exception], asked: list[httpx.Reques
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def slept(monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(client_module.time, "sleep", waits.append)
     return waits
 
 
-def full(after: str | None) -> httpx.Response:
+def full(after):
     headers = {} if after is None else {"retry-after": after}
     return httpx.Response(429, json=PROBLEM, headers=headers)
 

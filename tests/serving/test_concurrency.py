@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import random
 
@@ -15,7 +13,7 @@ async def test_500_concurrent_requests_are_answered_as_if_alone(settings, recomm
 
     async with running(roomy, recommender=recommender) as (client, _):
 
-        async def inline(number: int) -> None:
+        async def inline(number):
             history = [f"item-{rng.randrange(320)}" for _ in range(rng.randrange(30))] + ["item-1"]
             k, seen = rng.randrange(1, 201), rng.random() < 0.5
             hidden = [f"item-{rng.randrange(300)}" for _ in range(rng.randrange(5))]
@@ -28,20 +26,20 @@ async def test_500_concurrent_requests_are_answered_as_if_alone(settings, recomm
             assert [item["item_id"] for item in response.json()["items"]] == expected
             assert response.headers["x-request-id"] == f"r{number}"
 
-        async def user(number: int) -> None:
+        async def user(number):
             response = await client.get(f"/v1/users/ada/recommendations?k={1 + number % 200}")
             expected = recommender.expected(["item-1", "item-2"], 1 + number % 200)
             assert [item["item_id"] for item in response.json()["items"]] == expected
 
-        async def wrong(number: int) -> None:
+        async def wrong(number):
             response = await client.post(URL, json={"history": [], "k": -number})
             assert response.status_code == 422
 
-        async def unknown(number: int) -> None:
+        async def unknown(number):
             response = await client.post(URL, json={"user": f"no-{number}", "fallback": False})
             assert response.status_code == 404
 
-        async def item(number: int) -> None:
+        async def item(number):
             response = await client.get(f"/v1/items/item-{number % 300}")
             assert response.json()["title"] == f"Thing no. {number % 300}"
 

@@ -1,7 +1,5 @@
 """What is in deploy/ and what the docs say of it fits the program. No container is built here."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex
@@ -22,7 +20,7 @@ RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 
 
-def metric_names() -> set[str]:
+def metric_names():
     """Families, and the names that their samples have."""
     found = set()
     for family in Metrics().registry.collect():
@@ -35,7 +33,7 @@ def metric_names() -> set[str]:
     return found | {"recsys_filter_cache_total", "recsys_filter_cache_bytes"}
 
 
-def environment() -> set[str]:
+def environment():
     return {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
 
 
@@ -67,7 +65,7 @@ def test_commented_settings_of_the_example_are_valid(tmp_path, monkeypatch):
 # The image
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions():
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ")
     return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
@@ -152,7 +150,7 @@ def test_the_unit_runs_an_existing_command_and_is_hardened():
 # Alerts and docs
 
 
-def rules() -> list[dict[str, str]]:
+def rules():
     groups = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 

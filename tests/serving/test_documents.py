@@ -1,7 +1,5 @@
 """The documents name every route, problem and metric of the service."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,7 +16,7 @@ SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
 SERVING = (DOCS / "serving.md").read_text(encoding="utf-8")
 
 
-def listed(scope: Scope) -> set[tuple[str, str]]:
+def listed(scope):
     """Routes that the table of `surfaces.md` has for a scope."""
     rest = SURFACES.split("## REST")[1].split("A refusal")[0]
     found: set[tuple[str, str]] = set()

@@ -1,13 +1,10 @@
 """Events, histories and erasure over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
 from typing import Any
 
-import httpx
 import pytest
 
 from recsys.serving.api import events as events_api
@@ -20,27 +17,27 @@ LINES = {"content-type": "application/x-ndjson"}
 NONE = {"accepted": 0, "duplicates": 0, "ignored": 0, "unlinked": 0}
 
 
-def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
+def is_problem(response, code):
     body: dict[str, Any] = response.json()
     assert (response.status_code, body["code"]) == (KINDS[code].status, code), response.text
     assert response.headers["content-type"] == "application/problem+json"
     return body
 
 
-async def post(client: httpx.AsyncClient, *events: dict[str, Any]) -> dict[str, int]:
+async def post(client, *events):
     response = await client.post(URL, json={"events": list(events)})
     assert response.status_code == 200, response.text
     done: dict[str, int] = response.json()
     return done
 
 
-async def items(client: httpx.AsyncClient, user: str) -> list[str]:
+async def items(client, user):
     """The history, oldest first."""
     response = await client.get(f"/v1/users/{user}/history")
     return [event["item"] for event in reversed(response.json().get("events", []))]
 
 
-async def recommended(client: httpx.AsyncClient, user: str, **options: Any) -> list[str]:
+async def recommended(client, user, **options):
     response = await client.post("/v1/recommendations", json={"user": user, **options})
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
@@ -276,7 +273,7 @@ async def test_a_full_store_refuses_writes_but_recommendations_work(
     store = service.store
     begun = store._begun
 
-    def limited() -> Any:
+    def limited():
         store._own_connection().execute("PRAGMA max_page_count = 1")
         return begun()
 

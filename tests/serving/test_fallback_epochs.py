@@ -1,17 +1,11 @@
 """A fallback that the model fills up, with changes of the catalog between the two."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from recsys.interactions import Histories
 from recsys.live import NewItem
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult
+from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Retrieval, decayed_counts
 
 ITEMS = 12
@@ -19,7 +13,7 @@ WANTED = {"must": [{"key": "cat", "match": "a"}]}
 
 
 @pytest.fixture
-def recommender(random_bundle: Callable[..., Path], tmp_path: Path) -> Recommender:
+def recommender(random_bundle, tmp_path):
     """Every second of twelve items matches the filter; four more that retrieval does not know."""
     histories = Histories.of([np.random.default_rng(0).integers(0, ITEMS, 6) for _ in range(20)])
     counts = decayed_counts(histories.items, ITEMS)
@@ -34,9 +28,7 @@ def recommender(random_bundle: Callable[..., Path], tmp_path: Path) -> Recommend
     return found
 
 
-def fill_up(
-    recommender: Recommender, k: int, change: Callable[[str], Any]
-) -> tuple[str, RecommendResult]:
+def fill_up(recommender, k, change):
     """The first fallback item, and the whole list when `change` of it came in between."""
     request = RecommendRequest(["nobody"], k=k, filter=WANTED)
     found = recommender.fallback(request)
@@ -47,7 +39,7 @@ def fill_up(
     return first, found.followed_by(more, request)
 
 
-def ids(result: RecommendResult) -> list[str]:
+def ids(result):
     return [one.item_id for one in result.recommendations]
 
 

@@ -1,16 +1,10 @@
 """Models and aliases: swapped, rolled back and refused while others ask."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from recsys.serving.service import Phase
@@ -23,12 +17,12 @@ ASK = {"history": ["B0001", "B0002"], "k": 3}
 
 
 @pytest.fixture(scope="session")
-def make_bundle(random_bundle: Callable[..., Path]) -> Callable[[Path, int], Path]:
+def make_bundle(random_bundle):
     return lambda path, seed: random_bundle(path, 60, seed=seed, evaluation={"seed": seed})
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory, make_bundle: Any) -> Path:
+def bundles(tmp_path_factory, make_bundle):
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("one", "two")):
         make_bundle(folder / name, seed)
@@ -36,7 +30,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, make_bundle: Any) -> Path:
 
 
 @pytest.fixture
-def models(bundles: Path, tmp_path: Path) -> Iterator[ServingSettings]:
+def models(bundles, tmp_path):
     folder = tmp_path / "models"
     shutil.copytree(bundles, folder)
     return ServingSettings(
@@ -44,14 +38,14 @@ def models(bundles: Path, tmp_path: Path) -> Iterator[ServingSettings]:
     )
 
 
-async def answered_by(client: httpx.AsyncClient, **request: Any) -> str:
+async def answered_by(client, **request):
     response = await client.post(URL, json=ASK | request)
     assert response.status_code == 200, response.text
     name: str = response.json()["model"]["name"]
     return name
 
 
-def code(response: httpx.Response) -> tuple[int, str]:
+def code(response):
     return response.status_code, response.json()["code"]
 
 
@@ -102,7 +96,7 @@ async def test_swaps_and_rollbacks_under_load_fail_no_request(models, running, u
         names: list[str] = []
         stop = False
 
-        async def ask(number: int) -> None:
+        async def ask(number):
             while not stop:
                 names.append(await answered_by(client, history=[f"B{number:04d}", "B0001"]))
 
@@ -133,7 +127,7 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(models, fak
         await until(lambda: service.models.waiting == 1)
         loading = service._worker.load
 
-        async def load(bundle: Path, loaded: Any = None) -> Any:
+        async def load(bundle, loaded=None):
             return await loading(bundle, fake("two"))  # does not wait for the gate
 
         service._worker.load = load
@@ -250,7 +244,7 @@ async def test_a_bundle_that_changes_during_its_rollback_is_refused(
         await client.put("/v1/aliases/champion", json={"bundle": "two"})
         load = service._worker.load
 
-        async def late(path: Path, loaded: Any = None) -> Any:
+        async def late(path, loaded=None):
             shutil.rmtree(path)
             make_bundle(path, 5)
             return await load(path, loaded)
@@ -265,7 +259,7 @@ async def test_a_bundle_that_changes_during_its_rollback_is_refused(
 async def test_a_swap_holds_without_the_store_and_is_logged(models, running, monkeypatch, caplog):
     async with running(models) as (client, service):
 
-        async def away(key: str, value: Any) -> None:
+        async def away(key, value):
             raise StoreError("away")
 
         monkeypatch.setattr(service.store, "state_put", away)
@@ -345,7 +339,7 @@ async def test_shadows_run_while_idle_and_are_counted(models, running, until):
         assert all(passes > 0 for _, passes in seen)
 
 
-def dropped(service: Any) -> Callable[[str], float]:
+def dropped(service):
     """A function that counts the dropped samples of a reason."""
     registry = service.metrics.registry
     name = "recsys_shadow_drops_total"

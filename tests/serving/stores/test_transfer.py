@@ -1,17 +1,10 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from recsys.errors import DataError
 from recsys.serving import transfer
-from recsys.serving.stores.records import Event
-from recsys.serving.stores.store import Store
 from recsys.serving.transfer import Imported, export_events, import_events
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +12,7 @@ FORMATS = ("events.ndjson", "events.parquet")
 
 
 @pytest.fixture
-async def full(store: Store, event, write_dataset: Callable[..., Path]) -> Store:
+async def full(store, event, write_dataset):
     """A store with a seed and events of every shape."""
     store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
     await store.append(
@@ -32,7 +25,7 @@ async def full(store: Store, event, write_dataset: Callable[..., Path]) -> Store
     return store
 
 
-def facts(store: Store) -> list[tuple[Any, ...]]:
+def facts(store):
     return [
         (e.user, e.item, e.type, e.time_ms, e.value, e.recommendation_id, e.seed)
         for e in store.export()
@@ -69,7 +62,7 @@ async def test_an_interrupted_import_is_finished_by_running_it_again(
     other = opened(tmp_path / "other.db")
     append, calls = other.append, []
 
-    async def failing(events: list[Event]) -> Any:
+    async def failing(events):
         calls.append(len(events))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -140,7 +133,7 @@ async def test_a_bad_row_is_reported_and_earlier_rows_are_stored(
 
 
 def test_a_failed_export_leaves_no_file(store, tmp_path, monkeypatch):
-    def failing() -> Any:
+    def failing():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store, "export", failing)
