@@ -54,14 +54,7 @@ async def until(deadline: float) -> AsyncIterator[None]:
 
 @dataclass(frozen=True)
 class Answer(Generic[ResultT]):
-    """A result, with its batch and durations.
-
-    Attributes:
-        result: what `run` returned for the request.
-        queue_s: seconds from arrival to the start of the batch.
-        compute_s: seconds that the batch took.
-        batch_size: number of requests in the batch.
-    """
+    """A result, with the size of its batch, its time in the queue, and that of the batch."""
 
     result: ResultT
     queue_s: float
@@ -103,11 +96,8 @@ class Batcher(Generic[RequestT, ResultT]):
     ) -> None:
         """Create a batcher; `start` it in the event loop that will use it.
 
-        Args:
-            run: takes a batch and returns its results in the same order.
-            max_batch: maximum size of a batch.
-            max_wait_ms: maximum time that the oldest request waits for others.
-            queue_limit: maximum number of waiting requests, without those being computed.
+        `run` takes a batch and returns its results in the same order. The oldest request waits for
+        others for `max_wait_ms` at most; `queue_limit` does not count those being computed.
         """
         self._run = run
         self._max_batch = max_batch

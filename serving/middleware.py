@@ -159,14 +159,9 @@ class Guard:
         limit: RateLimit | None = None,
         hosts: tuple[str, ...] = ("*",),
     ) -> None:
-        """Wrap `app`.
+        """Accept these keys (None: every client), with a rate limit for each key or address.
 
-        Args:
-            app: the guarded application.
-            metrics: counts refusals.
-            keys: the accepted keys; None accepts every client.
-            limit: rate limit of each key or, without a valid key, of each address.
-            hosts: accepted values of the header Host, in lower case, without port.
+        `hosts` are the accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
 

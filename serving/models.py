@@ -51,15 +51,7 @@ class AliasConflictError(Exception):
 
 @dataclass(eq=False)
 class Model:
-    """A loaded bundle and its queue.
-
-    Attributes:
-        name: name of the bundle.
-        recommender: answers the requests.
-        batcher: gathers the requests into batches.
-        leases: number of requests in progress.
-        unused: set while there are no leases.
-    """
+    """A loaded bundle and its queue; `unused` is set while there are no leases."""
 
     name: str
     recommender: Recommender
@@ -94,7 +86,6 @@ class Alias:
     Attributes:
         model: the model that answers; None before the first one is loaded.
         previous: earlier versions, the latest last.
-        loading: a change is in progress.
         refused: why the last bundle was refused, if it was.
     """
 
@@ -131,12 +122,8 @@ class Models:
     ) -> None:
         """Start without models.
 
-        Args:
-            settings: settings of the process.
-            worker: loads and runs the models.
-            metrics: counts batches and changes.
-            prepare: brings a model's catalog up to date, before an alias stands for it.
-            changed: called after every change with the aliases to keep.
+        `prepare` brings a model's catalog up to date before an alias stands for it; `changed` gets
+        the aliases to keep after every change.
         """
         self._settings, self._worker, self._metrics = settings, worker, metrics
         self._prepare, self._changed = prepare, changed
@@ -231,12 +218,9 @@ class Models:
     # Changes
 
     async def put(self, alias: str, bundle: str, *, loaded: Recommender | None = None) -> AliasInfo:
-        """Let an alias stand for a bundle; returns when the bundle's model answers.
+        """Let an alias, new or not, stand for a bundle; returns when the bundle's model answers.
 
-        Args:
-            alias: name of the alias; it is created where there is none.
-            bundle: name of the bundle.
-            loaded: a recommender of the bundle, which is then not loaded again.
+        A `loaded` recommender of the bundle is not loaded again.
 
         Raises:
             UnknownBundleError: there is no such bundle.

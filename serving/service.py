@@ -70,14 +70,7 @@ class Phase(StrEnum):
 class Service:
     """Models and histories of one process, and the answers that need both.
 
-    Attributes:
-        settings: of the process.
-        phase: its state.
-        failure: the error of a failed start, in phase FAILED.
-        on_phase: called after each change of phase.
-        metrics: counters of the process.
-        models: the loaded models, by alias.
-        catalog_changes: changes of the models' items.
+    `failure` is the error of a failed start; `on_phase` is called after each change of phase.
     """
 
     def __init__(

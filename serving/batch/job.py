@@ -22,14 +22,10 @@ class Job:
     """A run over all users, as it is sent to the workers.
 
     Attributes:
-        bundle: bundle of the model.
         users: parquet file or folder of users; None for every user of `histories`.
         histories: canonical data set; None if `users` has the histories.
         request: body of `POST /v1/recommendations` without user and history.
         part_rows: number of users in a part.
-        device: device of the models.
-        dtype: data type of the models.
-        mode: decoding mode (`recsys.recommender.Recommender.load`).
         threads: CPU threads of one worker.
     """
 

@@ -65,10 +65,6 @@ def on_ray(
 
     Bundle and users must be at the same paths on all machines. Each actor loads the bundle once
     and gets a share `gpus` of a GPU.
-
-    Raises:
-        ConfigError: Ray is not installed.
-        RecsysError: a worker failed.
     """
     ray = import_ray("data")
     from ray.data import ActorPoolStrategy, DataContext

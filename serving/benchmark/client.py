@@ -74,11 +74,9 @@ class Run:
     """The result of a load.
 
     Attributes:
-        seconds: its duration.
         generator_s: processor seconds of this process.
         server_s: processor seconds of the servers; 0 for servers that we did not start.
         latency_ms: of the good answers, in the order in which they arrived.
-        statuses: number of answers by status.
         replies: all answers in that order, if they were to be kept.
     """
 

@@ -36,9 +36,7 @@ class Options:
         concurrencies: clients of each closed loop.
         rates: requests a second of each open loop; 70 % of the peak is added.
         seconds: duration of each loop.
-        k: items that a plain request asks for.
         checks: mixed requests whose answers under load are compared with those alone; 0 for none.
-        seed: of the requests.
     """
 
     concurrencies: tuple[int, ...] = (1, 8, 32, 64)

@@ -40,9 +40,6 @@ class Trial:
         fitted: loads that costs are taken from, as shares of the rate of requests one by one.
         predicted: loads that are predicted and measured.
         requests: of each load, in all rounds.
-        rounds: in which they are run.
-        users: who come back.
-        k: items of a recommendation.
     """
 
     fitted: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)

@@ -29,15 +29,10 @@ PROMPT_TOKENS = 1  # in front of a history
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a replica of one bundle.
+    """Memory of a replica of one bundle, in bytes.
 
-    Attributes:
-        weights: bytes of target and draft.
-        token: bytes of one token's keys and values, in all layers.
-        levels: tokens of an item.
-        table_item: bytes of an item's row of the catalog's table.
-        retrieval_item: bytes of an item's neighbours, popularity and vector.
-        prefix: bytes for the keys and values of histories.
+    An item takes `table_item` in the catalog's table and `retrieval_item` in retrieval. A token
+    (an item has `levels`) takes `token`: its keys and values in all layers.
     """
 
     weights: int

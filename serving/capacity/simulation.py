@@ -25,13 +25,7 @@ _TOGETHER = 1 << 16  # requests that are routed at once
 
 @dataclass(frozen=True)
 class Loss:
-    """A replica dies.
-
-    Attributes:
-        replica: its number.
-        at_s: time of the loss.
-        back_s: time at which another one takes its place, without any history.
-    """
+    """A replica dies; at `back_s` another one takes its place, without any history."""
 
     replica: int
     at_s: float

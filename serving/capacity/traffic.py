@@ -16,7 +16,6 @@ class Traffic:
 
     Attributes:
         rate: requests a second, on average.
-        requests: their number.
         users: who come back, all equally often.
         new: share of requests of users who were never seen before.
         burst: rate of a burst over the calm rate; 1 for no bursts.

@@ -36,7 +36,6 @@ def open_store(
 
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
-        StoreError: the store is unreachable, or of a newer version.
     """
     url = str(location)
     store: Store

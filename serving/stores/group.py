@@ -25,7 +25,6 @@ class Write:
     """A write: events to append, or an operation.
 
     Attributes:
-        events: events to append.
         operation: called with a cursor in the transaction of the group.
         user: the user whose history the operation changes.
         done: resolved after the commit.

@@ -40,13 +40,10 @@ class EventConflictError(RecsysError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action of a user on an item.
+    """An action of a user on an item, by their outside ids.
 
     Attributes:
         event_id: identifies the event; None for one of a data set.
-        user: outside id.
-        item: outside id.
-        type: `view`, `click`, `purchase`, ...
         time_ms: its time; for a data set without times, the position in the user's sequence.
         value: rating, price, seconds, ..., depending on the type.
         recommendation_id: the answer that it is feedback on.

@@ -75,10 +75,8 @@ class Store(Database):
     ) -> None:
         """Open the database and bring its schema up to date.
 
-        Args:
-            place: name of the store in messages, without secrets.
-            not_history: types of events that are not part of a history.
-            observer: counts every call.
+        `place` is the name of the store in messages, without secrets; events of the types
+        `not_history` are not part of a history.
 
         Raises:
             StoreError: not a store, a store of a newer version, or unreachable.

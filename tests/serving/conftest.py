@@ -3,7 +3,11 @@
 import asyncio
 import json
 import logging
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -422,3 +426,46 @@ async def client(settings, recommender):
 def service(client):
     """The service that `client` asks."""
     return client._transport.app.state.service
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Of a program that a test runs."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def python(environment):
+    """Runs Python with these arguments to its end."""
+
+    def run(*arguments, **more):
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env=environment | more
+        )
+
+    return run
+
+
+@pytest.fixture
+def server_process(environment):
+    """Starts Python with these arguments; yields the server and its address, once it answers."""
+
+    @contextmanager
+    def start(*arguments):
+        command = [sys.executable, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+        try:
+            lines = []
+            for line in started.stderr:  # a person reads these
+                lines.append(line)
+                if found := re.search(r"answers at (http://\S+), try", line):
+                    yield started, found.group(1)
+                    return
+            pytest.fail(f"the server did not start: {''.join(lines)}")
+        finally:
+            started.kill()
+            started.communicate()
+
+    return start

@@ -1,8 +1,6 @@
 import json
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -113,17 +111,13 @@ def test_wrong_names_scopes_and_files_are_reported(file):
         auth.revoke(file, "b")
 
 
-def test_the_commands_make_list_and_revoke(tmp_path):
+def test_the_commands_make_list_and_revoke(python, tmp_path):
     def run(*words):
+        # as in the image: it could not listen there without the key that is made here
         code = "from recsys.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, "keys", *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            # as in the image: it could not listen there without the key that is made here
-            env={**os.environ, "RECSYS_HOME": str(tmp_path), "RECSYS_SERVE_HOST": "0.0.0.0"},
-        )
+        done = python("-c", code, "keys", *words, RECSYS_SERVE_HOST="0.0.0.0")
+        assert done.returncode == 0, done.stderr
+        return done
 
     made = run("create", "--name", "shop", "--scope", "write")
     secret = made.stdout.strip()

@@ -3,10 +3,7 @@
 import asyncio
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 
 import httpx
 import numpy as np
@@ -63,30 +60,12 @@ async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running)
     assert any(together)
 
 
-def test_the_command_serves_a_bundle(bundle, tmp_path):
-    arguments = ["serve", "--bundle", str(bundle), "--port", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from recsys.cli import main; main()", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)},
-    )
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"tiny \(\w+, 500 items\) answers at (http://\S+), try", line):
-                break
-        else:
-            pytest.fail("".join(lines))
+def test_the_command_serves_a_bundle(bundle, server_process, tmp_path):
+    command = "from recsys.cli import main; main()"
+    with server_process("-c", command, "serve", "--bundle", bundle, "--port", "0") as (_, url):
         body = {"history": ["B0001", "B0002"], "k": 3}
-        response = httpx.post(f"{found.group(1)}/v1/recommendations", json=body, timeout=120)
+        response = httpx.post(f"{url}/v1/recommendations", json=body, timeout=120)
         assert len(response.json()["items"]) == 3
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 
 

@@ -1,10 +1,8 @@
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,27 +27,10 @@ serve(settings, recommender=fake())
 
 
 @pytest.fixture
-def process(tmp_path):
+def process(server_process, tmp_path):
     """A real server process and its address."""
-    started = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)},
-    )
-    try:
-        assert started.stderr is not None
-        lines = []
-        for line in started.stderr:  # a person reads these
-            lines.append(line)
-            if found := re.search(r"answers at (http://\S+), try", line):
-                yield started, found.group(1)
-                return
-        pytest.fail(f"the server did not start: {''.join(lines)}")
-    finally:
-        started.kill()
-        started.communicate()
+    with server_process("-W", "error", "-c", PROGRAM, Path(__file__).parent, tmp_path) as found:
+        yield found
 
 
 def test_a_process_answers_over_a_socket_until_a_signal(process):
@@ -80,7 +61,6 @@ def test_a_process_answers_over_a_socket_until_a_signal(process):
 
 def test_the_printed_curl_line_works_and_ctrl_c_ends_it(process):
     started, _ = process
-    assert started.stderr is not None
     line = started.stderr.readline().strip()
     assert line.startswith("curl http://127.0.0.1:")
     answer = subprocess.run(  # the shell reads it as a person's would
@@ -138,21 +118,13 @@ def test_a_port_in_use_is_reported_with_advice(settings):
             serve(settings.model_copy(update={"port": port}))
 
 
-def test_a_wrong_bundle_is_refused_before_anything_is_loaded(tmp_path):
+def test_a_wrong_bundle_is_refused_before_anything_is_loaded(python, tmp_path):
     code = (
         "import sys; from recsys.serving.commands import serve\n"
         "try: serve(bundle=__import__('pathlib').Path(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "print('torch' in sys.modules, 'fastapi' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "nothing")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={**os.environ, "RECSYS_HOME": str(tmp_path)},
-    )
-    first, second = done.stdout.splitlines()
+    first, second = python("-c", code, tmp_path / "nothing").stdout.splitlines()
     assert re.match(r"ArtifactError .*nothing is not an artifact", first)
     assert second == "False False"

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -23,10 +22,9 @@ def traced():
     return Telemetry(provider), exporter
 
 
-def test_the_sdk_is_only_imported_with_the_setting():
+def test_the_sdk_is_only_imported_with_the_setting(python):
     code = "import sys, recsys.serving.app; print('opentelemetry.sdk' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code).stdout.strip() == "False"
 
 
 def test_without_opentelemetry_the_error_names_the_extra(monkeypatch):

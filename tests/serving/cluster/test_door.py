@@ -1,8 +1,6 @@
 """The door, before replicas that are lost, busy or slow; no Ray."""
 
 import json
-import os
-import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -283,18 +281,8 @@ def test_the_files_to_deploy_are_valid_and_say_the_same():
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'")
-def test_rays_proxies_need_keys_or_insecure_listen(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from recsys.serving.cluster.deployment import app; app({'serve': {}})",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"RECSYS_HOME": str(tmp_path)},
-    )
+def test_rays_proxies_need_keys_or_insecure_listen(python):
+    done = python("-c", "from recsys.serving.cluster.deployment import app; app({'serve': {}})")
     assert "has no keys" in done.stderr.replace("\n", " ")
 
 

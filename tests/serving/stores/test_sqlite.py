@@ -1,8 +1,5 @@
 import contextlib
-import os
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -174,13 +171,9 @@ async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
     assert await store.history("ada", 10) == ["kept", "too"]
 
 
-def test_no_acknowledged_event_is_lost_to_kill_9(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks" / "kill_store.py"), "--rounds", "3"]
-    done = subprocess.run(
-        [*command, "--store", str(tmp_path / "kill.db")],
-        capture_output=True, text=True, timeout=100, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+def test_no_acknowledged_event_is_lost_to_kill_9(python, tmp_path):
+    script = ROOT / "benchmarks" / "kill_store.py"
+    done = python(script, "--rounds", 3, "--store", tmp_path / "kill.db", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 kills" in done.stdout
     assert " 0 lost, 0 torn, 0 doubled" in done.stdout
