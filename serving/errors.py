@@ -164,9 +164,7 @@ def install(app: FastAPI) -> None:
         return problem_response(request, _from_validation(error))
 
     async def on_ours(request: Request, error: Exception) -> Response:
-        problem = problem_of(error)
-        assert problem is not None  # noqa: S101 - it is registered for these
-        return problem_response(request, problem)
+        return problem_response(request, problem_of(error))
 
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
@@ -174,13 +172,16 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(ours, on_ours)
 
 
-def problem_of(error: Exception) -> ProblemError | None:
-    """Convert an exception of the service to a problem; None for an unexpected exception."""
+def problem_of(error: Exception) -> ProblemError:
+    """Convert an exception to a problem: `internal_error` for an unexpected one."""
+    if isinstance(error, ProblemError):
+        return error
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
             fields = invalid_part(error) if isinstance(error, FilterError) else ()
             return ProblemError(code, detail or str(error), errors=fields)
-    return None
+    detail = "The failure is in the service's log under this request_id."
+    return ProblemError("internal_error", detail)
 
 
 def invalid_part(error: FilterError) -> list[InvalidField]:

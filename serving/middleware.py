@@ -22,7 +22,7 @@ from starlette.types import Scope as AsgiScope
 from recsys.serving import logs
 from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Keyring, Scope, scope_of
-from recsys.serving.errors import ProblemError, problem_response
+from recsys.serving.errors import ProblemError, problem_of, problem_response
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
@@ -113,13 +113,12 @@ class RequestContext:
                 await self.app(scope, receive, send_marked)
             except ClientDisconnect:
                 pass
-            except Exception:
+            except Exception as error:
                 failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
                     raise  # the response has begun: the connection is closed
-                detail = "The failure is in the service's log under this request_id."
-                error = ProblemError("internal_error", detail)
-                await problem_response(Request(scope), error)(scope, receive, send_marked)
+                response = problem_response(Request(scope), problem_of(error))
+                await response(scope, receive, send_marked)
             finally:
                 answered = CLIENT_CLOSED if status is None else status
                 self._record(scope, answered, time.perf_counter() - start)

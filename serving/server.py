@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from rich.markup import escape
@@ -61,12 +61,14 @@ def serve(settings: ServingSettings, *, recommender: Recommender | None = None) 
     say("Stopped.")
 
 
-def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
+def http_server(
+    app: Any, settings: ServingSettings, lifespan: Literal["on", "off"] = "on"
+) -> uvicorn.Server:
     """The HTTP server of an ASGI application, to run on a socket of `bind`."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            lifespan="on",
+            lifespan=lifespan,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -134,7 +134,8 @@ class UsersFile:
                 if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
                     raise DataError(f"{file}: {name!r} is {kind}, not a list of item ids")
                 kind = kind.value_type
-            if not (_is_text(kind) or pa.types.is_integer(kind)):
+            texts = (pa.string(), pa.large_string(), pa.null())
+            if not (kind in texts or pa.types.is_integer(kind)):
                 raise DataError(f"{file}: {name!r} is of {kind}, not of text or integers")
 
 
@@ -226,8 +227,3 @@ def open_users(users: Path | None, histories: Path | None) -> Users:
             "histories with --histories"
         )
     return DatasetUsers(histories, listed)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
-    return any(of(kind) for of in kinds)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError
 
 SCHEMA = 1
 DRAWS = 4096  # values of each batch size that a simulation takes from
@@ -54,13 +54,6 @@ class Costs:
     levels: tuple[Level, ...]
     cold_ms: float = 0.0
     about: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.levels or not all(len(level.size) for level in self.levels):
-            raise ConfigError("costs: no measured requests")
-        rates = [level.rate for level in self.levels]
-        if rates != sorted(rates):
-            raise ConfigError(f"costs: rates {rates} are not ascending")
 
     @cached_property
     def line(self) -> tuple[float, float]:

@@ -64,5 +64,5 @@ def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings) -> None:
     with listener, deployed(settings, cluster) as app, contextlib.suppress(KeyboardInterrupt):
         say(escape(f"{settings.bundle.name} answers at {url} from Ray."))
         say("Ctrl-C stops it.")
-        http_server(app, settings).run(sockets=[listener])
+        http_server(app, settings, lifespan="off").run(sockets=[listener])
     say("Stopped.")

@@ -104,10 +104,13 @@ class Store(Database):
         """Insert many new rows of `EVENT_COLUMNS`."""
 
     def _lock(self, cursor: Any, what: int) -> None:
-        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends."""
+        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
+
+        SQLite's `begin` does that already.
+        """
 
     def _after_erasure(self, connection: Any) -> None:
-        """Remove deleted rows from the disk, as far as the database allows."""
+        """Remove deleted rows from the disk; PostgreSQL decides itself when to do so."""
 
     # Reading
 

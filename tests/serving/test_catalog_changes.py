@@ -291,23 +291,22 @@ async def test_changes_of_others_are_made_after_an_outage_of_the_store(
     await until(lambda: service.catalog.find("lamp") >= 0)
 
 
-async def test_own_changes_are_not_made_twice(settings, fake, running, until, monkeypatch):
+async def test_own_changes_are_not_made_twice(client, service, until, monkeypatch):
     monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.01)
-    async with running(settings, recommender=fake()) as (client, service):
-        await client.put("/v1/items/lamp", json=LAMP)
-        await client.delete("/v1/items/item-3")
-        places: list[int] = []
-        journal = service.store.journal
+    await client.put("/v1/items/lamp", json=LAMP)
+    await client.delete("/v1/items/item-3")
+    places: list[int] = []
+    journal = service.store.journal
 
-        async def watched(model, after=0):
-            places.append(after)
-            return await journal(model, after)
+    async def watched(model, after=0):
+        places.append(after)
+        return await journal(model, after)
 
-        monkeypatch.setattr(service.store, "journal", watched)
-        await until(lambda: len(places) > 2)
-        assert min(places) > 0
-        assert service.catalog is service.models.get().recommender.catalog
-        assert service.models.get().recommender.epoch.number == 2
+    monkeypatch.setattr(service.store, "journal", watched)
+    await until(lambda: len(places) > 2)
+    assert min(places) > 0
+    assert service.catalog is service.models.get().recommender.catalog
+    assert service.models.get().recommender.epoch.number == 2
 
 
 async def test_a_change_that_is_not_stored_is_not_acknowledged(

@@ -38,6 +38,13 @@ def models(bundles, tmp_path):
     )
 
 
+@pytest.fixture
+async def client(models, running):
+    """Of a service with bundle `one`, beside which is `two`."""
+    async with running(models) as (client, _):
+        yield client
+
+
 async def answered_by(client, **request):
     response = await client.post(URL, json=ASK | request)
     assert response.status_code == 200, response.text
@@ -49,72 +56,69 @@ def code(response):
     return response.status_code, response.json()["code"]
 
 
-async def test_an_alias_is_set_listed_used_and_removed(models, running):
-    async with running(models) as (client, service):
-        assert code(await client.post(URL, json={**ASK, "model": "next"})) == (404, "unknown_model")
-        put = await client.put("/v1/aliases/next", json={"bundle": "two"})
-        version = put.json()["version"]
-        assert put.json() == {
-            "name": "next",
-            "bundle": "two",
-            "version": version,
-            "previous": None,
-            "previous_version": None,
-            "status": "ready",
-            "refused": None,
-        }
-        assert await answered_by(client) == "one"
-        assert await answered_by(client, model="next") == "two"
-        listed = (await client.get("/v1/models")).json()
-        assert listed["available"] == ["one", "two"]
-        assert {m["name"]: m["aliases"] for m in listed["models"]} == {
-            "one": ["champion"],
-            "two": ["next"],
-        }
-        names = [a["name"] for a in (await client.get("/v1/aliases")).json()["aliases"]]
-        assert names == ["champion", "next"]
-        evaluation = (await client.get("/v1/evaluation?model=next")).json()
-        assert evaluation["files"] == {"validation": {"seed": 1}}
-        assert (await client.delete("/v1/aliases/next")).status_code == 204
-        assert [m.name for m in service.models.loaded] == ["one"]
-        assert code(await client.get("/v1/aliases/next")) == (404, "unknown_model")
-        assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
+async def test_an_alias_is_set_listed_used_and_removed(client, service):
+    assert code(await client.post(URL, json={**ASK, "model": "next"})) == (404, "unknown_model")
+    put = await client.put("/v1/aliases/next", json={"bundle": "two"})
+    version = put.json()["version"]
+    assert put.json() == {
+        "name": "next",
+        "bundle": "two",
+        "version": version,
+        "previous": None,
+        "previous_version": None,
+        "status": "ready",
+        "refused": None,
+    }
+    assert await answered_by(client) == "one"
+    assert await answered_by(client, model="next") == "two"
+    listed = (await client.get("/v1/models")).json()
+    assert listed["available"] == ["one", "two"]
+    assert {m["name"]: m["aliases"] for m in listed["models"]} == {
+        "one": ["champion"],
+        "two": ["next"],
+    }
+    names = [a["name"] for a in (await client.get("/v1/aliases")).json()["aliases"]]
+    assert names == ["champion", "next"]
+    evaluation = (await client.get("/v1/evaluation?model=next")).json()
+    assert evaluation["files"] == {"validation": {"seed": 1}}
+    assert (await client.delete("/v1/aliases/next")).status_code == 204
+    assert [m.name for m in service.models.loaded] == ["one"]
+    assert code(await client.get("/v1/aliases/next")) == (404, "unknown_model")
+    assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
 
 
-async def test_a_bundle_that_is_loaded_is_not_loaded_again(models, running, make_bundle):
-    async with running(models) as (client, service):
-        await client.put("/v1/aliases/next", json={"bundle": "one"})
-        assert len(service.models.loaded) == 1
-        shutil.rmtree(models.bundle)
-        make_bundle(models.bundle, 5)  # of the same name, and another model
-        await client.put("/v1/aliases/next", json={"bundle": "one"})
-        assert len(service.models.loaded) == 2
+async def test_a_bundle_that_is_loaded_is_not_loaded_again(client, service, models, make_bundle):
+    await client.put("/v1/aliases/next", json={"bundle": "one"})
+    assert len(service.models.loaded) == 1
+    shutil.rmtree(models.bundle)
+    make_bundle(models.bundle, 5)  # of the same name, and another model
+    await client.put("/v1/aliases/next", json={"bundle": "one"})
+    assert len(service.models.loaded) == 2
 
 
-async def test_swaps_and_rollbacks_under_load_fail_no_request(models, running, until):
-    async with running(models) as (client, service):
-        names: list[str] = []
-        stop = False
+async def test_swaps_and_rollbacks_under_load_fail_no_request(client, service, until):
+    names: list[str] = []
+    stop = False
 
-        async def ask(number):
-            while not stop:
-                names.append(await answered_by(client, history=[f"B{number:04d}", "B0001"]))
+    async def ask(number):
+        while not stop:
+            names.append(await answered_by(client, history=[f"B{number:04d}", "B0001"]))
 
-        asking = [asyncio.create_task(ask(number)) for number in range(8)]
-        for bundle in ("two", "one", "two"):
-            seen = len(names)
-            response = await client.put("/v1/aliases/champion", json={"bundle": bundle})
-            assert response.json()["bundle"] == bundle
-            assert await answered_by(client) == bundle
-            await until(lambda seen=seen: len(names) > seen + 8)
-        response = await client.post("/v1/aliases/champion/rollback")
-        assert (response.json()["bundle"], response.json()["previous"]) == ("one", "two")
-        await until(lambda: set(names[-8:]) == {"one"})
-        stop = True
-        await asyncio.gather(*asking)
-        assert set(names) == {"one", "two"}
-        await until(lambda: not service.models._retiring)
-        assert [model.name for model in service.models.loaded] == ["one"]
+    asking = [asyncio.create_task(ask(number)) for number in range(8)]
+    for bundle in ("two", "one", "two"):
+        seen = len(names)
+        response = await client.put("/v1/aliases/champion", json={"bundle": bundle})
+        assert response.json()["bundle"] == bundle
+        assert await answered_by(client) == bundle
+        await until(lambda seen=seen: len(names) > seen + 8)
+    response = await client.post("/v1/aliases/champion/rollback")
+    assert (response.json()["bundle"], response.json()["previous"]) == ("one", "two")
+    await until(lambda: set(names[-8:]) == {"one"})
+    stop = True
+    await asyncio.gather(*asking)
+    assert set(names) == {"one", "two"}
+    await until(lambda: not service.models._retiring)
+    assert [model.name for model in service.models.loaded] == ["one"]
 
 
 async def test_an_old_model_stays_until_its_last_request_is_answered(models, fake, running, until):
@@ -140,20 +144,19 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(models, fak
         await until(lambda: not service.models._retiring)
 
 
-async def test_a_replaced_model_is_freed_without_a_collection(models, running, until, monkeypatch):
-    async with running(models) as (client, service):
-        await client.get("/v1/items")
-        await answered_by(client)
-        old = service.models.get().recommender
-        parts = [weakref.ref(part) for part in (old, old.model, old.trie)]
-        del old
-        monkeypatch.setattr("gc.collect", lambda: 0)  # it would walk all there is, and hold up all
-        gc.disable()
-        try:
-            await client.put("/v1/aliases/champion", json={"bundle": "two"})
-            await until(lambda: all(part() is None for part in parts))
-        finally:
-            gc.enable()
+async def test_a_replaced_model_is_freed_without_a_collection(client, service, until, monkeypatch):
+    await client.get("/v1/items")
+    await answered_by(client)
+    old = service.models.get().recommender
+    parts = [weakref.ref(part) for part in (old, old.model, old.trie)]
+    del old
+    monkeypatch.setattr("gc.collect", lambda: 0)  # it would walk all there is, and hold up all
+    gc.disable()
+    try:
+        await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        await until(lambda: all(part() is None for part in parts))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ async def test_a_replaced_model_is_freed_without_a_collection(models, running, u
         ("manifest", "manifest.json"),
     ],
 )
-async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(models, running, damage, named):
+async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(client, models, damage, named):
     bad = models.bundle.parent / "two"
     weights = bad / "target" / "model.safetensors"
     content = weights.read_bytes()
@@ -174,99 +177,91 @@ async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(models, running
         (bad / "catalog" / "items.parquet").unlink()
     else:
         (bad / "manifest.json").write_text('{"kind": "bundle", "files"')
-    async with running(models) as (client, _):
-        response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        assert code(response) == (409, "bundle_refused")
-        assert named in response.json()["detail"]
-        assert str(bad.parent) not in response.text
-        assert await answered_by(client) == "one"
-        alias = (await client.get("/v1/aliases/champion")).json()
-        assert (alias["bundle"], alias["status"]) == ("one", "ready")
-        assert named in alias["refused"]
-        # without waiting
-        response = await client.put("/v1/aliases/new", json={"bundle": "two", "wait": False})
-        assert (response.status_code, response.json()["status"]) == (202, "loading")
+    response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    assert code(response) == (409, "bundle_refused")
+    assert named in response.json()["detail"]
+    assert str(bad.parent) not in response.text
+    assert await answered_by(client) == "one"
+    alias = (await client.get("/v1/aliases/champion")).json()
+    assert (alias["bundle"], alias["status"]) == ("one", "ready")
+    assert named in alias["refused"]
+    # without waiting
+    response = await client.put("/v1/aliases/new", json={"bundle": "two", "wait": False})
+    assert (response.status_code, response.json()["status"]) == (202, "loading")
 
 
 @pytest.mark.parametrize(
     ("name", "status"),
     [("three", 404), ("..", 422), ("../one", 422), (".hidden", 422), ("a/b", 422), ("", 422)],
 )
-async def test_only_bundles_of_the_folder_can_be_loaded(models, running, name, status):
-    async with running(models) as (client, _):
-        response = await client.put("/v1/aliases/champion", json={"bundle": name})
-        assert response.status_code == status
+async def test_only_bundles_of_the_folder_can_be_loaded(client, name, status):
+    response = await client.put("/v1/aliases/champion", json={"bundle": name})
+    assert response.status_code == status
 
 
-async def test_the_alias_reports_the_outcome_of_a_background_change(models, running, until):
-    async with running(models) as (client, service):
-        response = await client.put("/v1/aliases/next", json={"bundle": "two", "wait": False})
-        assert response.status_code == 202
-        await until(lambda: service.models.alias("next").status == "ready")
-        assert await answered_by(client, model="next") == "two"
+async def test_the_alias_reports_the_outcome_of_a_background_change(client, service, until):
+    response = await client.put("/v1/aliases/next", json={"bundle": "two", "wait": False})
+    assert response.status_code == 202
+    await until(lambda: service.models.alias("next").status == "ready")
+    assert await answered_by(client, model="next") == "two"
 
 
-async def test_a_rollback_needs_a_previous_version(models, running):
-    async with running(models) as (client, _):
-        response = await client.post("/v1/aliases/champion/rollback")
-        assert code(response) == (409, "alias_conflict")
-        response = await client.post("/v1/aliases/nobody/rollback")
-        assert code(response) == (404, "unknown_model")
-        await client.put("/v1/aliases/champion", json={"bundle": "one"})  # as it is already
-        response = await client.post("/v1/aliases/champion/rollback")
-        assert code(response) == (409, "alias_conflict")
+async def test_a_rollback_needs_a_previous_version(client):
+    response = await client.post("/v1/aliases/champion/rollback")
+    assert code(response) == (409, "alias_conflict")
+    response = await client.post("/v1/aliases/nobody/rollback")
+    assert code(response) == (404, "unknown_model")
+    await client.put("/v1/aliases/champion", json={"bundle": "one"})  # as it is already
+    response = await client.post("/v1/aliases/champion/rollback")
+    assert code(response) == (409, "alias_conflict")
 
 
-async def test_a_rollback_restores_the_exact_version_or_fails(models, running, make_bundle):
-    async with running(models) as (client, _):
-        first = (await client.get("/v1/aliases/champion")).json()["version"]
-        models.bundle.rename(models.bundle.parent / "kept")
-        make_bundle(models.bundle, 5)  # of the same name, and another model
-        put = (await client.put("/v1/aliases/champion", json={"bundle": "one"})).json()
-        assert put["version"] != first
-        assert (put["previous"], put["previous_version"]) == ("one", first)
-        back = (await client.post("/v1/aliases/champion/rollback")).json()
-        assert (back["bundle"], back["version"], back["previous"]) == ("kept", first, None)
-        await client.put("/v1/aliases/champion", json={"bundle": "one"})
-        shutil.rmtree(models.bundle.parent / "kept")
-        response = await client.post("/v1/aliases/champion/rollback")
-        assert code(response) == (409, "alias_conflict")
-        assert first in response.json()["detail"]
-        now = (await client.get("/v1/aliases/champion")).json()
-        assert (now["version"], now["previous_version"]) == (put["version"], first)
-        assert await answered_by(client) == "one"
+async def test_a_rollback_restores_the_exact_version_or_fails(client, models, make_bundle):
+    first = (await client.get("/v1/aliases/champion")).json()["version"]
+    models.bundle.rename(models.bundle.parent / "kept")
+    make_bundle(models.bundle, 5)  # of the same name, and another model
+    put = (await client.put("/v1/aliases/champion", json={"bundle": "one"})).json()
+    assert put["version"] != first
+    assert (put["previous"], put["previous_version"]) == ("one", first)
+    back = (await client.post("/v1/aliases/champion/rollback")).json()
+    assert (back["bundle"], back["version"], back["previous"]) == ("kept", first, None)
+    await client.put("/v1/aliases/champion", json={"bundle": "one"})
+    shutil.rmtree(models.bundle.parent / "kept")
+    response = await client.post("/v1/aliases/champion/rollback")
+    assert code(response) == (409, "alias_conflict")
+    assert first in response.json()["detail"]
+    now = (await client.get("/v1/aliases/champion")).json()
+    assert (now["version"], now["previous_version"]) == (put["version"], first)
+    assert await answered_by(client) == "one"
 
 
 async def test_a_bundle_that_changes_during_its_rollback_is_refused(
-    models, running, monkeypatch, until, make_bundle
+    client, service, monkeypatch, until, make_bundle
 ):
-    async with running(models) as (client, service):
-        await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        load = service._worker.load
+    await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    load = service._worker.load
 
-        async def late(path, loaded=None):
-            shutil.rmtree(path)
-            make_bundle(path, 5)
-            return await load(path, loaded)
+    async def late(path, loaded=None):
+        shutil.rmtree(path)
+        make_bundle(path, 5)
+        return await load(path, loaded)
 
-        monkeypatch.setattr(service._worker, "load", late)
-        response = await client.post("/v1/aliases/champion/rollback")
-        assert code(response) == (409, "alias_conflict")
-        assert await answered_by(client) == "two"
-        await until(lambda: not service.models._retiring)
+    monkeypatch.setattr(service._worker, "load", late)
+    response = await client.post("/v1/aliases/champion/rollback")
+    assert code(response) == (409, "alias_conflict")
+    assert await answered_by(client) == "two"
+    await until(lambda: not service.models._retiring)
 
 
-async def test_a_swap_holds_without_the_store_and_is_logged(models, running, monkeypatch, caplog):
-    async with running(models) as (client, service):
+async def test_a_swap_holds_without_the_store_and_is_logged(client, service, monkeypatch, caplog):
+    async def away(key, value):
+        raise StoreError("away")
 
-        async def away(key, value):
-            raise StoreError("away")
-
-        monkeypatch.setattr(service.store, "state_put", away)
-        put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        assert (put.status_code, put.json()["bundle"]) == (200, "two")
-        assert await answered_by(client) == "two"
-        assert "aliases are not kept: away" in caplog.text
+    monkeypatch.setattr(service.store, "state_put", away)
+    put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    assert (put.status_code, put.json()["bundle"]) == (200, "two")
+    assert await answered_by(client) == "two"
+    assert "aliases are not kept: away" in caplog.text
 
 
 async def test_previous_versions_of_an_alias_survive_a_restart(models, running):

@@ -27,7 +27,8 @@ import yaml
 
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
-from recsys.serving.cluster.deployment import APPLICATION, REPLICAS, Handle
+from recsys.serving.cluster.deployment import APPLICATION, REPLICAS
+from recsys.serving.cluster.door import Handle
 from recsys.serving.cluster.exchange import Call
 from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.server import deployed

@@ -13,9 +13,10 @@ import yaml
 
 from recsys.config import Settings
 from recsys.errors import ConfigError
+from recsys.serving.batcher import QueueFullError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
-from recsys.serving.cluster.door import Door, OverloadedError, ReplicaLostError, session_of
+from recsys.serving.cluster.door import Door, ReplicaLostError, session_of
 from recsys.serving.cluster.exchange import Call, Reply, answer
 from recsys.serving.cluster.ray import import_ray
 from recsys.serving.cluster.replica import Replica
@@ -81,7 +82,7 @@ async def client(replicas):
         pytest.param(
             ASK, [problem("store_unavailable")], (503, "store_unavailable"), 1, id="store"
         ),
-        pytest.param(ASK, [OverloadedError()], (429, "queue_full"), 1, id="queue full: no retry"),
+        pytest.param(ASK, [QueueFullError()], (429, "queue_full"), 1, id="queue full: no retry"),
     ],
 )
 async def test_a_request_is_sent_again_only_where_that_is_right(
