@@ -1,7 +1,5 @@
 """Answers: a body becomes a request of the library, and its result a response."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any

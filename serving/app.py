@@ -1,6 +1,5 @@
 """The ASGI application: lifespan, middleware and routes."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ protect secrets that people choose. 256 random bits cannot be guessed, however f
 a slow one would delay every request.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

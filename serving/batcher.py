@@ -9,8 +9,6 @@ two small ones; and because of Python's global lock, sending responses during a 
 batch by as much time as an earlier start would save.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque

@@ -1,7 +1,5 @@
 """The bundles that an alias may be given: the folder of `serve.bundle` and those beside it."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import NamedTuple

@@ -7,14 +7,12 @@ reused for that bundle, and computed again for another. Processes that share a s
 journal once a second and make each other's changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -77,7 +75,7 @@ class Shelf:
     codes: NDArray[np.int32]
 
     @classmethod
-    def of(cls, epoch: Epoch) -> Shelf:
+    def of(cls, epoch: Epoch) -> Self:
         """Sort the items of an epoch."""
         rows = np.flatnonzero(epoch.alive)
         codes = epoch.catalog.codes[rows]

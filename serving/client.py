@@ -10,8 +10,6 @@ read or set. A rollback is not idempotent, so it is repeated only if it was not 
 is as thread-safe as `httpx.Client`.
 """
 
-from __future__ import annotations
-
 import random
 import time
 import uuid

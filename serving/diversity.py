@@ -5,8 +5,6 @@ largest one to the items chosen before. The similarity of two items is the share
 that their semantic IDs have in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 `KINDS` lists the codes; the OpenAPI document is made from it too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

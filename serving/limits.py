@@ -1,7 +1,5 @@
 """Rate limit: one token bucket per client, in bounded memory."""
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from collections import OrderedDict

@@ -5,8 +5,6 @@ The values of labels come from closed sets or from names that an administrator c
 request, so their number is bounded.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence

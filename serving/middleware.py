@@ -4,8 +4,6 @@ From the outside in: `RequestContext` sees every request, `Guard` refuses reques
 bodies are read, and `BodyLimit` comes just before the routes.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

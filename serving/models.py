@@ -8,8 +8,6 @@ The earlier bundles of an alias are kept by name and digest. A bundle that was m
 same name is another version, and a rollback never takes it for the old one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Reads: calls that need no model, limited in number and time like requests that do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar

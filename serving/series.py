@@ -1,7 +1,5 @@
 """Short series of what happened in the last ten minutes, for the operations view."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The local server: binds the socket and runs the application until a signal."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys

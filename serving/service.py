@@ -3,8 +3,6 @@
 It combines models, catalog, shadow and store. It uses the wire schemas, but no HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ another model by its alias. It runs only while no request waits or is computed. 
 too long are dropped and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -4,12 +4,10 @@ Without the setting, the SDK is not imported, and a request costs an empty `with
 exporter is configured by the standard's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 from recsys.errors import ConfigError
 
@@ -28,7 +26,7 @@ class Telemetry:
             self._tracer = provider.get_tracer("recsys.serving")
 
     @classmethod
-    def exporting(cls) -> Telemetry:
+    def exporting(cls) -> Self:
         """Export to the collector of the environment variables."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -5,8 +5,6 @@ are recognised) and `seed` (the data set that it was imported from). Every expor
 so an interrupted import can be repeated.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -3,8 +3,6 @@
 Models are loaded and warmed up on another thread, so that the current models keep answering.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

@@ -1,6 +1,5 @@
 """Events of users, in batches that are durable before they are acknowledged."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 import threading
 import time

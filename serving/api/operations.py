@@ -1,6 +1,5 @@
 """For operators: Prometheus metrics, and short series for the page."""
 
-# Annotations stay live here: FastAPI reads them.
 import threading
 import time
 

@@ -1,6 +1,5 @@
 """Recommendations."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 import logging
 from typing import Annotated

@@ -1,7 +1,5 @@
 """All routes of the service, in the order in which they are matched."""
 
-from __future__ import annotations
-
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope

@@ -1,6 +1,5 @@
 """Common parts of the routes: strict JSON bodies, ids in paths, the service as a dependency."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar

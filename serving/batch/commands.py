@@ -1,7 +1,5 @@
 """`recsys batch`. Nothing heavy is imported at the top; `recsys --help` reads this module."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

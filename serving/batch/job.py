@@ -1,7 +1,5 @@
 """Job: the users to score and everything that their answers depend on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ interruption continues with the missing parts. `plan.json` describes the parts; 
 written last.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

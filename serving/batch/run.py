@@ -1,7 +1,5 @@
 """Run a job: score the missing parts and complete the output."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Its answers equal those of `POST /v1/recommendations` to the bit, whatever the b
 same request of the library, and the same fallback for users without a known history.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

@@ -3,8 +3,6 @@
 Only a few thousand histories are in memory at a time, whatever the number of users.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass

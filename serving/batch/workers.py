@@ -1,7 +1,5 @@
 """Workers that score the parts of a job. Each function yields (part, table) in any order."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import traceback

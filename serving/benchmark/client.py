@@ -5,8 +5,6 @@ gets fewer requests. In an open loop requests are sent when they are due, and th
 from then, so a server that falls behind shows it (no coordinated omission).
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -43,7 +41,7 @@ class Request:
     label: str = ""
 
     @classmethod
-    def post(cls, path: str, body: Any, server: int = 0, label: str = "") -> Request:
+    def post(cls, path: str, body: Any, server: int = 0, label: str = "") -> Self:
         """A POST of a JSON value."""
         return cls("POST", path, json.dumps(body).encode(), server, label)
 

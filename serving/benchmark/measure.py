@@ -1,7 +1,5 @@
 """The phases of `recsys benchmark serve`: loops, equality under load, and the soak."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Server processes to measure: started with a store of their own, observed by /proc, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -14,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from recsys.artifacts import Manifest, Workspace, read_manifest
@@ -35,7 +33,7 @@ class Subject:
     settings: list[str]
 
     @classmethod
-    def of(cls, bundle: Path | None, name: str | None, overrides: Sequence[str]) -> Subject:
+    def of(cls, bundle: Path | None, name: str | None, overrides: Sequence[str]) -> Self:
         """The subject that a command's options describe.
 
         Raises:
@@ -77,7 +75,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def at(cls, url: str) -> Server:
+    def at(cls, url: str) -> Self:
         """A server that runs already, at http://HOST:PORT."""
         where = urlsplit(url)
         if where.scheme != "http" or where.hostname is None:

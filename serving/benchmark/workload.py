@@ -1,7 +1,5 @@
 """Requests over a bundle's catalog. Reads the catalog only and does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -6,12 +6,10 @@ All replicas are equally busy while costs are measured, since they share cores w
 with the load generator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from recsys.progress import say
 from recsys.serving.benchmark.client import Client
@@ -50,7 +48,7 @@ class Trial:
     k: int = 10
 
     @classmethod
-    def quick(cls, k: int) -> Trial:
+    def quick(cls, k: int) -> Self:
         """A trial of seconds, which shows only that everything runs."""
         return cls((0.2, 0.6), (0.4,), requests=60, rounds=1, users=20, k=k)
 

@@ -5,13 +5,11 @@ latencies are those of the measurement. Besides the time of its batch a request 
 network, HTTP and event loop: the latency at the client less the time in queue and batch.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,7 +144,7 @@ class Costs:
         file.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, file: Path) -> Costs:
+    def load(cls, file: Path) -> Self:
         """Read what `save` wrote; an `ArtifactError` tells that it is another kind of file."""
         try:
             document = json.loads(file.read_text(encoding="utf-8"))

@@ -3,13 +3,12 @@
 Each answer reports how long it was queued and computed. The client notes when it arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -55,7 +54,7 @@ class Seen:
         return float(np.percentile(self.answers["latency_ms"], q))
 
     @classmethod
-    def of(cls, run: Run) -> Seen:
+    def of(cls, run: Run) -> Self:
         """Read the answers of a load, whose replies were kept.
 
         Raises:
@@ -75,7 +74,7 @@ class Seen:
         return cls(answers, run.seconds, bad, run.server_s, run.generator_s)
 
     @classmethod
-    def join(cls, parts: Sequence[Seen]) -> Seen:
+    def join(cls, parts: Sequence[Self]) -> Self:
         """Several loads as one, one after another."""
         answers = pd.concat([part.answers for part in parts], ignore_index=True)
         totals = [

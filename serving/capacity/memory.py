@@ -4,12 +4,10 @@ Sizes of weights, cache, table and retrieval are read from the bundle's files. T
 constants below, each measured once (see `docs/capacity.md`).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow.parquet as pq
 
@@ -43,7 +41,7 @@ class Memory:
     prefix: int
 
     @classmethod
-    def of_bundle(cls, bundle: Path, *, prefix_mb: int = 64) -> Memory:
+    def of_bundle(cls, bundle: Path, *, prefix_mb: int = 64) -> Self:
         """Read a bundle's files."""
         info = read_manifest(bundle, "bundle").info
         models = [folder for name in (TARGET, DRAFT) if (folder := bundle / name).is_dir()]

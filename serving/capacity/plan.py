@@ -5,8 +5,6 @@ The fleet has enough replicas for the peak, and spare ones. It is then simulated
 one replica dying at the peak.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any

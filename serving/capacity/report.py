@@ -1,7 +1,5 @@
 """What `recsys benchmark capacity` shows of its document: a plan or a check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.filesize import decimal

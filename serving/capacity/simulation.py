@@ -5,8 +5,6 @@ simulated alone, a batch at a time. The rule by which a batch starts is that of
 `recsys.serving.batcher`, in closed form.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Traffic: when requests arrive, and whose they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 `app` is the `import_path` of a config file for `serve deploy`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -8,8 +8,6 @@ the catalog or of aliases go to all replicas, in the same order. If a replica is
 are sent to another one, unless a repetition would be wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,12 +1,10 @@
 """The request and the reply that travel between the door and a replica, as plain values."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 from starlette.types import Scope as AsgiScope
@@ -23,7 +21,7 @@ class Call:
     body: bytes = b""
 
     @classmethod
-    def of(cls, scope: AsgiScope, body: bytes) -> Call:
+    def of(cls, scope: AsgiScope, body: bytes) -> Self:
         """Take the parts of a scope that can be sent to another process."""
         kept = {name: scope.get(name) for name in _SENT}
         kept["raw_path"] = scope.get("raw_path") or scope["path"].encode()

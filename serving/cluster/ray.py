@@ -1,7 +1,5 @@
 """Import and start Ray, which is an optional package."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import Any

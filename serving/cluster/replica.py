@@ -3,8 +3,6 @@
 It does not import Ray, which calls `reconfigure` and `check_health` by name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

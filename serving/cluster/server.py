@@ -3,8 +3,6 @@
 Host, port, keys and logs are as for the local server; Ray's own proxies are not started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

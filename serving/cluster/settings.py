@@ -1,7 +1,5 @@
 """Settings of a cluster: the number of replicas, and their resources."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

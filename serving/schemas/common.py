@@ -1,6 +1,5 @@
 """Parts that several schemas share: ids, limits, the example of a body, health, problems."""
 
-# Annotations stay live here: pydantic reads them.
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 

@@ -1,6 +1,5 @@
 """Wire schemas of recommendations."""
 
-# Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator

@@ -4,8 +4,6 @@ SQLite is embedded and the default. PostgreSQL and a history cache in Redis are 
 use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Separate the new events of a batch from repeated and erased ones."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from recsys.serving.stores.records import Appended, Event, EventConflictError

@@ -7,8 +7,6 @@ store. If Redis is unreachable, only speed is lost: it is tried again after a se
 cached histories are invalidated first, because Redis may have missed writes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ Each thread has its own connection, which is replaced when it is lost. Of the ta
 is used here. The modules `sqlite` and `postgres` hold the differences between the databases.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -4,8 +4,6 @@ One thread writes. It takes all queued writes, commits them as one group, and th
 futures. So many writers share the cost of a sync, and a single writer does not wait for others.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """PostgresStore: a store in PostgreSQL, which any number of processes can share."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Users and items are outside ids; a store does not know which items the model has
 milliseconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """SqliteStore: a store in one SQLite file in WAL mode, the embedded default."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
