@@ -28,7 +28,6 @@ from recsys.serving.schemas import (
 from recsys.serving.service import Phase
 from recsys.serving.stores.records import Journal, StoreError
 
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 EVEN = {"must": [{"key": "categories", "match": "even"}]}
 JSON = {"content-type": "application/json"}

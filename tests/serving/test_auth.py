@@ -11,8 +11,6 @@ from recsys.serving.app import create_app
 from recsys.serving.auth import Keyring, Scope
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def file(tmp_path):

@@ -11,7 +11,6 @@ from recsys.serving.batcher import (
     QueueFullError,
 )
 
-pytestmark = pytest.mark.anyio
 FOREVER_MS = 600_000.0
 PATIENCE_S = 120.0  # of a loaded machine, and far from for ever
 

@@ -23,7 +23,6 @@ from recsys.serving.benchmark.process import Server, start_server
 from recsys.serving.benchmark.report import report
 from recsys.serving.benchmark.workload import Workload
 
-anyio = pytest.mark.anyio
 GET = Request("GET", "/")
 
 
@@ -42,7 +41,6 @@ def talking(answering):
 # The client and its loops
 
 
-@anyio
 async def test_a_request_is_sent_with_its_body_and_the_key(talking):
     heard = []
 
@@ -59,7 +57,6 @@ async def test_a_request_is_sent_with_its_body_and_the_key(talking):
     assert json.loads(body) == {"a": [1]}
 
 
-@anyio
 async def test_a_broken_connection_counts_as_an_error(talking):
     async with talking(lambda head, body: None) as client:
         assert (await client.send(GET)).status == 0
@@ -67,7 +64,6 @@ async def test_a_broken_connection_counts_as_an_error(talking):
     assert (run.statuses, run.errors, run.latency_ms) == ({0: 3}, 3, [])
 
 
-@anyio
 async def test_a_closed_loop_sends_every_request_once(talking):
     async with talking(lambda head, body: json.loads(body)) as client:
         requests = [Request.post("/", i) for i in range(40)]
@@ -78,7 +74,6 @@ async def test_a_closed_loop_sends_every_request_once(talking):
     assert 0 < run.percentile(50) <= run.percentile(99)
 
 
-@anyio
 async def test_bad_answers_are_counted_by_status_and_not_timed(talking):
     codes = iter([200, 429, 500, 200])
     async with talking(lambda head, body: (next(codes), {})) as client:
@@ -87,7 +82,6 @@ async def test_bad_answers_are_counted_by_status_and_not_timed(talking):
     assert (run.errors, len(run.latency_ms), run.replies) == (2, 2, [])
 
 
-@anyio
 async def test_an_open_loop_counts_latency_from_the_due_time(talking):
     async with talking(lambda head, body: {}) as client:
         run = await client.open([GET] * 9, [0.0, 0.01, -1.0], keep=True)
@@ -172,13 +166,11 @@ async def equality(talking, fake, bundle):
         return await compare(client, Workload(bundle), Options((8,), checks=40))
 
 
-@anyio
 async def test_equal_answers_are_counted_as_equal(talking, bundle):
     found = await equality(talking, Fake(), bundle)
     assert (found["compared"], found["different"], found["errors"]) == (40, 0, 0)
 
 
-@anyio
 async def test_an_answer_that_changes_under_load_is_shown(talking, bundle):
     fake = Fake()
     fake.lie_from = 79  # the last one
@@ -245,14 +237,12 @@ def test_without_aiohttp_the_error_names_the_extra(monkeypatch):
         importlib.import_module(name)
 
 
-@anyio
 async def test_a_server_that_cannot_start_reports_the_reason(tmp_path):
     with pytest.raises(RecsysError, match=r"did not start: .*nothing is not an artifact"):
         async with start_server(tmp_path / "nothing"):
             pass
 
 
-@anyio
 async def test_a_soak_needs_a_server_of_its_own(bundle):
     with pytest.raises(ConfigError, match="leave --url out"):
         await soak(Server("127.0.0.1", 1), bundle, minutes=1, seed=0)

@@ -515,7 +515,6 @@ def stand_ins(answering, monkeypatch):
         monkeypatch.setattr(f"recsys.serving.capacity.{name}.start_replicas", start_replicas)
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("stand_ins")
 async def test_two_replicas_are_measured_and_predicted(bundle, monkeypatch):
     monkeypatch.setattr("recsys.serving.capacity.check.ALONE_S", 0.1)
@@ -529,7 +528,6 @@ async def test_two_replicas_are_measured_and_predicted(bundle, monkeypatch):
     assert [len(level.size) > 30 for level in costs.levels] == [True, True]
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("stand_ins")
 async def test_one_replica_is_measured_at_all_sizes(bundle):
     costs = await measure_one(bundle, seconds=0.3)

@@ -8,7 +8,6 @@ import pytest
 from recsys.errors import RequestError
 from recsys.serving.stores.records import StoreError
 
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 LAMP = {"title": "Lamp", "attributes": {"price": 9.5, "categories": ["light"]}, "like": "item-7"}
 

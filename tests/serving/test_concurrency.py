@@ -1,9 +1,6 @@
 import asyncio
 import random
 
-import pytest
-
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 
 

@@ -11,7 +11,6 @@ from recsys.serving.api import events as events_api
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.events import MAX_EVENTS
 
-pytestmark = pytest.mark.anyio
 URL = "/v1/events"
 LINES = {"content-type": "application/x-ndjson"}
 NONE = {"accepted": 0, "duplicates": 0, "ignored": 0, "unlinked": 0}

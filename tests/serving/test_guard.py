@@ -6,9 +6,6 @@ from recsys.errors import ConfigError
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
-
 # The bucket
 
 

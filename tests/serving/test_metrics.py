@@ -6,8 +6,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from recsys.serving.metrics import Metrics
 from recsys.serving.series import SLOT_S, SLOTS
 
-pytestmark = pytest.mark.anyio
-
 
 def samples(metrics):
     return {

@@ -11,7 +11,6 @@ from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
 
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 ASK = {"history": ["B0001", "B0002"], "k": 3}
 

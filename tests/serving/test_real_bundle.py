@@ -16,8 +16,6 @@ from recsys.recommender import RecommendRequest
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
 ITEMS = 500
 
 

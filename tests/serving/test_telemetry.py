@@ -6,8 +6,6 @@ from recsys.errors import ConfigError
 from recsys.serving.metrics import Metrics
 from recsys.serving.telemetry import Telemetry
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def traced():

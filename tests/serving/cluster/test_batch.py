@@ -30,8 +30,6 @@ from recsys.serving.batch.scoring import Scorer
 from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
 RNG = np.random.default_rng(5)
 HISTORIES: list[list[str] | None] = [
     [f"B{i:04d}" for i in RNG.integers(0, 300, length)] for length in RNG.integers(1, 30, 40)

@@ -23,8 +23,6 @@ from recsys.serving.cluster.replica import Replica
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
 JSON = (b"content-type", b"application/json")
 SEEDED = {"history": ["item-1"]}
 

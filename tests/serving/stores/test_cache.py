@@ -32,7 +32,7 @@ def short(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 2.0)
 
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short")]
+pytestmark = pytest.mark.usefixtures("short")
 
 
 async def test_a_history_is_read_once_and_then_comes_from_redis(path, redis, opened, event):

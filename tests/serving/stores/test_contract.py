@@ -14,7 +14,6 @@ from recsys.serving.stores.records import (
     StoreError,
 )
 
-pytestmark = pytest.mark.anyio
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 
 

@@ -7,8 +7,6 @@ from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Appended, StoreError
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
     store = opened(postgres.url)

@@ -9,7 +9,6 @@ from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Appended, Served, StoreError, user_hash
 from recsys.serving.stores.sqlite import SqliteStore
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 SCHEMA_1 = """
 CREATE TABLE events (id INTEGER PRIMARY KEY, user_id TEXT NOT NULL, item_id TEXT NOT NULL,

@@ -7,7 +7,6 @@ from recsys.errors import DataError
 from recsys.serving import transfer
 from recsys.serving.transfer import Imported, export_events, import_events
 
-pytestmark = pytest.mark.anyio
 FORMATS = ("events.ndjson", "events.parquet")
 
 
