@@ -20,7 +20,7 @@ from rich.table import Table
 from recsys.benchmark.decode import Agreement, Answer
 from recsys.benchmark.environment import environment
 from recsys.dataset import Dataset
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import Drafter, ModelDrafter, beam_search, speculative_beam_search
 from recsys.models.checkpoint import load_model
 from recsys.recommender import Recommender
 
@@ -46,51 +46,60 @@ def main() -> None:
     prompts = recommender.encoder.encode_all(examples.histories.take(np.sort(chosen)))
     drafters = {"none (two-pass exhaustion)": None}
     drafters |= {f"draft, {n} nodes": ModelDrafter(draft, n) for n in args.nodes}
-    target, trie = recommender.model, recommender.trie
-    table = Table("drafter", *[f"K={k}" for k in args.beams], title="Target passes a request")
-    rows = []
-    for name, drafter in drafters.items():
-        cells = []
-        for beams in args.beams:
-            passes, accepted = [], []
-            for start in range(0, len(prompts), BATCH):
-                group = prompts[start : start + BATCH]
-                found = speculative_beam_search(
-                    target, drafter, group, trie, beams, patch_nodes=args.patch_nodes
-                )
-                expected = Answer.of(beam_search(target, group, trie, beams)).rankings
-                agreement = Agreement.of(Answer.of(found).rankings, expected, 1e-4, 1e-5)
-                assert agreement.requests == 1, f"{name}, K = {beams}: {agreement}"
-                passes += [s.target_passes for s in found.stats]
-                accepted += [s.accepted_levels for s in found.stats]
-            error = 1.96 * np.std(passes) / np.sqrt(len(passes))
-            cells.append(f"{np.mean(passes):.2f} ± {error:.2f}")
-            rows.append(
-                {
-                    "drafter": name,
-                    "beams": beams,
-                    "passes": round(float(np.mean(passes)), 3),
-                    "interval": round(float(error), 3),
-                    "accepted_levels": round(float(np.mean(accepted)), 3),
-                }
-            )
-        table.add_row(name, *cells)
-    console = Console()
-    console.print(table)
-    cost, least = flops_per_node(target), flops_per_node(draft)
-    console.print(f"FLOPs a node: target {cost:,}, draft {least:,} ({least / cost:.1%})")
+    rows = [
+        {"drafter": name, **count(recommender, drafter, prompts, beams, args.patch_nodes)}
+        for name, drafter in drafters.items()
+        for beams in args.beams
+    ]
+    cost, least = flops_per_node(recommender.model), flops_per_node(draft)
+    show(rows, args.beams)
+    Console().print(f"FLOPs a node: target {cost:,}, draft {least:,} ({least / cost:.1%})")
     result = {
         "benchmark": "speculation",
         "patch_nodes": args.patch_nodes,
         "target_flops_per_node": cost,
         "draft_flops_per_node": least,
         "users": len(prompts),
-        "target_parameters": sum(p.numel() for p in target.parameters()),
+        "target_parameters": sum(p.numel() for p in recommender.model.parameters()),
         "draft_parameters": sum(p.numel() for p in draft.parameters()),
         "rows": rows,
         **environment(),
     }
     print(json.dumps(result))
+
+
+def count(
+    recommender: Recommender, drafter: Drafter | None, prompts: list, beams: int, patch_nodes: int
+) -> dict[str, float]:
+    """Passes and accepted levels of a request, means over users."""
+    target, trie = recommender.model, recommender.trie
+    stats = []
+    for start in range(0, len(prompts), BATCH):
+        group = prompts[start : start + BATCH]
+        found = speculative_beam_search(
+            target, drafter, group, trie, beams, patch_nodes=patch_nodes
+        )
+        expected = Answer.of(beam_search(target, group, trie, beams)).rankings
+        agreement = Agreement.of(Answer.of(found).rankings, expected, 1e-4, 1e-5)
+        assert agreement.requests == 1, f"{drafter}, K = {beams}: {agreement}"
+        stats += found.stats
+    passes = [s.target_passes for s in stats]
+    return {
+        "beams": beams,
+        "passes": round(float(np.mean(passes)), 3),
+        "interval": round(1.96 * float(np.std(passes)) / len(passes) ** 0.5, 3),
+        "accepted_levels": round(float(np.mean([s.accepted_levels for s in stats])), 3),
+    }
+
+
+def show(rows: list[dict], beams: list[int]) -> None:
+    """Print a line for each drafter."""
+    table = Table("drafter", *[f"K={k}" for k in beams], title="Target passes a request")
+    for start in range(0, len(rows), len(beams)):
+        line = rows[start : start + len(beams)]
+        cells = [f"{row['passes']:.2f} ± {row['interval']:.2f}" for row in line]
+        table.add_row(line[0]["drafter"], *cells)
+    Console().print(table)
 
 
 def flops_per_node(model) -> int:  # noqa: ANN001

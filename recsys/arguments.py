@@ -23,11 +23,7 @@ MIN_TEMPERATURE = 1e-4
 
 
 def whole_number(name: str, value: Any, least: int = 1, most: int = MOST_BEAMS) -> int:
-    """Convert `value` to an `int`.
-
-    Raises:
-        ValueError: not a whole number (a bool is not), below `least` or above `most`.
-    """
+    """Convert `value` to an `int` from `least` to `most`; a bool is not a whole number."""
     try:
         number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
@@ -42,11 +38,7 @@ def whole_number(name: str, value: Any, least: int = 1, most: int = MOST_BEAMS) 
 
 
 def temperature(value: Any) -> float:
-    """Convert a temperature to a `float`.
-
-    Raises:
-        ValueError: not finite, or below `MIN_TEMPERATURE`.
-    """
+    """Convert a temperature to a finite `float` of at least `MIN_TEMPERATURE`."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -60,11 +52,7 @@ def temperature(value: Any) -> float:
 
 
 def integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
-    """Convert a flat list of integers, possibly empty, to (n,) int64.
-
-    Raises:
-        ValueError: anything else, such as floats, bools, a single number or nested lists.
-    """
+    """Convert a flat list of integers, possibly empty, to (n,) int64; bools and floats are none."""
     try:
         array = np.asarray(values)
     except ValueError:  # nested lists of unequal lengths
@@ -85,11 +73,7 @@ def _shown(value: Any) -> str:
 
 
 def strings(name: str, values: Iterable[str]) -> Iterable[str]:
-    """Check a list of strings.
-
-    Raises:
-        ValueError: a single string, or an element that is not a string.
-    """
+    """Check a list of strings, which a single string is not."""
     if isinstance(values, str | bytes):
         raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
     values = list(values)
@@ -100,11 +84,7 @@ def strings(name: str, values: Iterable[str]) -> Iterable[str]:
 
 
 def one_each(name: str, values: Sequence[Any], requests: int) -> None:
-    """Check that there is one value per request.
-
-    Raises:
-        ValueError: not a list, or a list of another length.
-    """
+    """Check that `values` is a list with one value per request."""
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         raise ValueError(f"{name} must be a list with one entry per prompt, got {_shown(values)}")
     if len(values) != requests:
@@ -114,11 +94,7 @@ def one_each(name: str, values: Sequence[Any], requests: int) -> None:
 def rows_of_requests(
     name: str, values: Sequence[ArrayLike], requests: int, num_rows: int
 ) -> list[NDArray[np.int64]]:
-    """Convert the rows of each request to (n,) int64.
-
-    Raises:
-        ValueError: wrong number of lists, or a row out of range.
-    """
+    """Convert the rows of each request to (n,) int64 and check their range."""
     one_each(name, values, requests)
     found = []
     for request, listed in enumerate(values):

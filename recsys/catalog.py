@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +29,7 @@ class Catalog:
 
     >>> columns = {"item_id": ["a", "b"], "title": ["Pen", "Ink"], "text": ["", ""]}
     >>> catalog = Catalog(pa.table(columns), np.array([[0, 1], [0, 2]], np.int32))
-    >>> catalog.find("b"), catalog.title(1), catalog.index(["b", "z"]).tolist()
+    >>> catalog.find("b"), catalog.titles[1], catalog.index(["b", "z"]).tolist()
     (1, 'Ink', [1, -1])
     """
 
@@ -63,14 +62,6 @@ class Catalog:
     def _index(self) -> dict[str, int]:
         return {item_id: i for i, item_id in enumerate(self.item_ids)}
 
-    def item_id(self, item: int) -> str:
-        """Outside id of one item."""
-        return self.item_ids[item]
-
-    def title(self, item: int) -> str:
-        """Title of one item."""
-        return self.titles[item]
-
     def find(self, item_id: str) -> int:
         """Dense item of an outside id, or -1 if the catalog has no such item."""
         return self._index.get(item_id, -1)
@@ -78,15 +69,6 @@ class Catalog:
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """Dense items of outside ids, -1 for those that the catalog does not have."""
         return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
-
-    def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
-        """As `index`, but also finds items that were removed: histories may still contain them."""
-        return self.index(item_ids)
-
-    def attributes(self, item: int) -> dict[str, Any]:
-        """Attribute columns of one item."""
-        row: dict[str, Any] = self.items.slice(item, 1).to_pylist()[0]
-        return {k: v for k, v in row.items() if k not in ("item_id", "title", "text")}
 
     def save(self, folder: Path) -> None:
         """Write `items.parquet` into `folder`."""

@@ -1,4 +1,13 @@
-"""Listing: requests as one epoch understands them, and lists of items from what a search finds."""
+"""Listing: requests as one epoch understands them, and lists of items from what a search finds.
+
+Over the union of the beams and of the candidates that the model has scored along, a blended list is
+ranked by
+
+    score = log((1 - w) * p_model^t / sum of p_model^t + w * p_retrieval) + a * nearness + boosts
+
+with the weight w, the sharpness t and the factor a of a `Blend`. Nearness is the cosine between the
+vectors of the item and of the history.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.blending import Lists, Union, allowed_items, candidate_rows
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
@@ -20,6 +28,8 @@ from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
 from recsys.retrieval import Blend, Candidates, Retrieval
+
+MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -74,14 +84,7 @@ class Batch:
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
     ) -> SearchRequest:
-        """The search request for this batch.
-
-        Args:
-            candidates: of retrieval, to be scored in the first pass; None for none.
-            candidate_nodes: as in `SearchRequest`, like the other arguments.
-            seeds: one a request, to sample.
-            temperature: of the sample.
-        """
+        """The search request for this batch; `candidates` are scored in the first pass."""
         excluded = [
             self.epoch.excluded_rows(items, mask)
             for items, mask in zip(self.excluded, self.masks, strict=True)
@@ -99,14 +102,19 @@ class Batch:
 
     def candidates(self, retrieval: Retrieval, k: int) -> Candidates:
         """The k best items by retrieval for each request, of those that it may get."""
-        epoch, size = self.epoch, len(retrieval)
+        allowed = [self._allowed(mask, len(retrieval)) for mask in self.masks]
         return retrieval.candidates(
-            self.histories,
-            k,
-            exclude_seen=False,
-            excluded=self.excluded,
-            allowed=[allowed_items(epoch.trie, epoch.alive, mask, size) for mask in self.masks],
+            self.histories, k, exclude_seen=False, excluded=self.excluded, allowed=allowed
         )
+
+    def _allowed(self, mask: RowMask | None, size: int) -> NDArray[np.bool_] | None:
+        """(size,) bool, which of the catalog's first items a request may get; None for all."""
+        alive = self.epoch.alive
+        if mask is None:
+            return None if alive[:size].all() else alive[:size]
+        allowed = np.zeros(len(alive), np.bool_)
+        allowed[self.epoch.trie.row_items] = mask.items
+        return (allowed & alive)[:size]
 
     def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
         """The k best items that the search found for each request."""
@@ -138,21 +146,134 @@ class Batch:
         return union.best(blend, k), own.first(k)
 
 
-def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
-    """Mask of the items that a request may get; None if it may get all.
+@dataclass(frozen=True)
+class Lists:
+    """Items of n requests, best first.
 
-    Raises:
-        FilterError: its filter does not fit the items' attributes.
+    Attributes:
+        items: (n, k) int32, -1 where there are no more.
+        scores: (n, k) float32, -inf there.
+        source: (n, k) int8, what proposed each: `MODEL`, `RETRIEVAL` or `POPULAR`.
     """
+
+    items: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    source: NDArray[np.int8]
+
+    @classmethod
+    def of_model(cls, items: NDArray[np.int32], scores: NDArray[np.float32]) -> Lists:
+        """Lists of the model's own items."""
+        return cls(items, scores, np.full(items.shape, MODEL, np.int8))
+
+    def first(self, k: int) -> Lists:
+        """The first k places."""
+        return Lists(self.items[:, :k], self.scores[:, :k], self.source[:, :k])
+
+
+@dataclass(frozen=True)
+class Union:
+    """The items of the model's beams and of retrieval, with the scores of both for all of them.
+
+    Attributes:
+        items: (n, w) int32, -1 for padding, repeated items, and candidates without a model score.
+        log_probs: (n, w) float64 of the model, -inf there.
+        retrieved: (n, w) float64 log-probabilities of retrieval.
+        nearness: (n, w) float64 cosines of histories and items.
+        gains: (n, w) float64 of the requests' boosts.
+        source: (n, w) int8, as in `Lists`.
+    """
+
+    items: NDArray[np.int32]
+    log_probs: NDArray[np.float64]
+    retrieved: NDArray[np.float64]
+    nearness: NDArray[np.float64]
+    gains: NDArray[np.float64]
+    source: NDArray[np.int8]
+
+    @classmethod
+    def of(
+        cls,
+        model: Lists,
+        candidates: Candidates,
+        candidate_scores: NDArray[np.floating[Any]],
+        retrieval: Retrieval,
+        histories: Histories,
+        *,
+        trie: ItemTrie,
+        boosts: Sequence[Boost | None] = (),
+    ) -> Union:
+        """Put both together.
+
+        Args:
+            model: items that the search found, with log-probabilities without boosts.
+            candidates: items that retrieval proposes.
+            candidate_scores: (n, c) the model's log-probabilities of the candidates; -inf for those
+                that were not scored.
+            retrieval: scores all items.
+            histories: the n histories.
+            trie: the catalog, for the boosts.
+            boosts: what each request's items gain; empty for nothing.
+        """
+        proposed = candidates.items[:, : candidate_scores.shape[1]]
+        again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
+        known = ~again & (proposed >= 0) & (candidate_scores > -np.inf)
+        items = np.concatenate([model.items, np.where(known, proposed, -1)], axis=1)
+        log_probs = np.concatenate([model.scores, candidate_scores], axis=1).astype(np.float64)
+        supported = candidates.supported[:, : proposed.shape[1]]
+        source = np.concatenate([model.source, np.where(supported, RETRIEVAL, POPULAR)], axis=1)
+        gains = np.zeros(items.shape)
+        for i, boost in enumerate(boosts):
+            if boost is not None:
+                real = np.flatnonzero(items[i] >= 0)
+                gains[i, real] = boost.items[trie.item_places(items[i, real])]
+        return cls(
+            items,
+            np.where(items >= 0, log_probs, -np.inf),
+            retrieval.log_prob(candidates.shares, items).astype(np.float64),
+            retrieval.nearness(histories, items).astype(np.float64),
+            gains,
+            source.astype(np.int8),
+        )
+
+    def scores(self, blend: Blend) -> NDArray[np.float64]:
+        """(n, w) blended scores, -inf where there is no item."""
+        sharp = blend.sharpness * self.log_probs
+        most = sharp.max(axis=1, keepdims=True, initial=-np.inf)
+        sharp = np.exp(sharp - np.where(np.isfinite(most), most, 0))
+        total = sharp.sum(axis=1, keepdims=True)
+        model = np.divide(sharp, total, out=np.zeros_like(sharp), where=total > 0)
+        both = (1 - blend.weight) * model + blend.weight * np.exp(self.retrieved)
+        with np.errstate(divide="ignore"):
+            scores = np.log(both) + blend.nearness * self.nearness + self.gains
+        return np.where(self.items >= 0, scores, -np.inf)
+
+    def best(self, blend: Blend, k: int) -> Lists:
+        """The k best items; ties keep the model's order, with the model's items first."""
+        scores = self.scores(blend)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        items = np.take_along_axis(self.items, order, axis=1)
+        source = np.take_along_axis(self.source, order, axis=1)
+        scores = np.take_along_axis(scores, order, axis=1)
+        missing = ((0, 0), (0, k - items.shape[1]))
+        return Lists(
+            np.pad(np.where(scores > -np.inf, items, -1), missing, constant_values=-1),
+            np.pad(scores, missing, constant_values=-np.inf).astype(np.float32),
+            np.pad(source, missing),
+        )
+
+
+def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.int32]]:
+    """Trie rows of each request's candidates, in their order."""
+    return [trie.item_row[items[items >= 0]] for items in candidates.items]
+
+
+def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
+    """Mask of the items that a request may get, None for all; FilterError as `Batch.of`."""
     return epoch.allowed(None if request.filter is None else request.item_filter)
 
 
 def boost_of(epoch: Epoch, request: RecommendRequest) -> Boost | None:
-    """What is added to the scores of a request's items; None without boosts.
-
-    Raises:
-        FilterError: a boost does not fit the items' attributes.
-    """
+    """What a request's items gain, None without boosts; FilterError as `Batch.of`."""
     return epoch.filters.boost(request.item_boosts) if request.boosts else None
 
 
@@ -222,14 +343,9 @@ def describe(
     k: int,
     because: NDArray[np.int64] | None = None,
 ) -> list[Recommendation]:
-    """The first k items of one request, with their ids, titles, codes and reasons.
+    """The first k items of the request at a place in `found`, as recommendations.
 
-    Args:
-        catalog: that the items are from.
-        found: lists of all requests.
-        request: place of the request.
-        k: most items.
-        because: (n, k) item of the history with the most evidence for each, -1 for none.
+    `because` is (n, k), the item of the history with the most evidence for each, -1 for none.
     """
     lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
     reasons = [-1] * k if because is None else because[request, :k].tolist()

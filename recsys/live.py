@@ -92,11 +92,9 @@ class Epoch:
         return self.trie.excluded_rows(items) if mask is None else mask.excluded_rows(items)
 
     def count_eligible(self, excluded: NDArray[np.integer], mask: RowMask | None) -> int:
-        """Number of items that can be recommended, of those that a mask allows.
+        """Number of items that can be recommended and that a mask (`allowed`) allows.
 
-        Args:
-            excluded: dense items that must not be; removed ones and repetitions do not matter.
-            mask: as `allowed` gives it.
+        Of the excluded dense items, removed ones and repetitions do not matter.
         """
         hidden = np.unique(excluded)
         hidden = hidden[self.alive[hidden]]
@@ -145,11 +143,8 @@ class Epochs:
     ) -> None:
         """Begin with the bundle's own catalog.
 
-        Args:
-            bundle: parts of a bundle.
-            filter_bytes: memory for masks of filters.
-            coder: finds codes of new items; None if the bundle has no item encoder.
-            prepare: called with each new trie before it is used.
+        Masks of filters may take `filter_bytes`. `coder` finds codes of new items, if the bundle
+        has an item encoder; `prepare` is called with each new trie before it is used.
         """
         self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
         self._filter_bytes = filter_bytes
@@ -159,7 +154,7 @@ class Epochs:
         catalog = EpochCatalog(added, record, bundle.catalog.codes, alive)
         encoder = bundle.encoder
         trie = ItemTrie.build(encoder.item_tokens)
-        columns = EpochAttributes.of(trie.row_items, added.columns, record)
+        columns = _attributes(trie, added, record)
         filters = FilterCache(trie, columns, filter_bytes)
         filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters)
@@ -179,10 +174,8 @@ class Epochs:
         """Add items, or replace existing ones; all of them or, on an error, none.
 
         Calls that arrive while a trie is built share the next one. If two of them have the same
-        item, the later call wins.
-
-        Args:
-            items: with distinct ids; `like` may refer to an earlier item of the call.
+        item, the later call wins. The ids of a call are distinct, and `like` may refer to an
+        earlier item of it.
 
         Returns:
             The first epoch that has them.
@@ -210,11 +203,7 @@ class Epochs:
     def remove(self, item_ids: Iterable[str]) -> list[str]:
         """Remove items; no batch that begins afterwards recommends them.
 
-        Args:
-            item_ids: outside ids; unknown ones and repetitions are ignored.
-
-        Returns:
-            The ids of the items that were removed.
+        Unknown ids and repetitions are ignored. Returns the ids of the items that were removed.
         """
         wanted = list(dict.fromkeys(arguments.strings("item_ids", item_ids)))
         with self._publish:
@@ -302,11 +291,7 @@ class Epochs:
                 call.error = call.error or error
 
     def _make(self, news: Sequence[tuple[Sequence[NewItem], pa.Table, NDArray[np.int32]]]) -> Epoch:
-        """Build and publish the next epoch; the caller holds `_build`.
-
-        Args:
-            news: items, their rows and their codes, in the order in which they came.
-        """
+        """Publish an epoch with new items, their rows and codes; the caller holds `_build`."""
         seen = self._epoch
         catalog, tokens = seen.catalog, seen.encoder.item_tokens
         added, record, codes = catalog.added, catalog.record, catalog.codes
@@ -340,7 +325,7 @@ class Epochs:
         alive[dense] = True
         trie = _build(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
-        attributes = EpochAttributes.of(trie.row_items, added.columns, record)
+        attributes = _attributes(trie, added, record)
         encoder = replace(seen.encoder, item_tokens=tokens)
         with self._publish:
             now = self._epoch
@@ -365,12 +350,9 @@ class _Growing:
         self._room: NDArray[Any] | None = None
 
     def longer(self, array: NDArray[T], size: int, *, fresh: bool) -> NDArray[T]:
-        """The array extended to `size` rows; the new ones are zero.
+        """The array extended to `size` rows; the new ones are zero, and `array` does not change.
 
-        Args:
-            array: the last result, or any other array; it does not change.
-            size: rows.
-            fresh: copy the array, because its rows will be written.
+        With `fresh` it is copied, because its rows will be written.
         """
         room = self._room
         if fresh or room is None or array.base is not room or len(room) < size:
@@ -379,6 +361,10 @@ class _Growing:
         longer: NDArray[T] = room[:size]
         longer[len(array) :] = 0
         return longer
+
+
+def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) -> EpochAttributes:
+    return EpochAttributes(added.base.items, trie.row_items, source=added.columns, record=record)
 
 
 def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:

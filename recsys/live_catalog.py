@@ -87,14 +87,10 @@ class AddedItems:
     def kept(
         self, items: NDArray[np.int64], record: NDArray[np.int32]
     ) -> tuple[AddedItems, NDArray[np.int32]]:
-        """A copy with these items only, renumbered in their order.
+        """A copy with these items only, renumbered in their order, and the records' numbers there.
 
-        Args:
-            items: dense numbers, ascending, all of the bundle's among them.
-            record: (items,) the record of each.
-
-        Returns:
-            The copy, and the records' numbers there.
+        `items` are dense numbers, ascending, all of the bundle's among them; `record` has the
+        record of each.
         """
         size = len(self.base)
         copy = AddedItems(self.base, Columns(self.base.items, self.columns))
@@ -214,11 +210,7 @@ class Columns:
         return pa.concat_tables([self.base.slice(0, 0), *self._tables])
 
     def column(self, name: str) -> Column:
-        """One column, of all records that exist now or more.
-
-        Raises:
-            FilterError: there is no such column, or its type does not support filters.
-        """
+        """One column, of all records that exist now or more; errors are those of `Attributes`."""
         with self._lock:
             if name not in self._read:
                 order = np.arange(self.base.num_rows, dtype=np.int32)
@@ -245,25 +237,8 @@ class EpochAttributes(Attributes):
     source: Columns
     record: NDArray[np.int32]
 
-    @classmethod
-    def of(
-        cls, order: NDArray[np.int32], source: Columns, record: NDArray[np.int32]
-    ) -> EpochAttributes:
-        """Columns laid out in `order`."""
-        return cls(source.base, order, source=source, record=record)
-
-    def column(self, name: str) -> Column:
-        """One column, laid out in `order`.
-
-        Raises:
-            FilterError: there is no such column, or its type does not support filters.
-        """
-        found = self._columns.get(name)
-        if found is None:
-            found = self._columns[name] = _laid_out(
-                self.source.column(name), self.record[self.order]
-            )
-        return found
+    def _make(self, name: str) -> Column:
+        return _laid_out(self.source.column(name), self.record[self.order])
 
 
 def _joined(first: Column, second: Column) -> Column:

@@ -34,11 +34,6 @@ class ItemCoder(Protocol):
 def table_of(items: Sequence[NewItem], schema: pa.Schema, level_sizes: Sequence[int]) -> pa.Table:
     """Check items, and turn them into rows of a catalog.
 
-    Args:
-        items: the items to add.
-        schema: of the catalog's table.
-        level_sizes: codes at each level.
-
     Raises:
         ItemError: a field is malformed, a code out of range, an attribute unknown or of another
             type, or an id given twice.
@@ -178,11 +173,7 @@ class Placement:
         self._taken: dict[tuple[int, ...], set[int]] = {}
 
     def encode(self, calls: Sequence[tuple[Sequence[NewItem], pa.Table]]) -> None:
-        """Compute the codes of all items that need them, in one call of the encoder.
-
-        Args:
-            calls: items and their rows (`table_of`).
-        """
+        """Compute the codes of all items that need them in one call; they come with their rows."""
         if self._coder is None:
             return
         wanted = [

@@ -68,11 +68,7 @@ class PromptEncoder:
     def of(
         cls, vocabulary: Vocabulary, codes: NDArray[np.integer], config: PromptConfig
     ) -> PromptEncoder:
-        """The encoder of a catalog with (items, L) codes.
-
-        Raises:
-            ValueError: a code outside its level of the vocabulary.
-        """
+        """The encoder of (items, L) codes; ValueError if one lies outside its level."""
         return cls(vocabulary.encode(codes), vocabulary.prefix, config, vocabulary.pad)
 
     @property

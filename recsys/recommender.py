@@ -14,20 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest
-from recsys.blending import POPULAR, RETRIEVAL, Lists
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding.engine import Engine
 from recsys.decoding.output import Beams
 from recsys.decoding.request import SearchRequest
+from recsys.decoding.shared import shared_beam_search
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.listing import (
+    POPULAR,
+    RETRIEVAL,
     Batch,
+    Lists,
     boost_of,
     count_items,
     covers_items,
@@ -36,6 +41,8 @@ from recsys.listing import (
 )
 from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
+from recsys.models.checkpoint import load_model
+from recsys.models.packed import pack
 from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
@@ -81,8 +88,6 @@ class Recommender:
         max_batch: int = 8,
     ) -> None:
         """Use `model` for `bundle`; `load` does both."""
-        from recsys.decoding import Engine
-
         self.bundle, self.model = bundle, model
         self.mode = check_mode("mode", mode, LOAD_MODES)
         self.max_batch, self.retrieval = max_batch, bundle.retrieval
@@ -129,11 +134,6 @@ class Recommender:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
             ValueError: unknown dtype or mode.
         """
-        import torch
-
-        from recsys.models.checkpoint import load_model
-        from recsys.models.packed import pack
-
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         bundle = Bundle.load(path, check=check)
@@ -234,12 +234,9 @@ class Recommender:
         return None if request.filter is None or mask is None else mask.eligible
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
-        """Add items, or replace existing ones (`recsys.live.Epochs.upsert`): all or none.
+        """Add items, or replace existing ones, all or none (`recsys.live.Epochs.upsert`).
 
-        Any thread may call it; small calls that come together share one epoch.
-
-        Returns:
-            The first epoch that has the items.
+        Any thread may call it. Returns the first epoch that has the items.
 
         Raises:
             ItemError: an item is malformed or cannot be placed; the text names item and field.
@@ -251,43 +248,10 @@ class Recommender:
         return self._epochs.remove(item_ids)
 
     def rank(
-        self,
-        histories: Histories,
-        k: int,
-        exclude_seen: bool = True,
-        *,
-        beams: int | None = None,
-        blend: bool | None = None,
-        batch_size: int = 64,
-        advance: Callable[[int], None] | None = None,
+        self, histories: Histories, k: int, exclude_seen: bool = True, **options: Any
     ) -> Ranked:
-        """Top-k of many histories of dense items, for evaluation.
-
-        Args:
-            histories: n sequences.
-            k: items wanted.
-            exclude_seen: leave out the items of the history.
-            beams: beam width; by default max(20, k).
-            blend: as a request's.
-            batch_size: histories decoded together.
-            advance: called with the number of histories done, for a progress bar.
-
-        Returns:
-            (n, k) items, -1 where there are no more, and (n, k) scores, -inf there.
-
-        Raises:
-            ValueError: k below 1.
-            RequestError: a blend of a bundle that has no retrieval.
-        """
-        ((found, _),) = self.rank_variants(
-            histories,
-            k,
-            (exclude_seen,),
-            beams=beams,
-            blend=blend,
-            batch_size=batch_size,
-            advance=advance,
-        )
+        """One ranking of many histories: that of `rank_variants`, with its options."""
+        ((found, _),) = self.rank_variants(histories, k, (exclude_seen,), **options)
         return found
 
     def rank_variants(
@@ -301,14 +265,24 @@ class Recommender:
         batch_size: int = 64,
         advance: Callable[[int], None] | None = None,
     ) -> list[tuple[Ranked, Ranked]]:
-        """As `rank`, for several values of `exclude_seen`, and with the model's own lists.
+        """Top-k of many histories of dense items, for several values of `exclude_seen`.
 
         All lists come from one search (`recsys.decoding.shared`), which costs little more than the
         search for one of them.
 
+        Args:
+            histories: n sequences.
+            k: items wanted.
+            exclude_seen: whether to leave out the items of the history.
+            beams: beam width; by default max(20, k).
+            blend: as a request's.
+            batch_size: histories decoded together.
+            advance: called with the number of histories done, for a progress bar.
+
         Returns:
-            For each of `exclude_seen` two rankings: that of `rank`, and the model's own list.
-            Without a blend both are the model's.
+            For each of `exclude_seen` two rankings: that of a request, and the model's own list.
+            Without a blend both are the model's. A ranking is (n, k) items, -1 where there are no
+            more, and (n, k) scores, -inf there.
 
         Raises:
             ValueError: k below 1.
@@ -532,8 +506,6 @@ class Recommender:
         ).beams
 
     def _search_shared(self, kind: _Kind, request: SearchRequest) -> Beams:
-        from recsys.decoding import shared_beam_search
-
         return shared_beam_search(self.engine.target, request, self.engine.trie, kind.beams)
 
     @property

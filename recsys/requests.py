@@ -15,7 +15,7 @@ from recsys.modes import REQUEST_MODES, Mode, check_mode
 
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular"]
-SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.blending`'s numbers
+SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.listing`'s numbers
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Recommendation:
     Attributes:
         item_id: outside id.
         score: log-probability of its semantic ID given the history, over the whole vocabulary, plus
-            the request's boosts; in a blended list the blended score (`recsys.blending`).
+            the request's boosts; in a blended list the blended score (`recsys.listing`).
         title: from the catalog.
         semantic_id: its codes, 0-based.
         source: what proposed it.

@@ -28,14 +28,7 @@ def tiny_model(
 ) -> transformers.PreTrainedModel:
     """Make a random causal LM with distributions that are peaked, so that scores rarely tie.
 
-    Args:
-        architecture: one of `ARCHITECTURES`.
-        vocabulary: tokens.
-        hidden: width.
-        layers: layers.
-        seed: seed of the weights.
-        dtype: dtype of the weights.
-        **config: other fields of the configuration.
+    `architecture` is one of `ARCHITECTURES`; `config` has other fields of the configuration.
     """
     family, _, variant = architecture.partition("-")
     values: dict[str, Any] = {
@@ -78,9 +71,7 @@ def byte_level_tokenizer(
 ) -> transformers.PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer, with `<s>` as token 0 and `</s>` as token 1.
 
-    Args:
-        texts: training texts.
-        size: number of tokens, including the 256 bytes.
+    It has `size` tokens, including the 256 bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -169,14 +160,8 @@ def huggingface_beam_search(
     """Run `generate(num_beams=K, prefix_allowed_tokens_fn=...)`; one list per request, best first.
 
     Scores are sums of log-probabilities over the whole vocabulary. Padding rows, which `generate`
-    adds if K exceeds the catalog, are dropped.
-
-    Args:
-        model: a decoder-only causal LM.
-        prompts: token ids of each request.
-        catalog: (items, L) token rows, or the result of `allowed_tokens`, which takes longer than a
-            search and should not be part of a measured time.
-        num_beams: K.
+    adds if K exceeds the catalog, are dropped. The catalog is (items, L) token rows, or the result
+    of `allowed_tokens`, which takes longer than a search and should not be part of a measured time.
     """
     allowed = catalog if isinstance(catalog, dict) else allowed_tokens(catalog)
     longest = max(len(p) for p in prompts)

@@ -55,12 +55,9 @@ class Vocabulary:
     def from_levels(
         cls, level_sizes: ArrayLike, *, first: int = 2, multiple: int = 8
     ) -> Vocabulary:
-        """Token ids 0 and 1 for `<pad>` and `<bos>`, then the levels one after another.
+        """Token ids 0 and 1 for `<pad>` and `<bos>`, then the levels in order, from `first` on.
 
-        Args:
-            level_sizes: number of codes at each level.
-            first: token id of the first code.
-            multiple: the size is rounded up to a multiple of it, for faster matrix products.
+        The size is rounded up to a multiple of `multiple`, for faster matrix products.
         """
         sizes = [int(s) for s in np.asarray(level_sizes).reshape(-1)]
         offsets = first + np.concatenate([[0], np.cumsum(sizes)])
@@ -102,11 +99,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
-        """Read `vocabulary.json`.
-
-        Raises:
-            ArtifactError: the file is missing or inconsistent.
-        """
+        """Read `vocabulary.json`; ArtifactError if it is missing or inconsistent."""
         try:
             values = json.loads((folder / FILE).read_text(encoding="utf-8"))
             for key in ("level_sizes", "level_offsets", "prefix"):

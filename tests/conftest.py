@@ -1,7 +1,7 @@
 """What all tests share: the same examples every time, and nothing that outlives the run.
 
-The check at the end looks for processes, listening sockets, files in the temporary folder and in
-shared memory, and files beside the sources; the run fails if there are any.
+The check at the end looks for processes, listening sockets, files in the temporary folder, and
+files beside the sources; the run fails if there are any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 PR_SET_CHILD_SUBREAPER = 36
-SHARED_MEMORY = Path("/dev/shm")
 CACHE = "torch"
 COPY_S = 600  # for what a copy of a process has to do
 PATIENCE_S = 60  # for processes that are ending already
@@ -38,7 +36,6 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_batch.py",
     "test_ids.py",
     "test_benchmark_commands.py",
-    "test_gpu_benchmark.py",
     "test_distributed.py",
 ]
 
@@ -158,8 +155,7 @@ class Leftovers:
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
 
     def files(self) -> set[Path]:
-        beside = {path for path in self.root.iterdir() if not path.name.startswith(".")}
-        return beside | set(SHARED_MEMORY.glob("*"))
+        return {path for path in self.root.iterdir() if not path.name.startswith(".")}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -177,11 +173,7 @@ class Leftovers:
                     words = " ".join(process.cmdline())[:200]
                     self.found.append(f"process {process.pid} is alive: {words}")
                     process.kill()
-        used = mapped_inodes()
-        for path in sorted(self.files() - self.files_before):
-            with suppress(FileNotFoundError):  # another process's, and gone
-                if path.parent != SHARED_MEMORY or path.stat().st_ino not in used:
-                    self.found.append(f"{path} is new")
+        self.found += [f"{path} is new" for path in sorted(self.files() - self.files_before)]
         self.found += [
             f"{path} is left" for path in sorted(self.temporary.iterdir()) if path.name != CACHE
         ]
@@ -200,15 +192,3 @@ def is_python_s_own(process: psutil.Process) -> bool:
         return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return True
-
-
-def mapped_inodes() -> set[int]:
-    """What processes have mapped of shared memory: others', when ours have ended."""
-    device = SHARED_MEMORY.stat().st_dev
-    shared = f"{os.major(device):02x}:{os.minor(device):02x}"
-    found = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended, or is somebody else's
-            lines = [line.split() for line in maps.read_text().splitlines()]
-            found |= {int(line[4]) for line in lines if line[3] == shared}
-    return found

@@ -6,7 +6,6 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from recsys.config import Settings
 from recsys.data.prepare import DataConfig
@@ -50,10 +49,6 @@ def header(file: Path) -> list[str]:
     return lines
 
 
-def test_there_are_configurations():
-    assert (ROOT / "configs" / "quickstart.yaml") in FILES
-
-
 @every_file
 def test_every_section_reads_into_its_dataclass(file):
     settings = Settings.load(file, known=SECTIONS)
@@ -81,22 +76,3 @@ def test_the_run_is_named_after_its_file(file):
     # The recipe for shops has no name: a run is named after its file of events.
     name = "demo" if file.stem in ("quickstart", "shop") else file.stem
     assert Settings.load(file).name == name
-
-
-@every_file
-def test_no_key_is_written_twice(file):
-    class Strict(yaml.SafeLoader):
-        pass
-
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict:
-        keys = [loader.construct_object(key) for key, _ in node.value]
-        assert len(keys) == len(set(keys)), f"{keys} repeat, line {node.start_mark.line + 1}"
-        return loader.construct_mapping(node, deep=True)
-
-    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    yaml.load(file.read_text(encoding="utf-8"), Strict)
-
-
-def test_names_of_runs_do_not_clash():
-    names = [Settings.load(file).name for file in FILES if file.stem != "shop"]
-    assert len(set(names)) == len(names)

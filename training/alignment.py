@@ -342,7 +342,7 @@ class TreeAlignment(nn.Module):
                 alone = node_logits(self.model, window, lengths, rows.tokens, rows.seen)
                 logits = torch.cat([head(rows.ends(hidden)), alone], dim=1)
             rec = logits.new_zeros(())
-            if settings.alpha < 1:
+            if settings.align_weight < 1:
                 predicted = head(hidden[:, : window.shape[1] - 1][asked[:, 1:]])
                 rec = smoothed_cross_entropy(
                     predicted, window[:, 1:][asked[:, 1:]], self._smoothing
@@ -360,7 +360,7 @@ class TreeAlignment(nn.Module):
             align = self._tree_kd(levels)
         else:
             align = self._sequences(levels, log_q, whole_p)
-        loss: torch.Tensor = settings.alpha * align + (1 - settings.alpha) * rec
+        loss: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return loss
 
     @torch.no_grad()
@@ -486,7 +486,7 @@ class WordDistillation(nn.Module):
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         row = losses.forward_kl if settings.objective == "wordkd" else losses.total_variation
         align = row(log_p.log_softmax(-1, dtype=kind), logits.log_softmax(-1, dtype=kind)).mean()
-        total: torch.Tensor = settings.alpha * align + (1 - settings.alpha) * rec
+        total: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return total
 
     @staticmethod

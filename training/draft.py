@@ -26,6 +26,7 @@ from recsys.training import teacher
 from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
+from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
 from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
@@ -33,7 +34,6 @@ from recsys.training.supervised import (
     Material,
     budget,
     describe,
-    next_token_loss,
     open_checkpoints,
     sampled,
     training_batches,
@@ -150,11 +150,14 @@ def train_draft(
         batches = training_batches(dataset, encoder, config, seed)
         if config.objective in ON_WORDS:
             module = WordDistillation(
-                model, target, config.alignment,
+                model, target, config,
                 label_smoothing=config.label_smoothing, dtype=training_dtype(model, config),
             )  # fmt: skip
         else:
-            module = next_token_loss(model, config)
+            module = NextToken(
+                model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
+                dtype=training_dtype(model, config),
+            )  # fmt: skip
     return fit(
         module, batches, config, checkpoints,
         name=KIND, validate=validate if validations else None, seed=seed,
@@ -182,7 +185,7 @@ def _tree_alignment(
             every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
         )  # fmt: skip
     module = TreeAlignment(
-        model, DeviceTrie.of(trie, model.device), config.alignment,
+        model, DeviceTrie.of(trie, model.device), config,
         target=None if config.constrained else target, label_smoothing=config.label_smoothing,
         dtype=training_dtype(model, config),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,36 +110,30 @@ def fit(
     Raises:
         ConfigError: the loss is not finite, or TensorBoard is not installed but required.
     """
-    run = _Run(
-        module, data, config, checkpoints, name=name, validate=validate, seed=seed,
-        max_steps=max_steps,
-    )  # fmt: skip
-    return run.train()
+    return _Run(module, data, config, checkpoints, name, validate, seed, max_steps).train()
 
 
+@dataclass
 class _Run:
-    """One call of `fit`."""
+    """One call of `fit`, with its arguments."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        data: Data,
-        config: LoopConfig,
-        checkpoints: Checkpoints,
-        *,
-        name: str,
-        validate: Callable[[], dict[str, float]] | None,
-        seed: int,
-        max_steps: int | None,
-    ) -> None:
+    module: nn.Module
+    data: Data
+    config: LoopConfig
+    checkpoints: Checkpoints
+    name: str
+    validate: Callable[[], dict[str, float]] | None
+    seed: int
+    max_steps: int | None
+
+    def __post_init__(self) -> None:
+        module, config, checkpoints = self.module, self.config, self.checkpoints
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.module, self.data, self.config, self.name = module, data, config, name
-        self.checkpoints, self.validate = checkpoints, validate
         self.shown: dict[str, float] = {}  # the first metric of the last validation
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
-        torch.manual_seed(seed + self.accelerator.process_index)
+        torch.manual_seed(self.seed + self.accelerator.process_index)
         self.sharded = self.world > 1 and os.environ.get(SHARDED, "").lower() == "true"
         if self.sharded:
             # Frozen parameters need no higher precision than the matrix products.
@@ -148,14 +143,13 @@ class _Run:
         resumed = checkpoints.load(module, self.optimizer)
         self.progress, self.best = resumed or (Progress(), {})
         if resumed:
-            say(
-                f"{name}: resuming at step {self.progress.step} after {self.progress.seconds:.0f} s"
-            )
+            at, spent = self.progress.step, self.progress.seconds
+            say(f"{self.name}: resuming at step {at} after {spent:.0f} s")
         self.wrapped: Any = module if self.sharded else self.accelerator.prepare(module)
         self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
         self.start = time.monotonic() - self.progress.seconds
-        steps = config.epochs * -(-data.count() // (config.accumulate * self.world))
-        self.total_steps = min(steps, max_steps or steps)
+        steps = config.epochs * -(-self.data.count() // (config.accumulate * self.world))
+        self.total_steps = min(steps, self.max_steps or steps)
         self.budget_s = (config.max_minutes or math.inf) * 60
         self.saved = time.monotonic()
         self.log = _Log(checkpoints.folder, self.progress.log_bytes, config, self.main)

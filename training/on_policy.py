@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,73 +24,66 @@ from recsys.training.state import STATE
 from recsys.training.teacher import search_trees
 
 
+@dataclass
 class OnPolicyBatches:
-    """`TreeBatches` whose trees are searched with the target and a recent copy of the draft."""
+    """`TreeBatches` whose trees are searched with the target and a recent copy of the draft.
 
-    def __init__(
-        self,
-        data: TreeBatches,
-        target: Any,
-        draft: Any,
-        folder: Path,
-        *,
-        every: int,
-        num_beams: int,
-        mixture: float,
-    ) -> None:
-        """Store the arguments; nothing is searched yet.
+    Attributes:
+        data: has the prompts; its trees are ignored.
+        target: p.
+        draft: q, the model being trained.
+        folder: of the run's checkpoints.
+        every: number of batches that are searched with one copy of the draft.
+        num_beams: K.
+        mixture: share of p.
+    """
 
-        Args:
-            data: has the prompts; its trees are ignored.
-            target: p.
-            draft: q, the model being trained.
-            folder: of the run's checkpoints.
-            every: number of batches that are searched with one copy of the draft.
-            num_beams: K.
-            mixture: share of p.
-        """
-        self._data, self._target, self._draft = data, target, draft
-        self._folder, self._every = folder, every
-        self._num_beams, self._mixture = num_beams, mixture
-        self._policy: Any = None
+    data: TreeBatches
+    target: Any
+    draft: Any
+    folder: Path
+    every: int
+    num_beams: int
+    mixture: float
+    _policy: Any = None
 
     def count(self, epoch: int = 0) -> int:
         """Number of batches of an epoch."""
-        return self._data.count(epoch)
+        return self.data.count(epoch)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[TreeBatch]:
         """Batches of one epoch from number `start` on."""
-        if start % self._every:
-            self._restore(self._file(epoch, start - start % self._every))
-        trie = DeviceTrie.of(self._data.trie, self._draft.device)
-        for number, places in enumerate(self._data.groups(epoch)[start:], start):
-            if number % self._every == 0:
+        if start % self.every:
+            self._restore(self._file(epoch, start - start % self.every))
+        trie = DeviceTrie.of(self.data.trie, self.draft.device)
+        for number, places in enumerate(self.data.groups(epoch)[start:], start):
+            if number % self.every == 0:
                 self._copy(epoch, number)
             trees = search_trees(
-                self._target,
-                self._data.encoder.encode_all(self._data.prompts.take(places).histories),
+                self.target,
+                self.data.encoder.encode_all(self.data.prompts.take(places).histories),
                 trie,
-                self._num_beams,
+                self.num_beams,
                 draft=self._policy,
-                mixture=self._mixture,
+                mixture=self.mixture,
             )
-            yield self._data.batch(places, trees)
+            yield self.data.batch(places, trees)
 
     def _file(self, epoch: int, number: int) -> Path:
-        return self._folder / f"policy-{epoch}-{number}.safetensors"
+        return self.folder / f"policy-{epoch}-{number}.safetensors"
 
     def _copy(self, epoch: int, number: int) -> None:
         """Copy the draft, write the copy, and delete the copies that no checkpoint needs."""
-        self._policy = copy.deepcopy(self._draft).eval()
+        self._policy = copy.deepcopy(self.draft).eval()
         if not Accelerator().is_main_process:
             return
         file = self._file(epoch, number)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{file.name}")
         save_file({k: v.cpu().clone() for k, v in self._policy.state_dict().items()}, temporary)
         temporary.rename(file)
         kept = {file, *self._needed()}
-        for other in self._folder.glob("policy-*"):
+        for other in self.folder.glob("policy-*"):
             if other not in kept:
                 other.unlink()
 
@@ -97,13 +91,13 @@ class OnPolicyBatches:
         """The files of the copies that a run resumed from a checkpoint would need."""
         stands = (
             json.loads(state.read_text(encoding="utf-8"))["progress"]
-            for state in self._folder.glob(f"step-*/{STATE}")
+            for state in self.folder.glob(f"step-*/{STATE}")
         )
-        return [self._file(s["epoch"], s["batch"] - s["batch"] % self._every) for s in stands]
+        return [self._file(s["epoch"], s["batch"] - s["batch"] % self.every) for s in stands]
 
     def _restore(self, file: Path) -> None:
         """Load the copy that was in use when the run was stopped."""
-        self._policy = copy.deepcopy(self._draft).eval()
+        self._policy = copy.deepcopy(self.draft).eval()
         state = load_file(file)
         with torch.no_grad():
             for name, value in self._policy.state_dict().items():

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.blending import Union, candidate_rows
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
-from recsys.listing import items_of_rows
+from recsys.listing import Union, candidate_rows, items_of_rows
 from recsys.pipeline import Context
 from recsys.progress import say, track
 from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest

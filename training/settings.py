@@ -5,7 +5,7 @@ This module imports no torch, so that a run can check the settings of all stages
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class SupervisedConfig(LoopConfig):
 
     Attributes:
         preset: sizes of a model from scratch: `tiny`, `small` or `base`.
-        architecture: sizes that differ from the preset's (`recsys.models.checkpoint.Architecture`).
+        architecture: sizes that differ from the preset's (`recsys.models.architecture.Architecture`).
         batch_tokens: most tokens of a batch, padding included.
         min_context: items that an item needs before it to be predicted; 0 also predicts the first.
         item_dropout: share of items removed from a history, drawn again in each epoch.
@@ -334,6 +334,7 @@ class AlignmentSettings:
     Attributes:
         objective: see docs/alignment.md.
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
+            None means .5, or 1 for tree-kd and beam-kd.
         beam_steps: whether the sequences of a history are the beams of every step, or of the last.
         density: keep AtSpeed-S's density regularisation.
         constrained: compare distributions over the allowed tokens. False compares them over the
@@ -345,7 +346,7 @@ class AlignmentSettings:
     """
 
     objective: Objective = "sft"
-    alpha: float = 0.5
+    alpha: float | None = None
     beam_steps: Literal["all", "last"] = "all"
     density: bool = True
     constrained: bool = True
@@ -354,24 +355,22 @@ class AlignmentSettings:
     temperature: float = 2.0
     flatten: float = 2.0
 
+    @property
+    def align_weight(self) -> float:
+        """Weight of the alignment loss."""
+        if self.alpha is None:
+            return 1.0 if self.objective in _COMPLETE else 0.5
+        return self.alpha
+
 
 @dataclass(frozen=True)
-class DraftConfig(SupervisedConfig):
-    """Section `draft`. Vocabulary and prompt window are the target's.
+class DraftConfig(AlignmentSettings, SupervisedConfig):
+    """Section `draft`, with the objective's. Vocabulary and prompt window are the target's.
 
     Attributes:
         layers: decoder layers.
         init_from_target: take the target's sizes and start as its embeddings, head and first
             layers; otherwise the preset's sizes and random weights.
-        objective: `sft` (next items) or one of the alignment objectives.
-        alpha: weight of the alignment loss; None means .5, or 1 for tree-kd and beam-kd.
-        beam_steps: see `AlignmentSettings`, as for the next six.
-        density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over allowed tokens only.
-        top_k: learn from all K sequences of a history.
-        tree_attention: run a history's tree as one row.
-        temperature: of beam-kd.
-        flatten: of tree-kd.
         on_policy: number of batches after which trees are searched again, with a mixture of the
             target and the current draft; 0 uses only the teacher artifact.
         accept_users: validation users for whom acceptance is measured; 0 for none.
@@ -381,15 +380,6 @@ class DraftConfig(SupervisedConfig):
 
     layers: int = 1
     init_from_target: bool = True
-    objective: Objective = "sft"
-    alpha: float | None = None
-    beam_steps: Literal["all", "last"] = "all"
-    density: bool = True
-    constrained: bool = True
-    top_k: bool = True
-    tree_attention: bool = True
-    temperature: float = 2.0
-    flatten: float = 2.0
     on_policy: int = 0
     accept_users: int = 200
     accept_beams: int = 20
@@ -407,14 +397,6 @@ class DraftConfig(SupervisedConfig):
                 "the draft to one token; use a smaller alpha, or density: false"
             )
         check_bounds(self, above_zero=["temperature", "flatten"])
-
-    @property
-    def alignment(self) -> AlignmentSettings:
-        """The settings of the objective."""
-        own = {f.name: getattr(self, f.name) for f in fields(AlignmentSettings)}
-        if self.alpha is None:
-            own["alpha"] = 1.0 if self.objective in _COMPLETE else 0.5
-        return AlignmentSettings(**own)
 
 
 @dataclass(frozen=True)

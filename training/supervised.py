@@ -22,7 +22,6 @@ from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import LOG, autocast_dtype
-from recsys.training.objective import NextToken
 from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
 
@@ -64,26 +63,6 @@ class Material:
         if self.centroids is not None:
             return [self.centroids.shape[1]] * self.codes.shape[1]
         return [int(size) for size in self.codes.max(axis=0) + 1]
-
-
-def next_token_loss(
-    model: Any,
-    config: SupervisedConfig,
-    *,
-    exit_layer: int = 1,
-    agreement: float = 0.0,
-    soft_labels: float = 0.0,
-) -> NextToken:
-    """The loss module of next-item training; see `NextToken` for the options."""
-    return NextToken(
-        model,
-        label_smoothing=config.label_smoothing,
-        dropout=config.embedding_dropout,
-        dtype=training_dtype(model, config),
-        exit_layer=exit_layer,
-        agreement=agreement,
-        soft_labels=soft_labels,
-    )
 
 
 def training_batches(

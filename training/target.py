@@ -22,6 +22,7 @@ from recsys.training import sasrec
 from recsys.training.batches import TrainingBatches
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
+from recsys.training.objective import NextToken
 from recsys.training.pretrained import add_lora, load_base
 from recsys.training.refresh import load_deployed, open_bundle
 from recsys.training.settings import TargetConfig
@@ -30,10 +31,10 @@ from recsys.training.supervised import (
     Material,
     budget,
     describe,
-    next_token_loss,
     open_checkpoints,
     sampled,
     training_batches,
+    training_dtype,
     within_budget,
     write_trained,
 )
@@ -116,9 +117,10 @@ def stage(context: Context) -> Path:
     if deployed is not None or config.base is not None:
         model = add_lora(model, vocabulary, config.lora)
         validate = replace(validate, model=model)
-    module = next_token_loss(
-        model, config, exit_layer=config.exit_layer, agreement=config.agreement,
-        soft_labels=config.soft_labels,
+    module = NextToken(
+        model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
+        dtype=training_dtype(model, config), exit_layer=config.exit_layer,
+        agreement=config.agreement, soft_labels=config.soft_labels,
     )  # fmt: skip
     progress = fit(
         module,

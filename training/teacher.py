@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,22 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
-from torch.nn.utils.rnn import pad_sequence
 
 from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
 from recsys.config import as_dict, build
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
+from recsys.decoding.tree import NO_TOKEN, ROOT, PromptBatch, TokenTree
 from recsys.errors import ArtifactError, ConfigError
 from recsys.interactions import Histories
+from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import Context
 from recsys.progress import say, track
 from recsys.prompts import PromptEncoder
 from recsys.training.settings import TeacherConfig
 from recsys.training.target import TrainedTarget, load_trained
-from recsys.training.tree import GrowingTree, child_tokens, descent
+from recsys.training.tree import child_tokens
 
 KIND = "teacher"
 SHARDS = "shard-*.safetensors"
@@ -203,34 +205,41 @@ def search_trees(
         draft: q, or None to search with the target alone.
         mixture: m.
     """
-    device = trie.device
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    padded = pad_sequence([torch.from_numpy(prompt) for prompt in prompts], batch_first=True)
-    models = [target] if draft is None else [target, draft]
-    runs = [GrowingTree(model, padded.to(device), lengths) for model in models]
-    log_probs = [run.prompt() for run in runs]
+    models = [TreeModel.of(model) for model in (target, draft) if model is not None]
+    levels, device = trie.source.num_levels, trie.device
     states = torch.zeros((len(prompts), 1), dtype=torch.int64, device=device)
-    scores = torch.zeros((len(prompts), 1), dtype=log_probs[0].dtype, device=device)
+    scores = torch.zeros((len(prompts), 1), dtype=models[0].score_dtype, device=device)
     chosen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     stored, real = [], []
-    for depth in range(trie.source.num_levels):
-        below, tokens, alive = child_tokens(trie, states, depth)
-        steps = [values.gather(-1, tokens) for values in log_probs]
-        stored.append(steps[0].half().flatten(1))
-        real.append(alive.flatten(1))
-        step = steps[0] if draft is None else _mix(steps[0], steps[1], mixture)
-        worth = (scores[..., None] + step).masked_fill(~alive, -torch.inf).flatten(1)
-        best = worth.sort(dim=-1, descending=True, stable=True).indices[:, :num_beams]
-        best = best.sort(dim=-1).values  # row order, the order of candidates
-        scores = _pad(worth.gather(1, best), num_beams, -torch.inf)
-        parents = _pad(best // below.shape[-1], num_beams, 0)
-        states = _pad(below.flatten(1).gather(1, best), num_beams, 0)
-        states = states.masked_fill(scores == -torch.inf, -1)
-        chosen.append((states, parents, scores))
-        if depth + 1 < trie.source.num_levels:
-            seen = descent(torch.stack([p for _, p, _ in chosen], dim=1))[:, -num_beams:]
-            tokens = _pad(tokens.flatten(1).gather(1, best), num_beams, 0)
-            log_probs = [run.level(tokens, seen) for run in runs]
+    with ExitStack() as lent:
+        trees = [
+            lent.enter_context(
+                TokenTree(
+                    model, PromptBatch.of(prompts, model, levels - 1), (levels - 1) * num_beams
+                )
+            )
+            for model in models
+        ]
+        for depth in range(levels):
+            below, tokens, alive = child_tokens(trie, states, depth)
+            steps = [_log_probs(tree).gather(-1, tokens) for tree in trees]
+            stored.append(steps[0].half().flatten(1))
+            real.append(alive.flatten(1))
+            step = steps[0] if draft is None else _mix(steps[0], steps[1], mixture)
+            worth = (scores[..., None] + step).masked_fill(~alive, -torch.inf).flatten(1)
+            best = worth.sort(dim=-1, descending=True, stable=True).indices[:, :num_beams]
+            best = best.sort(dim=-1).values  # row order, the order of candidates
+            scores = _pad(worth.gather(1, best), num_beams, -torch.inf)
+            parents = _pad(best // below.shape[-1], num_beams, 0)
+            states = _pad(below.flatten(1).gather(1, best), num_beams, 0)
+            states = states.masked_fill(scores == -torch.inf, -1)
+            chosen.append((states, parents, scores))
+            if depth + 1 < levels:
+                tokens = _pad(tokens.flatten(1).gather(1, best), num_beams, NO_TOKEN)
+                above = parents + (depth - 1) * num_beams
+                above = above if depth else torch.full_like(parents, ROOT)
+                for tree in trees:
+                    tree.add(tokens, above, depth + 1)
     kept = torch.cat(real, dim=1)
     starts = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
     states, parents, scores = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
@@ -241,6 +250,13 @@ def search_trees(
         torch.cat(stored, dim=1)[kept].cpu().numpy(),
         starts.cpu().numpy(),
     )
+
+
+def _log_probs(tree: TokenTree) -> torch.Tensor:
+    """(B, W, V) log-probs after the prompts, or after the nodes that were added last."""
+    logits = tree.forward()
+    tree.note(logits.amax(-1))
+    return logits.log_softmax(-1)
 
 
 def _mix(log_p: torch.Tensor, log_q: torch.Tensor, mixture: float) -> torch.Tensor:

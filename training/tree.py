@@ -1,8 +1,6 @@
-"""Runs trees of tokens after prompts on a Hugging Face model: all at once, or level by level.
+"""Trees of tokens after prompts in one forward of a Hugging Face model, with gradients.
 
-Training runs a whole tree in one forward (`tree_mask`, `tree_positions`); the search extends a
-key/value cache by one level at a time (`GrowingTree`). In both, a node attends to its prompt, its
-ancestors and itself. The trees of `recsys.decoding` are not used because they have no gradients.
+A node attends to its prompt, its ancestors and itself. (`recsys.decoding.tree` has no gradients.)
 
 Shapes: B requests, T tokens of a window, L levels, K nodes a level, N = nodes of a tree.
 """
@@ -14,8 +12,6 @@ from typing import Any
 import torch
 
 from recsys.constraint.transitions import DeviceTrie
-
-ROOT = -1
 
 
 def causal_parts(model: Any) -> tuple[Any, Any]:
@@ -111,60 +107,6 @@ def node_logits(
     hidden = hidden[torch.arange(batch * nodes, device=seen.device), last.flatten()]
     logits: torch.Tensor = head(hidden).unflatten(0, (batch, nodes))
     return logits
-
-
-class GrowingTree:
-    """Runs trees below a batch of prompts level by level, with a key/value cache."""
-
-    def __init__(self, model: Any, prompts: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Store the arguments; nothing runs yet.
-
-        Args:
-            model: a causal LM.
-            prompts: (B, T), right-padded.
-            lengths: (B,).
-        """
-        from transformers import DynamicCache
-
-        self._decoder, self._head = causal_parts(model)
-        self._prompts, self._lengths = prompts, lengths
-        self._cache = DynamicCache()
-        place = torch.arange(prompts.shape[1], device=prompts.device)
-        self._prompt_seen = place < lengths[:, None]
-        self._depth = 0
-
-    def prompt(self) -> torch.Tensor:
-        """(B, 1, V) log-probs after the prompts."""
-        hidden = self._decoder(
-            input_ids=self._prompts, past_key_values=self._cache, use_cache=True
-        ).last_hidden_state
-        last = (self._lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return self._log_probs(hidden.gather(1, last))
-
-    def level(self, tokens: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """(B, K, V) log-probs after the nodes of the next level.
-
-        Args:
-            tokens: (B, K).
-            seen: (B, K, nodes so far + K) ancestors and self, the last rows of `descent`.
-        """
-        prompt = self._prompt_seen[:, None].expand(-1, tokens.shape[1], -1)
-        allowed = torch.cat([prompt, seen], dim=-1)
-        mask = torch.zeros(allowed.shape, dtype=self._head.weight.dtype, device=tokens.device)
-        hidden = self._decoder(
-            input_ids=tokens,
-            position_ids=(self._lengths[:, None] + self._depth).expand_as(tokens),
-            attention_mask=mask.masked_fill_(~allowed, -torch.inf)[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
-        self._depth += 1
-        return self._log_probs(hidden)
-
-    def _log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._head(hidden)
-        kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        return torch.log_softmax(logits, dim=-1, dtype=kind)
 
 
 def child_tokens(

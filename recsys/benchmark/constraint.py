@@ -29,6 +29,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.mask import RowMask
+from recsys.constraint.restrictions import Allowed
 from recsys.constraint.transitions import DeviceTrie
 
 Row = dict[str, Any]
@@ -221,7 +222,10 @@ def _time_filtered_steps(
 ) -> tuple[list[float], list[float]]:
     """Seconds of all steps of a search, without and with a mask for every request."""
     trie = device.source
-    limits: list[dict[str, Any]] = [{}, {"allowed": device.allow([mask] * options.batch)}]
+    limits: list[dict[str, Any]] = [
+        {},
+        {"allowed": Allowed.of(trie, device.device, [mask] * options.batch)},
+    ]
     depths = range(trie.num_levels)
     states = [_draw_states(trie, depth, options) for depth in depths]
     sides = {

@@ -24,10 +24,13 @@ from recsys.decoding import (
     DecodeStats,
     Engine,
     ModelDrafter,
+    Proposal,
+    Search,
     SearchRequest,
     beam_search,
     speculative_beam_search,
 )
+from recsys.decoding.expand import Step
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
@@ -37,7 +40,7 @@ from recsys.testing import allowed_tokens, huggingface_beam_search, same_ranking
 Reuse = Literal["cold", "warm"]
 Ranking = list[tuple[tuple[int, ...], float]]
 Row = dict[str, Any]
-MODES = ("exhaustive", "draft", "planned")
+MODES = ("exhaustive", "draft", "perfect", "planned")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"
 HF_BATCHES = (1, 8)  # batch sizes at which Hugging Face is timed
 # Largest difference of a score, and of scores whose places may be exchanged.
@@ -64,7 +67,7 @@ class Options:
     batches: tuple[int, ...] = (1, 2, 4, 8, 32)
     nodes: tuple[int, ...] = (128, 256)
     reuse: tuple[Reuse, ...] = ("cold", "warm")
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = ("exhaustive", "draft", "planned")
     repeats: int = 15
     hf_repeats: int = 3
     seed: int = 0
@@ -155,6 +158,23 @@ class Answer:
         return cls(lists, beams.stats, plan)
 
 
+class _PerfectDraft:
+    """Runs the draft, then proposes the tree that the target itself drafts in `find`."""
+
+    def __init__(self, draft: Any, target: TreeModel, nodes: int) -> None:
+        self._draft, self._target = ModelDrafter(draft, nodes), ModelDrafter(target, nodes)
+        self._found = Proposal([])
+
+    def find(self, search: Search, num_beams: int) -> None:
+        """Keep the tree to propose next."""
+        self._found = self._target.propose(search.prompts, search.step, num_beams)
+
+    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
+        """See `recsys.decoding.Drafter`."""
+        self._draft.propose(prompts, step, num_beams)
+        return self._found
+
+
 class _Cell:
     """One K, batch size and kind of prompts."""
 
@@ -171,6 +191,7 @@ class _Cell:
         self.reuse, self.beams, self.batch = reuse, beams, batch
         self.rounds = options.rounds(options.repeats, batch)
         self.hf_rounds = options.rounds(options.hf_repeats, batch)
+        self._perfect: dict[str, _PerfectDraft] = {}
 
     def measure(self) -> list[Row]:
         """Compare the answers, time all modes side by side, and count their work."""
@@ -180,7 +201,8 @@ class _Cell:
 
         def side(name: str) -> Side:
             rounds = self.hf_rounds if name == HUGGING_FACE else None
-            return Side(lambda r: answers[name].append(modes[name](r)), self._prepare, rounds)
+            prepare = partial(self._prepare, name)
+            return Side(lambda r: answers[name].append(modes[name](r)), prepare, rounds)
 
         sides = {name: side(name) for name in modes}
         times = time_interleaved(sides, self.rounds, seed=self.options.seed)
@@ -223,11 +245,14 @@ class _Cell:
             modes[HUGGING_FACE] = partial(self._generate, allowed=allowed)
         if "exhaustive" in wanted:
             modes["exhaustive"] = partial(self._speculate, drafter=None)
-        if "draft" in wanted and engine.draft is not None:
-            for n in nodes:
-                modes[f"draft-{n}"] = partial(
-                    self._speculate, drafter=ModelDrafter(engine.draft, n)
-                )
+        for n in nodes if engine.draft is not None else ():
+            if "draft" in wanted:
+                drafter = ModelDrafter(engine.draft, n)
+                modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
+            if "perfect" in wanted:
+                name = f"perfect-{n}"
+                self._perfect[name] = _PerfectDraft(engine.draft, engine.target, n)
+                modes[name] = partial(self._speculate, drafter=self._perfect[name])
         if PLANNED in wanted:
             modes[PLANNED] = self._plan
         return modes
@@ -266,8 +291,11 @@ class _Cell:
     def _prompts(self, number: int) -> list[Any]:
         return [self.workload.prompts[i] for i in self.workload.group(number, self.batch)]
 
-    def _prepare(self, number: int) -> None:
-        """Warm: have the models keep the prompts as they were one item ago, and nothing else."""
+    def _prepare(self, mode: str, number: int) -> None:
+        """Find a perfect draft's tree. Warm: have the models keep the prompts of one item ago."""
+        if mode in self._perfect:
+            search = Search.of(self._request(number), self.engine.target, self.engine.trie)
+            self._perfect[mode].find(search, self.beams)
         if self.reuse == "cold":
             return
         self.engine.forget()
@@ -283,13 +311,13 @@ class _Cell:
         exact = self.engine.target.dtype in (torch.float32, torch.float64)
         found: dict[str, list[Agreement]] = {name: [] for name in modes}
         for number in range(self.rounds):
-            self._prepare(number)
+            self._prepare(BEAM, number)
             expected = modes[BEAM](number).rankings
             for name, mode in modes.items():
                 theirs = name == HUGGING_FACE
                 if theirs and number >= self.hf_rounds:
                     continue
-                self._prepare(number)
+                self._prepare(name, number)
                 rounding = HF_ROUNDING if theirs else ROUNDING
                 agreement = Agreement.of(mode(number).rankings, expected, *rounding)
                 if exact and agreement.requests < 1:

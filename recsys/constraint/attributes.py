@@ -138,12 +138,15 @@ class Attributes:
         """
         found = self._columns.get(name)
         if found is None:
-            if name not in self.table.column_names:
-                known = ", ".join(self.table.column_names)
-                raise FilterError(f"no attribute {name[:60]!r}; items have {known}")
-            # Two threads may both read it; one of the equal results stays.
-            found = self._columns[name] = _read(name, self.table[name], self.order)
+            # Two threads may both make it; one of the equal results stays.
+            found = self._columns[name] = self._make(name)
         return found
+
+    def _make(self, name: str) -> Column:
+        if name not in self.table.column_names:
+            known = ", ".join(self.table.column_names)
+            raise FilterError(f"no attribute {name[:60]!r}; items have {known}")
+        return _read(name, self.table[name], self.order)
 
 
 def _numbers(array: pa.Array) -> pa.Array:

@@ -46,12 +46,7 @@ class FilterStats:
 
 
 class FilterCache:
-    """Keeps the masks of the filters used last, and boosts; threads may share it.
-
-    Attributes:
-        trie: the catalog.
-        attributes: attributes of its items, in the order of `trie.row_items`.
-    """
+    """Keeps the masks of the filters used last, and boosts; threads may share it."""
 
     def __init__(
         self,
@@ -62,19 +57,16 @@ class FilterCache:
         left: NDArray[np.bool_] | None = None,
         after: FilterCache | None = None,
     ) -> None:
-        """Make an empty cache.
+        """Make an empty cache of at most `max_bytes`.
 
         Args:
             trie: the catalog.
             attributes: attributes of its items.
-            max_bytes: limit for all masks together.
+            max_bytes: limit for all masks together, at least 0.
             left: (items,) bool in the attributes' order, the items that have not been removed; None
                 if none has. No mask allows a removed item, and no boost counts for one.
             after: the cache that this one replaces. Its counters are continued, and its memory is
                 reused if the trie is the same.
-
-        Raises:
-            ValueError: `max_bytes` is negative.
         """
         if max_bytes < 0:
             raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
@@ -105,11 +97,7 @@ class FilterCache:
         return self._get(RowMask, wanted, self._new_mask)
 
     def boost(self, wanted: ItemBoosts) -> Boost:
-        """The boosts of all items; computed on first use, outside of any lock.
-
-        Raises:
-            FilterError: one of the filters does not fit the attributes.
-        """
+        """As `mask`, the boosts of all items."""
         return self._get(Boost, wanted, self._new_boost)
 
     def prepare(self) -> None:

@@ -66,11 +66,7 @@ class _Clause:
         return {"key": self.key, self.test: value}
 
     def bound(self, attributes: Attributes) -> Test:
-        """The clause as a test of items with these attributes.
-
-        Raises:
-            FilterError: the attributes have no such column, or one of another kind.
-        """
+        """The clause as a test of items; FilterError if no such column or kind exists."""
         try:
             column = attributes.column(self.key)
         except FilterError as error:
@@ -103,8 +99,7 @@ class _Group:
     def canonical(self) -> str:
         """JSON that is equal for groups that differ in order and repetition only.
 
-        The texts of the parts are joined without quoting them again, which would double the text
-        with every level.
+        Parts are joined without quoting them again, which would double the text with every level.
         """
         groups = (
             f'"{name}":[{",".join(sorted({part.canonical for part in parts}))}]'
@@ -163,11 +158,7 @@ class ItemFilter:
 
     @classmethod
     def parse(cls, expression: Mapping[str, Any], at: str = "filter") -> ItemFilter:
-        """Parse a JSON expression. Whether the attributes exist is checked by `evaluate`.
-
-        Args:
-            expression: a group, as in the description of this module.
-            at: name of the expression in messages.
+        """Parse a JSON expression, called `at` in messages; `evaluate` checks the attributes.
 
         Raises:
             FilterError: malformed, too deep or too long; the message contains the path.

@@ -1,15 +1,13 @@
-"""Row masks: which states of a trie a request may reach, given its filter and its exclusions.
+"""Row masks: which states of a trie a request may reach, given its filter.
 
 A state is alive if its range of rows contains an allowed one, which running counts of the allowed
-rows answer. Excluded rows are counted against these counts, which stay as they are. NumPy only, but
-for `RowMask.to`.
+rows answer. NumPy only, but for `RowMask.to`.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from recsys.constraint.trie import NO_STATE, ItemTrie
+from recsys.constraint.trie import ItemTrie
 
 _SPARSE = 200  # from this many rows per allowed row on, allowed rows are looked up one by one
 
@@ -186,61 +184,6 @@ def all_flags(trie: ItemTrie) -> NDArray[np.bool_]:
     """(S + C + F,) `RowMask.alive` of a mask that allows everything."""
     states = np.arange(trie.padded_states) < trie.num_states
     return np.concatenate([states, trie.dense_flags])
-
-
-def dead_states(
-    trie: ItemTrie,
-    excluded: Sequence[NDArray[np.integer]],
-    masks: Sequence[RowMask | None] | None = None,
-) -> list[NDArray[np.int64]]:
-    """States below which all allowed rows are excluded: one (B, D) for each depth 1 .. L.
-
-    A state is dead if as many excluded rows lie below it as allowed ones. Excluded rows that the
-    mask does not allow are not counted.
-
-    Args:
-        trie: the catalog.
-        excluded: excluded rows of each of B requests.
-        masks: mask of each request; None allows everything.
-
-    Returns:
-        Ascending states, padded with `NO_STATE`.
-    """
-    batch, end = len(excluded), trie.num_states  # a key is (request, state) as one integer
-    request = np.repeat(np.arange(batch), [len(rows) for rows in excluded])
-    row = np.concatenate([np.zeros(0, np.int64), *excluded]).astype(np.int64)
-    request, row = np.divmod(np.unique(request * trie.num_rows + row), trie.num_rows)
-    groups = []
-    if masks is not None:
-        for mask in {id(m): m for m in masks if m is not None}.values():
-            theirs = np.array([other is mask for other in masks])
-            groups.append((mask, theirs))
-            keep = ~theirs[request] | (mask.before[row + 1] > mask.before[row])
-            request, row = request[keep], row[keep]
-    dead = []
-    for depth in range(1, trie.num_levels + 1):
-        below: NDArray[np.int64] = row
-        start: NDArray[np.integer] = row
-        stop: NDArray[np.integer] = row + 1
-        if depth < trie.num_levels:
-            starts = trie.starts_at(depth)
-            # searchsorted would convert all of `starts` to another type
-            below = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
-            start, following = starts[below], np.minimum(below + 1, len(starts) - 1)
-            stop = np.where(following > below, starts[following], trie.num_rows)
-        held = np.asarray(stop - start)
-        for mask, theirs in groups:
-            here = theirs[request]
-            held = np.where(here, mask.before[stop] - mask.before[start], held)
-        state = trie.depth_start[depth] + below
-        key, first, counts = np.unique(request * end + state, return_index=True, return_counts=True)
-        key = key[counts == held[first]]
-        owner, state = np.divmod(key, end)
-        sizes = np.bincount(owner, minlength=batch)
-        padded = np.full((batch, int(sizes.max(initial=0))), NO_STATE, np.int64)
-        padded[np.arange(padded.shape[1]) < sizes[:, None]] = state
-        dead.append(padded)
-    return dead
 
 
 def _running(flags: NDArray[np.bool_]) -> NDArray[np.int32]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.constraint.boost import Boost
-from recsys.constraint.mask import MaskRoom, RowMask, all_flags, dead_states
+from recsys.constraint.mask import MaskRoom, RowMask, all_flags
 from recsys.constraint.trie import NO_STATE, ItemTrie
 
 T = TypeVar("T")
@@ -43,14 +43,7 @@ class Excluded:
         rows: Sequence[NDArray[np.integer]],
         masks: Sequence[RowMask | None] | None = None,
     ) -> Excluded:
-        """Find the dead states.
-
-        Args:
-            trie: the catalog.
-            device: where the tensors go.
-            rows: excluded rows of each request (`ItemTrie.excluded_rows`).
-            masks: mask of each request; None allows everything.
-        """
+        """Find the dead states of requests with these excluded rows and masks (None: all)."""
         dead = dead_states(trie, rows, masks)
         parents, places = [], []
         for depth, (states, dense) in enumerate(zip(dead, trie.dense, strict=True)):
@@ -76,14 +69,9 @@ class Excluded:
         return Excluded(*(tuple(states[requests] for states in part) for part in parts))
 
     def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
-        """Clear the flags of dead candidates in place.
+        """Clear the (B, W, C) flags of dead candidates of (B, W) ascending states, in place.
 
         Live states are distinct, so a dead child has at most one parent among them.
-
-        Args:
-            alive: (B, W, C) bool flags of the candidates.
-            states: (B, W) ascending states.
-            depth: depth of the states.
         """
         parent = self.parent[depth]
         if not parent.shape[1]:
@@ -201,6 +189,53 @@ class Gains:
             )
         places = states + (self.line * len(self.most[0]))[:, None, None]
         return torch.cat(self.most).index_select(0, places.flatten()).view_as(places)
+
+
+def dead_states(
+    trie: ItemTrie,
+    excluded: Sequence[NDArray[np.integer]],
+    masks: Sequence[RowMask | None] | None = None,
+) -> list[NDArray[np.int64]]:
+    """States below which all allowed rows are excluded: one (B, D) for each depth 1 .. L.
+
+    A state is dead if as many excluded rows lie below it as allowed ones. Excluded rows that the
+    mask (None for all rows) does not allow are not counted. States ascend, padded with `NO_STATE`.
+    """
+    batch, end = len(excluded), trie.num_states  # a key is (request, state) as one integer
+    request = np.repeat(np.arange(batch), [len(rows) for rows in excluded])
+    row = np.concatenate([np.zeros(0, np.int64), *excluded]).astype(np.int64)
+    request, row = np.divmod(np.unique(request * trie.num_rows + row), trie.num_rows)
+    groups = []
+    if masks is not None:
+        for mask in {id(m): m for m in masks if m is not None}.values():
+            theirs = np.array([other is mask for other in masks])
+            groups.append((mask, theirs))
+            keep = ~theirs[request] | (mask.before[row + 1] > mask.before[row])
+            request, row = request[keep], row[keep]
+    dead = []
+    for depth in range(1, trie.num_levels + 1):
+        below: NDArray[np.int64] = row
+        start: NDArray[np.integer] = row
+        stop: NDArray[np.integer] = row + 1
+        if depth < trie.num_levels:
+            starts = trie.starts_at(depth)
+            # searchsorted would convert all of `starts` to another type
+            below = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
+            start, following = starts[below], np.minimum(below + 1, len(starts) - 1)
+            stop = np.where(following > below, starts[following], trie.num_rows)
+        held = np.asarray(stop - start)
+        for mask, theirs in groups:
+            here = theirs[request]
+            held = np.where(here, mask.before[stop] - mask.before[start], held)
+        state = trie.depth_start[depth] + below
+        key, first, counts = np.unique(request * end + state, return_index=True, return_counts=True)
+        key = key[counts == held[first]]
+        owner, state = np.divmod(key, end)
+        sizes = np.bincount(owner, minlength=batch)
+        padded = np.full((batch, int(sizes.max(initial=0))), NO_STATE, np.int64)
+        padded[np.arange(padded.shape[1]) < sizes[:, None]] = state
+        dead.append(padded)
+    return dead
 
 
 def _memory(trie: ItemTrie, mask: RowMask | None, room: MaskRoom | None) -> tuple[Any, int]:

@@ -10,19 +10,15 @@ are int64, with which PyTorch indexes fastest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from recsys.constraint.boost import Boost
 from recsys.constraint.dense import BLOCK, NO_ROW, DenseDepth
-from recsys.constraint.mask import RowMask
-from recsys.constraint.restrictions import Allowed, Excluded, Gains, look_up, read_runs
+from recsys.constraint.restrictions import Allowed, Excluded, look_up, read_runs
 from recsys.constraint.trie import NO_STATE, ItemTrie
 
 _INFINITY = -1024  # its bits are those of -inf in float16
@@ -147,10 +143,7 @@ class DeviceTrie:
 
     @classmethod
     def of(cls, trie: ItemTrie | DeviceTrie, device: str | torch.device = "cpu") -> DeviceTrie:
-        """The arrays of `trie` on `device`, copied once per device and kept with the trie.
-
-        A `DeviceTrie` is returned unchanged.
-        """
+        """The arrays of `trie` on `device`, copied once and kept; a `DeviceTrie` as it is."""
         if isinstance(trie, DeviceTrie):
             return trie
         key = str(device)
@@ -192,15 +185,10 @@ class DeviceTrie:
         excluded: Excluded | None = None,
         allowed: Allowed | None = None,
     ) -> Children:
-        """Children of the states that are at `depth`; other states get none.
+        """Children of (B, W) int64 states that are at `depth`, 0 for the root; others get none.
 
-        Args:
-            states: (B, W) int64.
-            depth: 0 for the root.
-            excluded: exclusions of the requests (`pad_excluded`), or None.
-            allowed: masks of the requests (`allow`), or None. With both, `excluded` must have been
-                made with the same masks. A child is alive if a row below it is allowed and not
-                excluded.
+        A child is alive if a row below it is allowed and not excluded. With both restrictions,
+        `excluded` must have been made with the masks of `allowed`.
         """
         width = self.source.branching[depth]
         here, inside = self._at_depth(states, depth)
@@ -221,13 +209,9 @@ class DeviceTrie:
         excluded: Excluded | None = None,
         allowed: Allowed | None = None,
     ) -> Continuations:
-        """The children of the states, in a form that is faster to rank.
+        """As `children`, in a form that is faster to rank.
 
-        Args:
-            states: (B, W) int64, ascending; those of live beams are distinct.
-            depth: 0 for the root; states of other depths have no candidates.
-            excluded: as for `children`.
-            allowed: as for `children`.
+        The states ascend, and those of live beams are distinct.
         """
         dense, symbols = self.source.dense[depth], None
         here, inside = self._at_depth(states, depth)
@@ -274,10 +258,7 @@ class DeviceTrie:
         return self.alphabet[look_up(self.symbol, states)]
 
     def parents_of(self, states: torch.Tensor) -> torch.Tensor:
-        """Parent of each state. No state may be the root or `NO_STATE`.
-
-        The parent is the last state whose first child is not after the state.
-        """
+        """Parent of each state, the last whose first child is not after it; not of the root."""
         inner = self.first_child[:-1]
         return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1
 
@@ -309,22 +290,6 @@ class DeviceTrie:
         following = look_up(starts, (place + 1).masked_fill(last, 0))
         ends = torch.where(last, source.num_rows, following)
         return (ends - look_up(starts, place)) * here
-
-    def pad_excluded(
-        self,
-        excluded: Sequence[NDArray[np.integer]],
-        masks: Sequence[RowMask | None] | None = None,
-    ) -> Excluded:
-        """Rows that each request must not get, with its masks; see `Excluded.of`."""
-        return Excluded.of(self.source, self.device, excluded, masks)
-
-    def allow(self, masks: Sequence[RowMask | None]) -> Allowed | None:
-        """Masks of the requests; see `Allowed.of`."""
-        return Allowed.of(self.source, self.device, masks)
-
-    def gain(self, boosts: Sequence[Boost | None]) -> Gains | None:
-        """Boosts of the requests; see `Gains.of`."""
-        return Gains.of(self.source, self.device, boosts)
 
 
 def read(values: torch.Tensor, places: torch.Tensor, missing: float) -> torch.Tensor:

@@ -214,8 +214,6 @@ class ItemTrie:
     ) -> NDArray[np.int32]:
         """Rows whose items are all excluded, ascending, each once.
 
-        A row that still has an allowed item is not excluded.
-
         Args:
             items: excluded items, as dense indices.
             allowed: (items,) bool in the order of `row_items`, as `RowMask.items`; items that are
@@ -241,8 +239,7 @@ class ItemTrie:
     def places_of(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Positions in `row_items` of all items of some rows, row by row.
 
-        Returns:
-            For each position the index of its row in `rows`, and the positions.
+        Returns the index of its row in `rows` for each position, and the positions.
         """
         start = self.row_item_start[rows].astype(np.intp)
         sizes = self.row_item_start[rows + 1] - start

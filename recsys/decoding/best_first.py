@@ -114,11 +114,7 @@ class _Answers:
         self._stats, self._step = list(beams.stats), search.step
 
     def require_finite(self, requests: torch.Tensor, finite: torch.Tensor) -> None:
-        """Raise unless the logits of all requests are finite so far.
-
-        Raises:
-            NonFiniteError: they are not.
-        """
+        """Raise NonFiniteError unless the logits of all requests are finite so far."""
         self._finite[requests] = finite
         require_finite(self._finite)
 
@@ -149,13 +145,7 @@ class _Answers:
 
 
 def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Frontier]:
-    """The best K complete sequences that the table knows, and the prefixes still to expand.
-
-    Args:
-        table: all of it has been run.
-        num_beams: K.
-        pass_nodes: most prefixes.
-    """
+    """The best K complete sequences of a table that has been run, and the prefixes to expand."""
     levels, nodes = table.step.levels, table.score()
     _, leaves = table.children(levels - 1, nodes)
     leaves = leaves.at(leaves.states.argsort(dim=1))  # row order settles ties

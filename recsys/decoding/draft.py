@@ -48,13 +48,7 @@ class Drafter(Protocol):
     """Proposes a tree for a batch of prompts."""
 
     def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
-        """Draft trees.
-
-        Args:
-            prompts: the batch.
-            step: trie, exclusions, normalisation and noise, as in the target's search.
-            num_beams: K that the target will keep.
-        """
+        """Draft trees for the target's search with `num_beams` = K and this `step`."""
 
 
 class ModelDrafter:

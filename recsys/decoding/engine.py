@@ -40,13 +40,7 @@ _NODES = (64, 128, 256, 400)  # sizes of draft trees to plan with
 
 @dataclass(frozen=True)
 class Decoded:
-    """An answer, the plan that was followed, and the time it took.
-
-    Attributes:
-        beams: the answer.
-        plan: how it was decoded.
-        seconds: duration.
-    """
+    """An answer, the plan that was followed, and the seconds it took."""
 
     beams: Beams
     plan: Plan
@@ -100,11 +94,7 @@ class Engine:
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
-        """Decode over another catalog, with the same number of levels, from now on.
-
-        Raises:
-            ValueError: the number of levels differs.
-        """
+        """Decode over another catalog from now on; ValueError if its number of levels differs."""
         if trie is self.trie:
             return
         if trie.num_levels != self.trie.num_levels:
@@ -170,13 +160,7 @@ class Engine:
     ) -> None:
         """Measure the machine and try every plan; mode `planned` uses the planner from now on.
 
-        Args:
-            prompts: typical ones; repeated if there are fewer than a batch needs.
-            num_beams: typical K.
-            batches: batch sizes to measure and try.
-
-        Raises:
-            ValueError: no prompts.
+        Typical prompts are repeated for each batch size. ValueError without prompts or sizes.
         """
         if not len(prompts):
             raise ValueError("prompts: want at least one to measure with")

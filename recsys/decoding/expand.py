@@ -59,12 +59,7 @@ class TokenLogits(NamedTuple):
 
     @classmethod
     def nothing(cls, like: torch.Tensor, trie: DeviceTrie) -> TokenLogits:
-        """Zeros, for a step whose scores do not depend on logits (`Step.forced`).
-
-        Args:
-            like: (B, W) tensor with the shape, type and device of the result.
-            trie: the catalog.
-        """
+        """Zeros in the shape, type and device of (B, W) `like`, for a `Step.forced` step."""
         total = torch.zeros_like(like)
         return cls(total.unsqueeze(-1).expand(-1, -1, len(trie.alphabet)), total)
 
@@ -149,10 +144,7 @@ class Frontier(NamedTuple):
         return cls(*parts)._replace(rest=frontiers[0].rest)
 
     def at(self, places: torch.Tensor) -> Frontier:
-        """The beams at (B, w) places; the place W, behind the last, is a beam that does not exist.
-
-        (`stable_top` returns W where it finds too few.)
-        """
+        """The beams at (B, w) places; the place W, which `stable_top` gives, is no beam."""
         whole = self.padded(self.scores.shape[1] + 1)
         parts = [part if part is whole.rest else part.gather(1, places) for part in whole]
         return Frontier(*parts)
@@ -180,12 +172,12 @@ class Step:
 
     Attributes:
         trie: the catalog.
-        excluded: states that must not be reached (`DeviceTrie.pad_excluded`), or None.
+        excluded: states that must not be reached (`Excluded.of`), or None.
         normalize: log-probabilities over the whole vocabulary, or over the allowed tokens only.
         noise: makes the search a sample; log-probabilities are then at its temperature, and over
             the allowed tokens.
-        allowed: states that may be reached (`DeviceTrie.allow`), or None for all.
-        gains: boosts, added to the scores (`DeviceTrie.gain`), or None.
+        allowed: states that may be reached (`Allowed.of`), or None for all.
+        gains: boosts, added to the scores (`Gains.of`), or None.
     """
 
     trie: DeviceTrie
@@ -202,13 +194,8 @@ class Step:
 
     def take(self, requests: torch.Tensor) -> Step:
         """The same for some requests of the batch."""
-        return replace(
-            self,
-            excluded=None if self.excluded is None else self.excluded.take(requests),
-            noise=None if self.noise is None else self.noise.take(requests),
-            allowed=None if self.allowed is None else self.allowed.take(requests),
-            gains=None if self.gains is None else self.gains.take(requests),
-        )
+        parts = {name: getattr(self, name) for name in ("excluded", "noise", "allowed", "gains")}
+        return replace(self, **{name: part and part.take(requests) for name, part in parts.items()})
 
     def children(self, states: torch.Tensor, depth: int) -> Children:
         """Children of (B, W) states at `depth`."""
@@ -222,29 +209,22 @@ class Step:
         return self.trie.candidates(states, depth, self.excluded, self.allowed)
 
     def forced(self, states: torch.Tensor, depth: int) -> torch.Tensor | None:
-        """(B, W) whether a state has one child at most; None if scores depend on logits anyway.
+        """(B, W) whether a state has one child at most; None if scores need logits anyway.
 
         Normalised over the allowed tokens, an only child has probability 1 and log-probability 0
         exactly, whatever the model computes, so no forward pass is needed. Normalised over the
         whole vocabulary, its probability is less.
-
-        Args:
-            states: (B, W) int64; those that are not at `depth` have no children there.
-            depth: depth of the states.
         """
         if self.normalize == "vocabulary" or self.noise is not None:
             return None
         return self.children(states, depth).alive.sum(-1) <= 1
 
     def expand(self, frontier: Frontier, logits: TokenLogits, depth: int, width: int) -> Frontier:
-        """The `width` best children of a frontier.
+        """The `width` best children of a frontier at `depth`; 0 is the root's.
 
-        Args:
-            frontier: beams at `depth`; those at other depths are ignored.
-            logits: at the beams' last tokens; any values for beams that do not exist.
-            depth: depth of the frontier, 0 for the root.
-            width: children to keep; if fewer are alive, beams that do not exist follow them. A
-                child with probability 0 is not alive.
+        Beams at other depths are ignored, and logits of beams that do not exist may have any value.
+        If fewer children are alive, beams that do not exist follow them. A child with probability 0
+        is not alive.
         """
         children = self.candidates(frontier.states, depth)
         scores, log_probs = self.score(frontier, logits, children)

@@ -47,13 +47,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Load:
-    """The size of a batch to plan for.
-
-    Attributes:
-        batch: number of requests.
-        tokens: largest number of prompt tokens that a request has to run.
-        beams: K.
-    """
+    """The size of a batch to plan for: requests, K, and most prompt tokens that one has to run."""
 
     batch: int
     tokens: int
@@ -139,14 +133,10 @@ class Planner:
         first_level: int,
         nodes: Sequence[int] = (64, 128, 256, 400),
     ) -> None:
-        """List the plans that are possible.
+        """List the plans that are possible for a catalog of L `levels`.
 
-        Args:
-            target: times of the target's passes.
-            draft: times of the draft model's passes; None without a draft model.
-            levels: L of the catalog.
-            first_level: children of its root, which mode `exhaustive` drafts.
-            nodes: sizes of draft trees to consider.
+        Without times of a draft model there are no draft trees, of sizes `nodes`, to consider. Mode
+        `exhaustive` drafts the `first_level` children of the root.
         """
         self._target, self._draft = target, draft
         self.levels, self.first_level = levels, first_level
@@ -193,14 +183,7 @@ class Planner:
         return self.forwards(plan, load) + (median(left_over) if left_over else 0.0)
 
     def learn(self, plan: Plan, load: Load, seconds: float, passes: Sequence[int]) -> None:
-        """Record a batch that was decoded.
-
-        Args:
-            plan: the plan that was followed.
-            load: the batch's size.
-            seconds: the time it took.
-            passes: passes of the target for each request.
-        """
+        """Record a batch that took `seconds`, and the target's passes for each request."""
         record = self._record(plan, load)
         record.used += 1
         record.left_over.append(seconds - self.forwards(plan, load, passes))
@@ -244,22 +227,3 @@ class Planner:
         """The record of a load; batch sizes between two powers of two share one."""
         key = plan, load.batch.bit_length(), load.beams
         return self._records.setdefault(key, _Record())
-
-    def describe(self) -> list[dict[str, object]]:
-        """The measurements, one line for each plan, batch size and K."""
-        return [
-            {
-                "plan": str(plan),
-                "batch": f"{1 << (size - 1)}-{(1 << size) - 1}",
-                "beams": beams,
-                "used": record.used,
-                "left_over_ms": round(1e3 * median(record.left_over), 3),
-                "more_than_one_pass": round(self._share(plan, beams), 3),
-            }
-            for (plan, size, beams), record in self._records.items()
-            if record.used
-        ]
-
-    def _share(self, plan: Plan, beams: int) -> float:
-        counts = self._passes.get((plan, beams))
-        return 1.0 if counts is None else counts.more_than(1)

@@ -98,14 +98,14 @@ def settle(
     noise: Noise,
     count: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Settle one level.
+    """Settle one level, given (B, M) values for all children of the beams.
 
     Args:
-        log_p: (B, M) the target's log-probabilities of all children of the beams, up to a constant
-            for each request; -inf for children that are not alive.
-        log_q: (B, M) the draft's.
-        drawn: (B, M) bool, those that were drawn from q.
-        states: (B, M) trie states, which key the noise.
+        log_p: the target's log-probabilities, up to a constant for each request; -inf for
+            children that are not alive.
+        log_q: the draft's.
+        drawn: bool, those that were drawn from q.
+        states: trie states, which key the noise.
         noise: of the requests.
         count: K, at most M.
 

@@ -14,6 +14,7 @@ from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
+from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import Normalize, Step
 from recsys.decoding.row_tree import RowTree
@@ -135,11 +136,6 @@ class Search:
     ) -> Search:
         """Prepare a request, or prompts alone; one that is prepared already is returned as it is.
 
-        Args:
-            request: what to search for.
-            model: a Hugging Face decoder-only causal LM, a peft model of one, or a `TreeModel`.
-            trie: the catalog.
-
         Raises:
             ValueError: an empty prompt, a token (of a prompt or of the catalog) outside the model's
                 vocabulary, more positions than the model is exact for, a row outside the trie, or a
@@ -179,11 +175,7 @@ class Search:
 
 
 def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
-    """Raise unless the model knows every token of the catalog.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Raise ValueError unless the model knows every token of the catalog."""
     if (last := int(trie.source.alphabet[-1])) >= model.vocabulary_size:
         raise ValueError(
             f"the catalog has token {last}; the model knows 0 .. {model.vocabulary_size - 1}"
@@ -196,19 +188,19 @@ def _step(request: SearchRequest, model: TreeModel, trie: DeviceTrie) -> Step:
         for i, one in enumerate(given or ()):
             if one is not None and one.trie is not trie.source:
                 raise ValueError(f"{name}: that of request {i} is made for another trie")
+    source, device = trie.source, model.device
     excluded = noise = None
     if request.exclude is not None:
-        num_rows = trie.source.num_rows
-        rows = arguments.rows_of_requests("exclude", request.exclude, len(request), num_rows)
-        excluded = trie.pad_excluded(rows, request.masks)
+        rows = arguments.rows_of_requests("exclude", request.exclude, len(request), source.num_rows)
+        excluded = Excluded.of(source, device, rows, request.masks)
     if request.seeds is not None:
-        seeds = torch.from_numpy(np.asarray(request.seeds, np.int64)).to(model.device)
+        seeds = torch.from_numpy(np.asarray(request.seeds, np.int64)).to(device)
         noise = Noise(seeds, float(request.temperature))
     return Step(
         trie,
         excluded,
         request.normalize,
         noise,
-        None if request.masks is None else trie.allow(request.masks),
-        None if request.boosts is None else trie.gain(request.boosts),
+        None if request.masks is None else Allowed.of(source, device, request.masks),
+        None if request.boosts is None else Gains.of(source, device, request.boosts),
     )

@@ -105,8 +105,7 @@ class RowTree:
     def scores(self, logits: TokenLogits) -> torch.Tensor:
         """(B, C) log-probabilities of the rows, -inf for those not `known`.
 
-        Args:
-            logits: (B, 1 + W) of the prompt and of the nodes.
+        The logits are (B, 1 + W), those of the prompt and of the nodes.
         """
         values, total = logits
         size = values.shape[-1]
@@ -182,11 +181,7 @@ class _Prefixes:
     def numbered(
         self, known: NDArray[np.bool_], nodes: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Number the prefixes of the known rows within their request.
-
-        Args:
-            known: (B, C) bool, whose prefixes become nodes.
-            nodes: W; None for as many as the request with most needs.
+        """Number the prefixes of the (B, C) known rows within their request, in W = `nodes` nodes.
 
         Returns:
             (B, W) states, 0 for padding; (B, W) parents, `ROOT` for the prompt and for padding; and

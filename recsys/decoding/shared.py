@@ -36,20 +36,14 @@ def shared_beam_search(
     trie: ItemTrie | DeviceTrie,
     num_beams: int = 20,
 ) -> Beams:
-    """`beam_search` for requests of which several have the same prompt.
+    """`beam_search` for R requests of which several have the same prompt; equal ones are run once.
 
-    Args:
-        model: as for `beam_search`, like the other arguments.
-        request: of R prompts; equal ones are run once. Memory grows with the largest number of
-            requests that have one prompt. `normalize` and seeds are not supported.
-        trie: the catalog.
-        num_beams: K.
-
-    Returns:
-        Beams of shape (R, K). The tokens and slots in the stats are those of the whole tree.
+    Memory grows with the largest number of requests that have one prompt. The tokens and slots in
+    the stats are those of the whole tree.
 
     Raises:
         ValueError: as `beam_search`; a sample, or `normalize` other than `vocabulary`.
+        NonFiniteError: as `beam_search`.
     """
     num_beams = arguments.whole_number("num_beams", num_beams)
     search = Search.of(request, model, trie)
@@ -82,11 +76,7 @@ def shared_beam_search(
 
 
 class _Level:
-    """The nodes of one depth: a state of a prompt's tree is one node for all its requests.
-
-    Attributes:
-        owner: (R, 1) int64 prompt of each request.
-    """
+    """The nodes of one depth: a state of a prompt's tree is one node for all its requests."""
 
     def __init__(self, tree: TokenTree, step: Step, owner: torch.Tensor) -> None:
         """Begin at the prompts, which are run."""

@@ -133,11 +133,7 @@ class _Verification:
         self.missing = torch.zeros_like(self.place, dtype=torch.bool)
 
     def verify(self, first: int) -> None:
-        """Advance every search while all beams of its frontier have been run.
-
-        Args:
-            first: lowest level that a frontier is at.
-        """
+        """Advance every search from level `first` while all beams of its frontier have been run."""
         step = self.table.step
         for depth in range(first, step.levels):
             self._look_up()
@@ -172,15 +168,11 @@ class _Verification:
         self.frontier = self.frontier.take(going_on)
 
     def patch(self, levels: range, width: int, budget: int) -> None:
-        """Add the beams that are missing, and the nodes that the next frontier can need.
+        """Add missing beams, and at most `budget` nodes that the next frontier can need.
 
         Below a beam that has been run these are its best children, which are known; below a missing
         one all children, best guesses first. With room for all of them the pass settles two levels.
-
-        Args:
-            levels: the levels that frontiers are at.
-            width: most beams that a request misses.
-            budget: most nodes below them.
+        Frontiers are at `levels`, and a request misses at most `width` beams.
         """
         chosen, _ = stable_top(self.missing.float(), width)
         real = self.missing.gather(1, chosen)
@@ -196,13 +188,7 @@ class _Verification:
         self._add_children(self.place.scatter(1, chosen, new), levels, budget)
 
     def _add_children(self, place: torch.Tensor, levels: range, budget: int) -> None:
-        """Add the best nodes below the frontier, at most `budget` a request.
-
-        Args:
-            place: (b, K) place of each beam in the table, those just added included.
-            levels: the levels that frontiers are at.
-            budget: nodes.
-        """
+        """Add the best nodes below the beams at (b, K) places, at most `budget` a request."""
         table, step = self.table, self.table.step
         pick = Frontier.nothing(self.frontier, budget)
         for depth in range(levels.start, min(levels.stop, step.levels - 1)):
@@ -264,9 +250,8 @@ class _Answers:
     def take(self, search: _Verification) -> tuple[range, int] | None:
         """Take the finished searches out of `search`; this synchronises once a pass.
 
-        Returns:
-            Levels of the searches still going on and the most beams that one of them misses; None
-            if all are done.
+        Returns the levels of the searches still going on and the most beams that one of them
+        misses; None if all are done.
         """
         table, tree = search.table, search.table.tree
         missing = search.missing.sum(1)
@@ -303,11 +288,7 @@ class _Answers:
         return range(min(levels), max(levels) + 1), max(lines[i][3] for i in going_on)
 
     def beams(self, step: Step, num_beams: int, candidate_scores: torch.Tensor | None) -> Beams:
-        """All answers, padded to `num_beams`.
-
-        Raises:
-            NonFiniteError: the logits of a request were not finite.
-        """
+        """All answers, padded to `num_beams`; NonFiniteError if logits were not finite."""
         require_finite(self._finite)
         stats = [self._stats[i] for i in range(len(self._stats))]
         found = finish(self.frontier, step, num_beams, stats, candidate_scores)

@@ -58,12 +58,7 @@ class Table:
     ) -> int:
         """Add (b, W) nodes for the next pass; returns the place of the first.
 
-        Args:
-            states: trie states of the nodes.
-            tokens: tokens that lead into them.
-            parents: places of their parents.
-            depth: depth of the nodes.
-            real: False for padding.
+        `parents` are places, and `real` is False for padding.
         """
         first = self.places
         states = states.masked_fill(~real, PADDING)
@@ -128,11 +123,7 @@ class Table:
         self.logits = TokenLogits(*(part[going_on] for part in self.logits))
 
     def children(self, depth: int, nodes: Frontier) -> tuple[torch.Tensor, Frontier]:
-        """All children of the nodes at `depth`, flat: (b, P * C).
-
-        Args:
-            depth: of the parents.
-            nodes: scores of all places (`score`).
+        """All children of the nodes at `depth`, flat: (b, P * C), given the scores of all places.
 
         Returns:
             Which of them have been run, and the children with `parents` as places; scores are -inf
@@ -158,8 +149,7 @@ class Table:
     def score(self) -> Frontier:
         """The target's scores of all places, as a frontier of mixed depths.
 
-        The score of a node is read from the scores of its parent's children, where its place is its
-        state minus the state of the first child.
+        A node's place among its parent's children is its state minus that of the first child.
         """
         trie = self.step.trie
         root = Frontier.root(len(self.request), self.logits.total.dtype, self.states.device)

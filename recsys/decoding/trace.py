@@ -10,13 +10,9 @@ from recsys.decoding.table import PADDING, Table
 
 
 def trace(table: Table, done: torch.Tensor, num_beams: int, levels: list[Frontier]) -> list[Trace]:
-    """Traces of the requests that are done; (b,) places.
+    """Traces of the requests at (d,) places in the table's batch, which are done.
 
-    Args:
-        table: with all that their searches need.
-        done: (d,) int64 places in the table's batch.
-        num_beams: K.
-        levels: the draft tree, for the original batch.
+    `levels` is the draft tree, for the original batch.
     """
     nodes = table.score()
     beams = _beams(table, num_beams)
@@ -58,10 +54,7 @@ def _fate(in_first_pass: bool, beam: bool) -> Fate:
 
 
 def _beams(table: Table, num_beams: int) -> torch.Tensor:
-    """(b, (L - 1) K) states of all beams of the search.
-
-    For requests that are not done some beams may be missing from the table; ignore their lines.
-    """
+    """(b, (L - 1) K) states of all beams of the search; some may be missing if it is not done."""
     step = table.step
     dtype, device = table.logits.total.dtype, table.states.device
     frontier = Frontier.root(len(table.request), dtype, device)

@@ -85,13 +85,10 @@ class PromptBatch:
         *,
         slots: int = 0,
     ) -> PromptBatch:
-        """Check `prompts` against the model, pad them, copy them to its device.
+        """Check `prompts` against the model that will run them, pad them, copy them to its device.
 
-        Args:
-            prompts: token ids of each request, or prompts that are checked for another model.
-            model: the model that will run them.
-            depth: most tokens behind a prompt that will be run.
-            slots: cache slots to reserve for each prompt, at least.
+        At most `depth` tokens behind a prompt will be run, and each prompt gets `slots` cache slots
+        at least. Prompts may have been checked for another model.
 
         Raises:
             ValueError: a prompt that holds no tokens, something else than integers, or a token
@@ -127,14 +124,9 @@ class PromptBatch:
 
 
 def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
-    """Raise unless the logits of every request were finite; this synchronises with the device.
+    """Raise NonFiniteError unless (b,) `finite` is all true; synchronises with the device.
 
-    Args:
-        finite: (b,) bool (`TokenTree.finite`).
-        requests: place of each in the original batch; None if they are the whole batch.
-
-    Raises:
-        NonFiniteError: they were not; the error names the requests.
+    The error names the requests, by their places in the original batch if `requests` gives them.
     """
     if failed := (~finite).nonzero().flatten().tolist():
         raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
@@ -170,13 +162,10 @@ class TokenTree:
         *,
         reserve: int = 0,
     ) -> None:
-        """Plan for prompts and at most `capacity` nodes; nothing is run yet.
+        """Plan for prompts and at most `capacity` nodes a request; nothing is run yet.
 
-        Args:
-            model: the model; if it has a prefix store, prompts are looked up and stored there.
-            prompts: the roots of the trees.
-            capacity: most nodes a request.
-            reserve: node slots beyond `capacity`, for a caller that manages them itself.
+        If the model has a prefix store, prompts are looked up and stored there. `reserve` node
+        slots beyond `capacity` are for a caller that manages them itself.
         """
         self.model, self.lengths, self.prompts = model, prompts.lengths, prompts
         self.nodes = self.passes = 0
@@ -188,7 +177,7 @@ class TokenTree:
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
-        self._pending = 0
+        self._run = 0
         self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._borrowed = ExitStack()
@@ -250,19 +239,9 @@ class TokenTree:
         self.nodes += width
         return first
 
-    @property
-    def run(self) -> int:
-        """Number of nodes that have been run; nodes added since the last pass are not."""
-        return self._pending
-
     def stats(self, request: int, **counters: int) -> DecodeStats:
-        """Counters of one request.
-
-        Args:
-            request: place in the original batch.
-            counters: those of the search: accepted or forced levels, the draft's nodes and passes.
-        """
-        slots = int(self.prompts.host_lengths[request]) + self.run
+        """Counters of one request of the original batch, and the search's own `counters`."""
+        slots = int(self.prompts.host_lengths[request]) + self._run
         cached = int(self.cached[request])
         return DecodeStats(
             target_passes=self.passes,
@@ -281,8 +260,8 @@ class TokenTree:
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
         """
-        first, last = self._pending, self.nodes
-        self._pending, self.passes = last, self.passes + 1
+        first, last = self._run, self.nodes
+        self._run, self.passes = last, self.passes + 1
         view = self.cache.prompt + whole_blocks(last)
         tokens, depth = self._tokens[:, first:last], self._depth[:, first:last]
         node = torch.arange(first, last, device=tokens.device)

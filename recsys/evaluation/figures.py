@@ -102,26 +102,6 @@ def coverage(document: dict[str, Any]) -> str:
     return svg(draw, "coverage", "Line chart: catalog coverage of each recommender by K.")
 
 
-def by_width(document: dict[str, Any]) -> str:
-    """Recall at the headline K and time of a search, by beam width."""
-    k, rows = document["headline"]["k"], document["widths"]
-    beams = sorted({row["beams"] for row in rows})
-
-    def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
-        recall = [row for row in rows if row["metric"] == "recall"]
-        for i, ranker in enumerate(dict.fromkeys(row["ranker"] for row in recall)):
-            _line(left, i, ranker, [row for row in recall if row["ranker"] == ranker])
-        times = {row["beams"]: row["milliseconds"] for row in rows}
-        right.bar(range(len(beams)), [times[width] for width in beams], 0.5, color=SERIES[0])
-        for axes, title in ((left, f"Recall@{k}"), (right, "milliseconds per user (wall time)")):
-            axes.set_xticks(range(len(beams)), [str(width) for width in beams])
-            axes.set(xlabel="beams", ylim=(0, None))
-            axes.set_title(title, loc="left")
-
-    return svg(draw, "widths", f"Charts: Recall@{k} and time of a search by beam width.")
-
-
 def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:
     """The rows of the headline mode with these values."""
     wanted["seen"] = document["headline"]["seen"]

@@ -37,19 +37,10 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
 
 
 def check_fitted_on(part: str, fitted_on: str | None, dataset: Dataset, again: str) -> list[str]:
-    """Check that a part of a bundle was fitted on the training events and on nothing else.
+    """DataError unless a part of a bundle was fitted on the training events and on nothing else.
 
-    Args:
-        part: name of the part in messages.
-        fitted_on: `digest` of the histories that it was fitted on; None if that is unknown.
-        dataset: data set that the bundle is measured on.
-        again: stages that fit the part again, for messages.
-
-    Returns:
-        Warnings for the reader of the report: one if it is unknown what the part was fitted on.
-
-    Raises:
-        DataError: the part was fitted on other events.
+    `fitted_on` is the `digest` of the histories that it was fitted on. If it is None, the result is
+    a warning for the reader of the report, which names the stages to run `again`.
     """
     if fitted_on is None:
         return [
@@ -65,15 +56,7 @@ def check_fitted_on(part: str, fitted_on: str | None, dataset: Dataset, again: s
 
 
 def check_counts(counts: NDArray[np.float64], dataset: Dataset) -> None:
-    """Check that retrieval has counted no more events of any item than there are to train on.
-
-    Args:
-        counts: (items,) events that retrieval has counted.
-        dataset: data set that it is measured on.
-
-    Raises:
-        DataError: it has counted more.
-    """
+    """DataError if retrieval has counted more events of an item than there are to train on."""
     trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
     over = np.flatnonzero(counts > trained + 1e-6)
     if len(over):

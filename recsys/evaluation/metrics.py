@@ -37,11 +37,9 @@ class Hits:
 
     @classmethod
     def of(cls, ranked: ArrayLike, targets: Histories) -> Hits:
-        """Compare ranked lists with targets.
+        """Compare (n, k) ranked dense items with n non-empty sequences of targets.
 
-        Args:
-            ranked: (n, k) dense items, best first, padded with -1, without repetition.
-            targets: n non-empty sequences; a repeated target counts once.
+        Lists are best first, without repetition, padded with -1; a repeated target counts once.
 
         Raises:
             ValueError: shapes that do not fit, a user without a target, or a negative target.
@@ -62,11 +60,7 @@ class Hits:
         return cls(found, np.bincount(wanted // stride, minlength=len(ranked)))
 
     def first(self, k: int) -> NDArray[np.bool_]:
-        """(n, k) the first k places.
-
-        Raises:
-            ValueError: the lists are shorter than k.
-        """
+        """(n, k) the first k places; ValueError if the lists are shorter."""
         if not 1 <= k <= self.found.shape[1]:
             raise ValueError(f"k = {k}, but the ranked lists have {self.found.shape[1]} places")
         return self.found[:, :k]
@@ -129,12 +123,8 @@ def diversities(
 ) -> list[float]:
     """1 - mean cosine of the pairs of a list's first k items, for each of the ascending `ks`.
 
-    It is the mean over lists with at least two items.
-
-    Args:
-        ranked: (n, max(ks) or more) items, padded with -1.
-        ks: list lengths, ascending.
-        vectors: (items, D) of length 1, or 0.
+    It is the mean over lists with at least two items. Lists are padded with -1; (items, D) vectors
+    have length 1, or 0.
     """
     total, lists = np.zeros(len(ks)), np.zeros(len(ks), np.int64)
     n, begin = len(ranked), 0
@@ -173,17 +163,10 @@ class Interval:
 def resampled_means(
     values: NDArray[np.float64], *, resamples: int = 1000, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Means of `values` over users drawn with replacement (Efron's bootstrap).
+    """(R, m) means of (n, m) values over users drawn with replacement R times (Efron's bootstrap).
 
-    All columns share the draws, so a difference of two columns is a paired bootstrap.
-
-    Args:
-        values: (n, m), one row per user.
-        resamples: number of draws R.
-        seed: seed of the draws; equal seeds and n draw the same users.
-
-    Returns:
-        (R, m).
+    All columns share the draws, so a difference of two columns is a paired bootstrap. Equal seeds
+    and n draw the same users.
     """
     n = len(values)
     if n == 0:

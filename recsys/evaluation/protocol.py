@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.config import check_bounds
 from recsys.dataset import Dataset, Examples, Targets
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.metrics import (
@@ -68,8 +69,6 @@ class EvaluationConfig:
             under leave-one-out, validation is easier.
         ks: lengths K at which lists are measured.
         beams: beam width of the model's search; by default the model's own for lists of max(ks).
-        widths: further beam widths, ascending; the report then has their quality and time, in the
-            headline's mode.
         seen: whether the items of the history may be recommended: `masked` (no), `unmasked` (yes),
             or `both`, one after the other.
         targets: targets of the headline figures: the user's `next` event, or `all` events of the
@@ -88,7 +87,6 @@ class EvaluationConfig:
     split: Literal["test", "valid"] = "test"
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
     beams: int | None = None
-    widths: tuple[int, ...] = ()
     seen: Literal["both", "masked", "unmasked"] = "both"
     targets: Literal["next", "all"] = "next"
     users: int | None = None
@@ -102,20 +100,8 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
             raise ValueError(f"ks: want ascending positive numbers, found {list(self.ks)}")
-        if list(self.widths) != sorted({width for width in self.widths if width > 0}):
-            raise ValueError(f"widths: want ascending positive numbers, found {list(self.widths)}")
-        lowest = {
-            "batch_size": 1,
-            "processes": 1,
-            "resamples": 1,
-            "examples": 0,
-            "users": 1,
-            "beams": 1,
-        }
-        for name, least in lowest.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}: must be at least {least}, found {value}")
+        least = {"batch_size": 1, "resamples": 1, "examples": 0}
+        check_bounds(self, "evaluate.", at_least=least, above_zero=["processes", "users", "beams"])
 
     @property
     def headline_k(self) -> int:
@@ -417,11 +403,7 @@ def _facts(
 
 
 def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
-    """The only row of a result with these values.
-
-    Raises:
-        KeyError: no row or several rows have them.
-    """
+    """The only row of a result with these values; KeyError if no row or several have them."""
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     if len(found) != 1:
         raise KeyError(f"{len(found)} rows have {wanted}")

@@ -33,7 +33,6 @@ def document(
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
-    widths: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The result as plain JSON values, with stable keys and columns.
 
@@ -44,7 +43,6 @@ def document(
         made_from: name -> digest of bundle and data set.
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
         warnings: warnings for the reader.
-        widths: rows of `recsys.evaluation.widths`, if several beam widths were measured.
     """
     config = result.config
     return {
@@ -65,7 +63,6 @@ def document(
         "comparisons": result.comparisons,
         "coverage": result.coverage,
         "segments": result.segments,
-        "widths": [dict(row) for row in widths],
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
         "examples": _examples(result, dataset),
     }
@@ -133,34 +130,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
                 cells.append(f"{row['coverage']:.1%}")
                 table.add_row(ranker, *cells, style="bold" if i == 0 else "")
             shown.append(table)
-    return [*shown, *_width_tables(document)]
-
-
-def _width_tables(document: dict[str, Any]) -> list[Table]:
-    """Quality and time by beam width, if several were measured."""
-    if not document["widths"]:
-        return []
-    k, seen = document["headline"]["k"], document["headline"]["seen"]
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-        title=f"Beam widths, Recall@{k}, seen items {seen}",
-        caption="in brackets the 95 % interval of the paired difference",
-    )
-    for name in ("beams", "", f"Recall@{k}", "against the widest", "ms a user"):
-        table.add_column(name, justify="right")
-    for row in document["widths"]:
-        if row["metric"] == "recall":
-            gap = row["gap"]
-            table.add_row(
-                str(row["beams"]),
-                row["ranker"],
-                f"{row['mean']:.4f}",
-                f"{gap['mean']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})",
-                f"{row['milliseconds']:.1f}",
-            )
-    return [table]
+    return shown
 
 
 def headline(document: dict[str, Any]) -> list[str]:
@@ -201,8 +171,6 @@ def render(document: dict[str, Any]) -> str:
         "target_popularity": figures.by_segment(document, "target_popularity"),
         "history_length": figures.by_segment(document, "history_length"),
     }
-    if document["widths"]:
-        drawings["widths"] = figures.by_width(document)
     folder = files("recsys.evaluation")
     template = folder.joinpath(TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(

@@ -20,7 +20,7 @@ from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
-from recsys.evaluation import report, widths
+from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, Ranker, evaluate, sample
@@ -48,11 +48,7 @@ def stage(
 ) -> Path:
     """Write the report of the run, unless it is up to date, and print its tables.
 
-    Args:
-        context: settings (section `evaluate`) and workspace.
-        bundle: bundle to evaluate instead of the workspace's.
-        dataset: data set to use instead of the workspace's.
-        out: folder of the report instead of the workspace's.
+    `bundle`, `dataset` and `out` replace the workspace's.
     """
     settings, workspace = context.settings, context.workspace
     config = settings.section("evaluate", EvaluationConfig)
@@ -77,13 +73,10 @@ def evaluate_bundle(
     *,
     force: bool = False,
 ) -> Path:
-    """Evaluate a bundle and the baselines, and print the tables.
+    """Evaluate a bundle and the baselines, and print the tables; returns `out_path`.
 
-    Writes `report.json`, `report.html` and `users.parquet` to `out_path`, unless a report of the
-    same bundle, data and configuration exists.
-
-    Returns:
-        `out_path`.
+    Writes `report.json`, `report.html` and `users.parquet` there, unless a report of the same
+    bundle, data and configuration exists.
 
     Raises:
         ArtifactError: a missing or damaged artifact, or a bundle of another catalog.
@@ -102,12 +95,7 @@ def evaluate_bundle(
 
 @dataclass(frozen=True)
 class _Precomputed:
-    """A ranker that looks its lists up.
-
-    Attributes:
-        places: history, as bytes -> its place among the lists.
-        lists: whether seen items are left out -> (n, k) items and scores.
-    """
+    """A ranker that looks its lists up: by the place of a history, and by `exclude_seen`."""
 
     places: dict[bytes, int]
     lists: dict[bool, Ranked]
@@ -164,10 +152,8 @@ class _Search:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def rank(
-        self, title: str, histories: Histories, modes: tuple[bool, ...], beams: int | None
-    ) -> Lists:
-        """`Recommender.rank_variants` of all histories, with a progress bar called `title`."""
+    def rank(self, histories: Histories, modes: tuple[bool, ...]) -> Lists:
+        """`Recommender.rank_variants` of all histories, with a progress bar."""
         k, n = max(self.config.ks), len(histories)
         items = np.full((len(modes), 2, n, k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
@@ -175,14 +161,9 @@ class _Search:
         order = np.argsort(-histories.lengths, kind="stable")
         work = [order[start : start + CHUNK] for start in range(0, n, CHUNK)]
         chunks = [histories.take(rows) for rows in work]
-        size = self.config.batch_size
-        options: dict[str, Any] = {
-            "k": k,
-            "exclude_seen": modes,
-            "beams": beams,
-            "batch_size": size,
-        }
-        with track(title, n) as bar:
+        options: dict[str, Any] = {"k": k, "exclude_seen": modes}
+        options |= {"beams": self.config.beams, "batch_size": self.config.batch_size}
+        with track("model", n) as bar:
             found: Iterable[Lists]
             if self._pool is None:
                 found = (self._recommender.rank_variants(chunk, **options) for chunk in chunks)
@@ -199,25 +180,13 @@ class _Search:
 def _rankers(search: _Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
     """The recommender's rankers by name, with lists of all modes from one search per user."""
     modes = tuple(mode == "masked" for mode in search.config.seen_modes)
-    found = search.rank("model", histories, modes, search.config.beams)
+    found = search.rank(histories, modes)
     places = {history.tobytes(): place for place, history in enumerate(histories)}
     first, alone = (
         _Precomputed(places, {mode: both[which] for mode, both in zip(modes, found, strict=True)})
         for which in range(2)
     )
     return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
-
-
-def _swept(
-    search: _Search, recommender: Recommender, histories: Histories, beams: int
-) -> widths.Swept:
-    """Lists in the headline's mode at another beam width."""
-    mode = search.config.seen_modes[0] == "masked"
-    start = time.perf_counter()
-    ((first, alone),) = search.rank(f"beam width {beams}", histories, (mode,), beams)
-    seconds = time.perf_counter() - start
-    items = {BLENDED: first[0]} if _blends(recommender) else {}
-    return widths.Swept(beams, items | {MODEL: alone[0]}, seconds)
 
 
 def _blends(recommender: Recommender) -> bool:
@@ -251,7 +220,6 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         with _Search(bundle_path, recommender, len(histories), config) as search:
             ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-            swept = [_swept(search, recommender, histories, beams) for beams in config.widths]
         rankers = ours | fit_baselines(dataset.train_histories, len(dataset.item_ids))
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
             rankers["SASRec"] = taught_by
@@ -266,7 +234,6 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
-            widths=widths.measure(swept, result.targets[config.targets], config),
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recsys.config import build
+from recsys.config import build, check_bounds
 from recsys.errors import ConfigError
 
 
@@ -33,11 +33,8 @@ class Architecture:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"architecture.{name}: want at least 1, got {getattr(self, name)}"
-                )
+        sizes = ("hidden_size", "intermediate_size", "layers", "heads")
+        check_bounds(self, "architecture.", at_least=dict.fromkeys(sizes, 1))
         if self.hidden_size % (2 * self.heads):
             raise ConfigError(
                 f"architecture.hidden_size: {self.hidden_size} is not a multiple of twice the "

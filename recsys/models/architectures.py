@@ -55,10 +55,7 @@ _AFTER_HEAD: tuple[tuple[str, frozenset[str], Callable[..., torch.Tensor]], ...]
 
 
 def check_architecture(config: PretrainedConfig) -> None:
-    """Refuse architectures and configurations that have not been verified.
-
-    Args:
-        config: configuration of the whole model, before `get_text_config`.
+    """Refuse architectures and configurations of whole models that have not been verified.
 
     Raises:
         ValueError: the architecture is not in `VERIFIED`, or the configuration has ALiBi,
@@ -87,10 +84,7 @@ def check_architecture(config: PretrainedConfig) -> None:
 
 
 def after_head(config: PretrainedConfig) -> list[tuple[Callable[..., torch.Tensor], float]]:
-    """Operations on the output of the LM head, in order: functions of (logits, value).
-
-    Args:
-        config: configuration of the text model.
+    """Operations on the output of the text model's LM head, in order: functions of (logits, value).
 
     Raises:
         ValueError: a field is set that this architecture is not known to use.
@@ -114,7 +108,7 @@ def after_head(config: PretrainedConfig) -> list[tuple[Callable[..., torch.Tenso
 
 
 def exact_positions(config: PretrainedConfig) -> int | None:
-    """Number of positions up to which the logits of a token do not depend on the rest of its pass.
+    """Positions, of prompt and generated tokens, up to which logits are exact; None for all.
 
     Rotary embeddings of type `dynamic` and `longrope` choose their frequencies by the largest
     position of a pass. A long prompt would change the scores of a short one in the same batch, and
@@ -124,12 +118,6 @@ def exact_positions(config: PretrainedConfig) -> int | None:
     After a longer pass outside this package, a `dynamic` embedding returns to its first frequencies
     in a pass shorter than `max_position_embeddings`, but not in one of exactly that length. So the
     last position is not counted. `longrope` chooses anew in every pass.
-
-    Args:
-        config: configuration of the text model.
-
-    Returns:
-        Limit for prompt and generated tokens together; None for no limit.
     """
     limits = [config.max_position_embeddings] if _kind(config) in FIXED_POSITIONS else []
     parameters = getattr(config, "rope_parameters", None) or {}

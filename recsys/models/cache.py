@@ -86,14 +86,7 @@ class SlotCache:
     is_compileable = False
 
     def __init__(self, storage: Storage, batch: int, prompt: int, nodes: int) -> None:
-        """Use the front of `storage` as a cache.
-
-        Args:
-            storage: has room for batch x slots tokens.
-            batch: number of requests.
-            prompt: minimum number of prompt slots.
-            nodes: minimum number of node slots.
-        """
+        """Use the front of `storage`, with at least `prompt` and `nodes` slots a request."""
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
         self._storage = storage
@@ -109,20 +102,12 @@ class SlotCache:
         return int(self.buffer[:, :, 0, 0].numel() * self.buffer.element_size())
 
     def note(self, finite: torch.Tensor) -> None:
-        """Record whether the written values are finite, without waiting for the device.
-
-        Args:
-            finite: () bool.
-        """
+        """Record whether the written values are finite, () bool, without waiting for the device."""
         before = self._storage.finite
         self._storage.finite = finite if before is None else before & finite
 
     def copy_from(self, other: SlotCache) -> None:
-        """Copy all slots of a cache with the same requests and prompt slots.
-
-        Args:
-            other: a cache with at most as many slots.
-        """
+        """Copy all slots of a smaller cache with the same requests and prompt slots."""
         self.buffer[:, :, :, : other.slots] = other.buffer
         if other._storage.finite is not None:
             self.note(other._storage.finite)
@@ -149,22 +134,13 @@ class SlotCache:
         return in_view[0], in_view[1]
 
     def keep(self, requests: torch.Tensor) -> None:
-        """Keep some requests of the batch, moved to the front in place.
-
-        Args:
-            requests: (b,) int64 indices in the batch, ascending.
-        """
+        """Keep the requests at (b,) ascending places of the batch, moved to the front in place."""
         kept = self.buffer.index_select(2, requests)
         self.buffer = self.buffer[:, :, : len(requests)]
         self.buffer.copy_(kept)
 
     def gather(self, slots: torch.Tensor, first: int) -> None:
-        """Compact the cache: move the slots that are still needed together.
-
-        Args:
-            slots: (B, n) int64 slots to keep.
-            first: they move to slots `first .. first + n`.
-        """
+        """Compact the cache: move the (B, n) slots still needed to `first .. first + n`."""
         layers, _, batch, _, heads, size = self.buffer.shape
         index = slots.view(1, 1, batch, -1, 1, 1).expand(layers, 2, -1, -1, heads, size)
         self.buffer[:, :, :, first : first + slots.shape[1]] = self.buffer.gather(3, index)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from recsys.errors import ArtifactError
 from recsys.models.architecture import Architecture, architecture
@@ -33,13 +34,9 @@ def build(
 ) -> LlamaForCausalLM:
     """Make a LLaMA model with random weights for `vocabulary`.
 
-    Args:
-        sizes: name of a preset, an `Architecture`, or its values (missing ones are those of
-            `tiny`).
-        vocabulary: gives the size, the padding token and the first token of prompts.
+    `sizes` is the name of a preset, an `Architecture`, or its values; missing ones are those of
+    `tiny`.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     if isinstance(sizes, str):
         sizes = architecture(sizes)
     elif not isinstance(sizes, Architecture):
@@ -75,8 +72,6 @@ def load_model(
             not built into transformers, an adapter of weights in another place, or a NaN or
             infinity in any weight or adapter.
     """
-    from transformers import AutoModelForCausalLM
-
     folder = Path(folder)
     _require(folder, "config.json", "*.safetensors")
     adapter = folder / ADAPTER
@@ -104,11 +99,9 @@ def load_model(
 
 
 def _add_in(model: Any, folder: Path) -> Any:
-    """Merge the adapter in `folder` into the weights of `model`, in their dtype.
+    """Merge the LoRA adapter in `folder` into the weights of `model`, in their dtype.
 
-    Raises:
-        ArtifactError: not a LoRA adapter in safetensors, an adapter of weights in another place, or
-            one with a NaN or infinity.
+    ArtifactError if it is of another type or of weights in another place, or is not finite.
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -128,11 +121,7 @@ def _add_in(model: Any, folder: Path) -> Any:
 
 
 def _require_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors with a NaN or infinity.
-
-    Raises:
-        ArtifactError: the message names the first such tensor.
-    """
+    """Refuse tensors with a NaN or infinity; the ArtifactError names the first such tensor."""
     for name, tensor in tensors.items():
         narrow = tensor.is_floating_point() and tensor.itemsize == 1  # torch lacks their isfinite
         if not (tensor.float() if narrow else tensor).isfinite().all():
@@ -144,14 +133,10 @@ def _require_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True) -> None:
-    """Write a checkpoint folder that `load_model` reads.
+    """Write a checkpoint folder that `load_model` reads; it is created if needed.
 
-    A peft model cannot be used afterwards: it is merged, or split into base weights and `adapter/`.
-
-    Args:
-        model: a causal LM or a peft model of one.
-        folder: the directory, created if needed.
-        merge: whether a peft adapter is merged into the weights.
+    A peft model cannot be used afterwards: with `merge` its adapter is added to the weights,
+    otherwise it is split into base weights and `adapter/`.
     """
     if hasattr(model, "peft_config"):
         if merge:
@@ -170,8 +155,6 @@ def save_model(model: PreTrainedModel | Any, folder: Path, *, merge: bool = True
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers and peft: progress bars, and a deprecation warning about peft itself."""
-    from transformers.utils import logging
-
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

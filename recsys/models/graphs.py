@@ -165,15 +165,7 @@ class PinnedPool(CachePool):
         batch: int,
         slots: int,
     ) -> None:
-        """Allocate the storage.
-
-        Args:
-            config: configuration of the model.
-            dtype: dtype of keys and values.
-            device: device of keys and values.
-            batch: most requests of a decode.
-            slots: most slots of a request, prompt and nodes each in whole blocks.
-        """
+        """Allocate the storage for `batch` requests of `slots` slots each, in whole blocks."""
         super().__init__(config, dtype, device)
         self.batch, self.slots = batch, whole_blocks(slots)
         layers, heads, size = self._shape
@@ -308,12 +300,9 @@ class PassGraphs:
     def attach(
         cls, model: TreeModel, *, batch: int, slots: int, capture: Capture | None = None
     ) -> PassGraphs:
-        """Make captured passes and set them as `model.graphs` and `model.pool`.
-
-        The arguments and errors are those of the constructor.
-        """
+        """Make captured passes and set them as `model.find_graph` and `model.pool`."""
         graphs = cls(model, batch=batch, slots=slots, capture=capture)
-        model.pool, model.graphs = graphs.pool, graphs
+        model.pool, model.find_graph = graphs.pool, graphs.find
         return graphs
 
     @property
@@ -324,9 +313,6 @@ class PassGraphs:
     @torch.inference_mode()
     def warm_up(self, shapes: Iterable[PassShape]) -> None:
         """Capture graphs for passes of these shapes, rounded up; existing graphs stay.
-
-        Args:
-            shapes: shapes of frequent passes.
 
         Raises:
             ValueError: a shape is larger than the storage.
@@ -356,11 +342,7 @@ class PassGraphs:
     ) -> PassGraph | None:
         """The graph with the fewest tokens that can run a pass; None if there is none.
 
-        Args:
-            tokens: (B, S) tokens of the pass.
-            cache: cache of the pass.
-            view: slots in view.
-            rows: (B, R) indices of the rows, or None for all.
+        A pass has (B, S) tokens, a cache, slots in view, and (B, R) rows, or None for all rows.
         """
         batch, new = tokens.shape
         shape = PassShape(batch, new, view, new if rows is None else rows.shape[1])

@@ -13,11 +13,8 @@ def prompt_mask(
 ) -> torch.Tensor:
     """(B, 1, S, slots) causal mask of prompt tokens; node slots come after them and are masked.
 
-    Args:
-        places: (B, S) int64 position, which is the slot, of each token.
-        slots: slots in view, more than any position.
-        window: positions that a token attends to, including its own; None for all before it.
-        dtype: dtype of the mask.
+    (B, S) `places` are positions, which are the slots of the tokens. A token attends to `window`
+    positions, its own included; None for all before it.
     """
     distance = places.unsqueeze(-1) - torch.arange(slots, device=places.device)
     seen = distance >= 0

@@ -175,7 +175,7 @@ class PrefixStore:
         max_bytes: int,
         block: int = 4,
     ) -> None:
-        """Allocate the pool, (layers, 2, blocks x block, heads, head_dim).
+        """Allocate the pool, (layers, 2, blocks x block, heads, head_dim), on `device`.
 
         Args:
             config: configuration of the model.
@@ -227,20 +227,11 @@ class PrefixStore:
             )
 
     def lookup(self, version: str, tokens: ArrayLike, lengths: ArrayLike) -> Hit:
-        """Find and hold the longest stored prefix of each prompt.
+        """Find and hold the longest stored prefix of each of (B, T) right-padded prompts.
 
         The last token of a prompt is never part of it, because it has to be run for its logits.
-
-        Args:
-            version: version of the model; prefixes of another version never match.
-            tokens: (B, T) integers, right-padded.
-            lengths: (B,) tokens of each prompt.
-
-        Returns:
-            What was found. Release it, preferably by `with`.
-
-        Raises:
-            ValueError: `tokens` and `lengths` do not fit together.
+        Prefixes of another version of the model never match. Release the result, preferably by
+        `with`. ValueError if `tokens` and (B,) `lengths` do not fit together.
         """
         prompts, sizes = self._split(tokens, lengths, last=False)
         with self._lock:
@@ -406,8 +397,8 @@ class PrefixStore:
     def _discard_non_finite(self) -> None:
         """Remove what the last `insert` added for requests that were not finite.
 
-        All of their new blocks go: masked values that are not finite also reach the tokens before
-        them. Blocks of other requests that follow removed ones go with them.
+        All of their new blocks go, with what follows: masked values that are not finite also reach
+        the tokens before them.
         """
         if self._unchecked is None:
             return
@@ -423,10 +414,9 @@ class PrefixStore:
     def _split(
         self, tokens: ArrayLike, lengths: ArrayLike, *, last: bool = True
     ) -> tuple[list[list[bytes]], list[int]]:
-        """Whole blocks of each prompt as bytes of int64 tokens, with or without its last token.
+        """Whole blocks of each prompt as bytes of int64 tokens, and the lengths of the prompts.
 
-        Returns:
-            The blocks, and the lengths of the prompts.
+        Without `last`, the last token of a prompt does not count.
         """
         table, sizes = np.asarray(tokens), np.asarray(lengths)
         if table.ndim != 2 or table.dtype.kind not in "iu":
@@ -444,14 +434,10 @@ class PrefixStore:
         return prompts, sizes.tolist()
 
     def _slots(self, blocks: list[tuple[Block, int, int]], slots: int) -> torch.Tensor:
-        """Where the tokens of blocks lie.
+        """Where the tokens of blocks lie, each given with its request and its place in the prompt.
 
-        Args:
-            blocks: each with its request and its place in the prompt.
-            slots: slots of a request in the working cache.
-
-        Returns:
-            (2, tokens) on the device: slots of the pool, and of the flattened working cache.
+        Returns (2, tokens) on the device: slots of the pool, and of the flattened working cache, in
+        which a request has `slots`.
         """
         first = [(b.number * self.block, r * slots + p * self.block) for b, r, p in blocks]
         host = np.array(first, np.int64).T[:, :, None] + np.arange(self.block)

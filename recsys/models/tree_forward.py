@@ -8,7 +8,7 @@ to the rows whose logits are needed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -22,28 +22,14 @@ from recsys.models.prefix_store import PrefixStore
 # and a request gets the same bits alone and in a batch.
 _ROWS = 4
 
-
-class CapturedPass(Protocol):
-    """One pass of a model, captured at fixed sizes."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        masks: dict[str, torch.Tensor],
-        write: torch.Tensor,
-        rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Logits of the rows; the arguments are those of `TreeModel.forward`."""
-
-
-class CapturedPasses(Protocol):
-    """Captured passes of a model."""
-
-    def find(
-        self, tokens: torch.Tensor, cache: SlotCache, view: int, rows: torch.Tensor | None
-    ) -> CapturedPass | None:
-        """A captured pass that can run these tokens; None if there is none."""
+Masks = dict[str, torch.Tensor]
+CapturedPass = Callable[
+    [torch.Tensor, torch.Tensor, Masks, torch.Tensor, torch.Tensor | None], torch.Tensor
+]
+"""One pass at fixed sizes: (tokens, positions, masks, write, rows) to the logits of the rows, all
+as in `TreeModel.forward`."""
+FindPass = Callable[[torch.Tensor, SlotCache, int, torch.Tensor | None], CapturedPass | None]
+"""The captured pass for (tokens, cache, view, rows), or None."""
 
 
 class TreeModel:
@@ -75,10 +61,10 @@ class TreeModel:
         pool: storage of the caches.
         prefixes: prefix cache, or None.
         version: version of the model in the prefix cache.
-        graphs: captured passes, or None (`recsys.models.graphs.PassGraphs.attach`).
+        find_graph: finds captured passes; None without any (`recsys.models.graphs`).
     """
 
-    graphs: CapturedPasses | None = None
+    find_graph: FindPass | None = None
 
     def __init__(
         self,
@@ -87,10 +73,10 @@ class TreeModel:
         prefixes: PrefixStore | None = None,
         version: str = "",
     ) -> None:
-        """Wrap `model` (a peft model is unwrapped; its adapters stay active).
+        """Wrap `model`, a Hugging Face decoder-only causal LM (of a peft model, with its adapters).
 
         Args:
-            model: Hugging Face decoder-only causal LM.
+            model: in evaluation mode.
             prefixes: prefix cache to read and to fill.
             version: distinguishes this model's entries from those of other models in `prefixes`.
 
@@ -160,14 +146,7 @@ class TreeModel:
         return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
 
     def check_positions(self, longest: int) -> None:
-        """Refuse more positions than those at which the model is exact.
-
-        Args:
-            longest: tokens of a prompt, plus generated tokens that are run.
-
-        Raises:
-            ValueError: it is more than `max_positions`.
-        """
+        """Raise ValueError if prompt and generated tokens need more than `max_positions`."""
         if self.max_positions is not None and longest > self.max_positions:
             raise ValueError(
                 f"prompt and generated tokens need {longest} positions, and architecture "
@@ -210,7 +189,7 @@ class TreeModel:
             self.check_positions(int(positions.max()) + 1)
         wanted = tokens.shape[1] if rows is None else rows.shape[1]
         masks = {kind: mask(window) for kind, window in self.mask_kinds.items()}
-        graph = None if self.graphs is None else self.graphs.find(tokens, cache, view, rows)
+        graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
             return graph(tokens, positions, masks, write, rows)
         if self.device.type == "cpu":
@@ -233,17 +212,10 @@ class TreeModel:
         cache: SlotCache,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute a pass. Nothing in it waits for the device, so it can be captured.
+        """Compute a pass; arguments are those of `forward`, with a mask for each of `mask_kinds`.
 
-        Args:
-            tokens: as in `forward`, like `positions` and `rows`.
-            positions: positions of the tokens.
-            masks: a mask for each of `mask_kinds`.
-            cache: cache, after `SlotCache.select`.
-            rows: indices of the rows.
-
-        Returns:
-            Logits in the model's own dtype.
+        The cache's slots are selected already. Nothing waits for the device, so it can be captured.
+        The logits have the model's own dtype.
         """
         hidden = self._decoder(
             input_ids=tokens,

@@ -35,7 +35,7 @@ _MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data
 
 @dataclass(frozen=True)
 class Blend:
-    """How to blend the model's list with retrieval's (`recsys.blending` has the formula).
+    """How to blend the model's list with retrieval's (`recsys.listing` has the formula).
 
     Attributes:
         weight: share of retrieval in the mixture, 0 .. 1; 0 leaves the model's list unchanged.

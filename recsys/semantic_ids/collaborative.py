@@ -33,11 +33,8 @@ def ppmi_block(
 def sasrec_block(histories: Histories, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """(items, D) a model's vectors, centred, in rows of length 1; zeros for items never seen.
 
-    The model's vectors of unseen items only result from initialisation and negative samples.
-
-    Args:
-        histories: training events.
-        vectors: (items, D) item vectors.
+    The model's vectors of items unseen in training only result from initialisation and negative
+    samples.
     """
     seen = np.bincount(histories.items, minlength=len(vectors)) > 0
     centred = vectors - vectors[seen].mean(axis=0)
@@ -47,14 +44,10 @@ def sasrec_block(histories: Histories, vectors: NDArray[np.float32]) -> NDArray[
 def fill_unseen(
     collaborative: NDArray[np.float32], content: NDArray[np.floating]
 ) -> NDArray[np.float32]:
-    """Fill the rows of items without co-occurrence by ridge regression on their content.
+    """Fill the zero rows of (items, D) features by ridge regression on (items, F) content.
 
-    Zero rows would put all new items together, far from similar items. Predictions are short where
-    content has little information.
-
-    Args:
-        collaborative: (items, D), zero rows for items without co-occurrence.
-        content: (items, F), zero rows for items without content, which are not filled.
+    Zero rows, of items without co-occurrence, would put all new items together, far from similar
+    items. Predictions are short where content has little information; rows without any stay zero.
     """
     unseen = ~collaborative.any(axis=1) & content.any(axis=1)
     if not unseen.any():

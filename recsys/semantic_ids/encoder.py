@@ -51,9 +51,6 @@ class ItemEncoder:
     def encode(self, items: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Codes of items, and their distances to all codes of the last level.
 
-        Args:
-            items: table with the columns of the catalog.
-
         Returns:
             (n, L) codes, and (n, V) squared distances of the residual of the levels above to each
             centroid of the last level.
@@ -94,11 +91,7 @@ def save(encoder: FeatureEncoder, folder: Path) -> None:
 
 
 def load(folder: Path) -> FeatureEncoder:
-    """Read what `save` wrote.
-
-    Raises:
-        ArtifactError: a file is missing or damaged.
-    """
+    """Read what `save` wrote; ArtifactError if a file is missing or damaged."""
     try:
         shape = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return FeatureEncoder(

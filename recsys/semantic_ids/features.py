@@ -93,10 +93,10 @@ def build_features(
     seed: int = 0,
     vectors: NDArray[np.float32] | None = None,
 ) -> Features:
-    """Fit the features of all items.
+    """Fit the features of all items, in dense order.
 
     Args:
-        items: table with `item_id`, `title`, `text` and attribute columns, in dense order.
+        items: table with `item_id`, `title`, `text` and attribute columns.
         histories: training events only; others would leak the targets into the semantic IDs.
         config: blocks, weights and dimensions.
         seed: seed of the SVD's start vectors.

@@ -29,6 +29,7 @@ class Quantizer(Protocol):
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
         """(n, F) features to (n, L) codes, which need not be unique."""
+        return residual_codes(self.latents(features), self.centroids)
 
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, L) codes to (n, F) features."""
@@ -58,15 +59,7 @@ def nearest(points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDAr
 def residual_codes(
     latents: NDArray[np.float32], centroids: NDArray[np.float32]
 ) -> NDArray[np.int32]:
-    """Greedy residual coding.
-
-    Args:
-        latents: (n, D).
-        centroids: (L, V, D).
-
-    Returns:
-        (n, L) codes.
-    """
+    """(n, L) codes of (n, D) latents by greedy residual coding with (L, V, D) centroids."""
     residual = np.array(latents, np.float32)
     codes = np.empty((len(latents), len(centroids)), np.int32)
     for level, book in enumerate(centroids):
@@ -84,11 +77,7 @@ def decode(codes: NDArray[np.integer], centroids: NDArray[np.float32]) -> NDArra
 
 
 def check_size(items: int, codebook_size: int) -> None:
-    """Refuse more codes than items.
-
-    Raises:
-        ValueError: there are fewer items than codes, or fewer than two codes.
-    """
+    """Raise ValueError if there are fewer items than codes, or fewer than two codes."""
     if codebook_size < 2 or items < codebook_size:
         raise ValueError(
             f"codebook_size {codebook_size} needs 2 <= codebook_size <= items, "

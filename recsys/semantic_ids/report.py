@@ -85,10 +85,7 @@ def compare(
 def draw(codes: NDArray[np.integer], report: dict[str, Any], file: Path) -> None:
     """Draw how often each code is used, level by level, and how the trie branches.
 
-    Args:
-        codes: (n, L) assigned codes.
-        report: result of `compare` or `health`.
-        file: `.svg` or `.png`; SVG files of the same codes are identical.
+    `report` is of `compare` or `health`. SVG files of the same codes are identical.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
-from recsys.semantic_ids.quantizer import check_size, decode, nearest, residual_codes
+from recsys.semantic_ids.quantizer import Quantizer, check_size, decode, nearest
 from recsys.semantic_ids.settings import RQKMeansConfig
 
 CENTROIDS = "centroids.safetensors"
 
 
-class RQKMeans:
+class RQKMeans(Quantizer):
     """Residual k-means; `centroids` (L, V, F) lie in feature space.
 
     >>> features = np.array([[0, 0], [0, 1], [9, 0], [9, 1]], np.float32)
@@ -40,14 +40,7 @@ class RQKMeans:
         config: RQKMeansConfig,
         seed: int = 0,
     ) -> RQKMeans:
-        """Fit one codebook per level.
-
-        Args:
-            features: (items, F) float32.
-            levels: codes of a semantic ID, L.
-            codebook_size: codes per level, V.
-            config: steps and restarts.
-            seed: seed of the initial centroids.
+        """Fit a codebook of V = `codebook_size` codes for each of L levels to (items, F) features.
 
         Raises:
             ValueError: fewer items than codes.
@@ -79,10 +72,6 @@ class RQKMeans:
         """The features themselves."""
         return features
 
-    def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(n, F) features to (n, L) codes."""
-        return residual_codes(features, self.centroids)
-
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, L) codes to (n, F) features."""
         return decode(codes, self.centroids)
@@ -96,11 +85,7 @@ class RQKMeans:
 
     @classmethod
     def load(cls, folder: Path) -> RQKMeans:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtifactError: missing or unreadable.
-        """
+        """Read what `save` wrote; ArtifactError if it is missing or unreadable."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 

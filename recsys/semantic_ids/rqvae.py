@@ -21,7 +21,7 @@ from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
-from recsys.semantic_ids.quantizer import check_size, decode, residual_codes
+from recsys.semantic_ids.quantizer import Quantizer, check_size, decode
 from recsys.semantic_ids.settings import RQVAEConfig
 
 WEIGHTS = "rqvae.safetensors"
@@ -44,7 +44,7 @@ class Losses(NamedTuple):
     total: Tensor
 
 
-class RQVAE:
+class RQVAE(Quantizer):
     """A fitted RQ-VAE; `centroids` (L, V, D) lie in the encoder's latent space.
 
     >>> features = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
@@ -69,15 +69,10 @@ class RQVAE:
         config: RQVAEConfig,
         seed: int = 0,
     ) -> RQVAE:
-        """Train on the features of the whole catalog.
+        """Train on the (items, F) features of the whole catalog.
 
-        Args:
-            features: (items, F) float32.
-            levels: codes of a semantic ID, L.
-            codebook_size: codes per level, V.
-            config: sizes and steps.
-            seed: seed of weights, batches, k-means and revived codes; torch's global generator is
-                not changed.
+        The seed decides weights, batches, k-means and revived codes; torch's global generator is
+        not changed.
 
         Raises:
             ValueError: fewer items than codes.
@@ -96,10 +91,6 @@ class RQVAE:
         """(n, F) features to (n, D) latents."""
         rows = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         return np.asarray(self.encoder(rows).numpy())
-
-    def encode(self, features: NDArray[np.float32]) -> NDArray[np.int32]:
-        """(n, F) features to (n, L) codes."""
-        return residual_codes(self.latents(features), self.centroids)
 
     @torch.no_grad()
     def reconstruct(self, codes: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -120,11 +111,7 @@ class RQVAE:
 
     @classmethod
     def load(cls, folder: Path) -> RQVAE:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtifactError: missing, unreadable or contradictory.
-        """
+        """Read what `save` wrote; ArtifactError if it is missing, unreadable or contradictory."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -146,15 +133,7 @@ def losses(
     batch: Tensor,
     commitment: float,
 ) -> Losses:
-    """Losses of one step; in training mode the codebooks are updated.
-
-    Args:
-        encoder: features to latents.
-        decoder: latents to features.
-        quantizer: residual quantiser.
-        batch: (B, F).
-        commitment: weight of the commitment loss.
-    """
+    """Losses of one step on a (B, F) batch; in training mode the codebooks are updated."""
     latents = encoder(batch)
     quantized, _, distances = quantizer(latents)  # distances: (L,), means over batch and dimensions
     # Straight-through estimator, once: the library would add the gradient L times, once per level.
@@ -199,8 +178,6 @@ def _train(
 
 
 def _residual_vq(levels: int, codebook_size: int, config: RQVAEConfig) -> ResidualVQ:
-    from vector_quantize_pytorch import ResidualVQ
-
     return ResidualVQ(
         dim=config.latent_dim,
         num_quantizers=levels,

@@ -8,7 +8,7 @@ A model that writes text keeps its own tokenizer. A `Constraint` says which toke
 from __future__ import annotations
 
 from recsys.text.beam import BeamSettings, Texts, generate_text
-from recsys.text.constraint import Constraint, tree_states
+from recsys.text.constraint import Constraint
 from recsys.text.explain import Explainer, Explanation
 from recsys.text.grammar import (
     Grammar,
@@ -55,5 +55,4 @@ __all__ = [
     "sample_text",
     "structured",
     "substring_of",
-    "tree_states",
 ]

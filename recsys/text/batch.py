@@ -28,13 +28,9 @@ class BatchConstraint:
         vocabulary_size: int,
         device: torch.device,
     ) -> None:
-        """Check the constraints against the batch and the model.
+        """Take one constraint for all B requests, or one each, for a model of V tokens.
 
-        Args:
-            constraint: one for all requests, or one each.
-            batch: B.
-            vocabulary_size: V of the model. Tokens beyond those of a constraint are not allowed.
-            device: device of the masks.
+        Tokens beyond those of a constraint are not allowed.
 
         Raises:
             ValueError: wrong number of constraints, different end tokens, or a constraint with
@@ -94,12 +90,9 @@ class BatchConstraint:
     def best(
         self, total: torch.Tensor, states: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The best continuations of each request with distinct merge keys.
+        """The M = `count` best continuations of each request with distinct merge keys.
 
-        Args:
-            total: (B, K * V) scores of all continuations, -inf for those not allowed.
-            states: (B, K) states of the beams.
-            count: number of continuations, M.
+        They are chosen from (B, K * V) scores, -inf for those not allowed, behind (B, K) states.
 
         Returns:
             (B, M) scores, best first, -inf if there are fewer; indices in `total`; states.

@@ -181,11 +181,10 @@ class _Rules:
         requests: int,
         model: TreeModel,
     ) -> _Rules:
-        """Take the end tokens from the settings, or from the constraint, and check them.
+        """Take the end tokens from the settings, or from the constraint.
 
-        Raises:
-            ValueError: end tokens outside the vocabulary, end tokens beside a constraint, or more
-                beams than tokens can follow a prompt.
+        ValueError if they are outside the vocabulary or beside a constraint, or if there are more
+        beams than tokens can follow a prompt.
         """
         vocabulary, together = model.vocabulary_size, None
         given = [] if settings.eos_token_id is None else np.unique(settings.eos_token_id).tolist()
@@ -208,16 +207,11 @@ class _Rules:
         return cls(settings, end, together)
 
     def advance(self, beams: _Beams, logits: torch.Tensor, depth: int) -> _Beams:
-        """Extend the beams by one token.
+        """Extend beams of `depth` - 1 tokens by one, given (B, K, V) logits; K = 1 at the prompts.
 
         The best (E + 1) K continuations contain at least K that do not end; those go on. Of the
         best K continuations, those that end are finished, if they are among the best K finished so
         far.
-
-        Args:
-            beams: of `depth` - 1 tokens.
-            logits: (B, K, V) at their last tokens; (B, 1, V) at the prompt's.
-            depth: tokens of a beam after this step.
         """
         K, vocabulary, constraint = self.settings.num_beams, logits.shape[-1], self.constraint
         log_probs = logits.log_softmax(-1)
@@ -347,11 +341,7 @@ def generate_text(
 
 
 class _Answers:
-    """Texts of finished requests, in the order in which the requests left the batch.
-
-    Attributes:
-        requests: the remaining requests, by their places in the original batch.
-    """
+    """Texts of finished requests; `requests` are the places of those that remain."""
 
     def __init__(self, nodes: TextNodes, lengths: NDArray[np.int64]) -> None:
         self.requests = np.arange(len(lengths))
@@ -363,16 +353,9 @@ class _Answers:
     def take(
         self, beams: _Beams, done: NDArray[np.bool_], depth: int, constraint: BatchConstraint | None
     ) -> _Beams:
-        """Take finished requests out of the search, the cache and the constraint.
+        """Take the (b,) finished requests out of the search, the cache and the constraint.
 
-        Args:
-            beams: of the batch.
-            done: (b,) the requests of it that leave.
-            depth: tokens of their texts at most.
-            constraint: of the batch.
-
-        Returns:
-            Beams of the other requests; unchanged if none is left.
+        Returns the beams of the other requests; unchanged if none is left.
         """
         if not done.any():
             return beams

@@ -44,13 +44,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """An explanation and the text it was read from.
-
-    Attributes:
-        explanation: the explanation.
-        json: its text.
-        written: tokens of the text, and their cost.
-    """
+    """An explanation, the JSON it was read from, and the tokens written with their cost."""
 
     explanation: Explanation
     json: str
@@ -105,10 +99,7 @@ class Explainer:
     def load(cls, folder: Path, *, model: Any | None = None, **options: Any) -> Self:
         """Read a local checkpoint with its tokenizer, such as a bundle's target.
 
-        Args:
-            folder: the checkpoint.
-            model: the model of the checkpoint, if it has been loaded already.
-            **options: options of the constructor.
+        The checkpoint's `model` may have been loaded already; `options` are the constructor's.
 
         Raises:
             ArtifactError: the checkpoint cannot be loaded, has no tokenizer, or has one that is not

@@ -95,10 +95,8 @@ def structured(kind: type) -> Grammar:
 def free_json(depth: int = 3, items: int = 8, length: int = 64) -> Grammar:
     """Any JSON of bounded size.
 
-    Args:
-        depth: levels of nested arrays and objects; 0 for none.
-        items: most members of an array or object.
-        length: most characters of a string or key.
+    It has at most `depth` levels of nested arrays and objects, `items` members of each, and
+    `length` characters of a string or key.
     """
     if not 0 <= depth <= MAX_DEPTH // 4:
         raise ValueError(f"free_json: depth must be in 0 .. {MAX_DEPTH // 4}, got {depth}")
@@ -133,9 +131,7 @@ def choice(options: Sequence[str]) -> Grammar:
 def substring_of(text: str, unit: str = "characters") -> Grammar:
     """A part of a text, possibly empty: verbatim quotations.
 
-    Args:
-        text: the text.
-        unit: whether a part may begin and end between any "characters", or only between "words".
+    It may begin and end between any `unit`, "characters" or "words".
     """
     keys = {"characters": "substring_chars", "words": "substring_words"}
     if unit not in keys:
@@ -159,14 +155,7 @@ def delimited_list(
 def delimited_subsequence(
     candidates: Sequence[str], delimiter: str = ", ", *, least: int = 1, most: int | None = None
 ) -> Grammar:
-    """`least` to `most` of some candidates, in their order, each at most once.
-
-    Args:
-        candidates: the candidates.
-        delimiter: text between two of them.
-        least: smallest number.
-        most: largest number; all if None.
-    """
+    """`least` to `most` (or all) of some candidates, in their order, each at most once."""
     most = len(candidates) if most is None else most
     if not candidates:
         raise ValueError("delimited_subsequence: there are no candidates")
@@ -202,8 +191,7 @@ def subsequence_rules(
 def parse(kind: type, text: str) -> Any:
     """The value that a text of `structured(kind)` encodes.
 
-    Raises:
-        ValueError: the text was cut, or violates a rule that a schema cannot express.
+    ValueError if the text was cut, or violates a rule that a schema cannot express.
     """
     from pydantic import TypeAdapter
 

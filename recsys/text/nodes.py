@@ -45,15 +45,9 @@ class TextNodes:
         return self.tree.cache.slots - self.tree.cache.prompt
 
     def forward(self, tokens: torch.Tensor, parents: torch.Tensor, depth: int) -> torch.Tensor:
-        """Run the beams' last tokens, each in a slot of its own.
+        """Run the (B, K) last tokens of the beams, each in a slot of its own; (B, K, V) logits.
 
-        Args:
-            tokens: (B, K) int64.
-            parents: (B, K) indices of the beams in the step before.
-            depth: depth of these tokens, 1 for the first generated one.
-
-        Returns:
-            (B, K, V) logits.
+        `parents` are the beams' places in the step before; `depth` is 1 for the first token.
         """
         model, cache = self.tree.model, self.tree.cache
         slot = torch.arange(self.count, self.count + self.width, device=tokens.device)
@@ -94,11 +88,8 @@ class TextNodes:
     def collect(self, parents: torch.Tensor) -> list[int]:
         """Drop all nodes without a beam below them, and move the others together.
 
-        Args:
-            parents: (B, K) indices of the beams in the last step that was run.
-
-        Returns:
-            Number of live nodes of each request.
+        `parents` are the beams' places in the last step that was run. Returns the number of live
+        nodes of each request.
         """
         live = pick(self._seen, parents).any(1)[:, : self.count]
         first_dead = live.long().cumprod(1).sum(1)

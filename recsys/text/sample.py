@@ -52,10 +52,8 @@ class SampledText:
 class _Text:
     """A text that is being written.
 
-    Attributes:
-        run: tokens at its end that the model has not run yet.
-        slots: node slots in use: tokens behind the prompt that the model has run.
-        passes: forward passes that this text took part in.
+    `run` are tokens at its end that the model has not run yet, `slots` the node slots in use, and
+    `passes` the forward passes that it took part in.
     """
 
     def __init__(self, request: int, constraint: Constraint, limit: int) -> None:
@@ -185,12 +183,7 @@ class _Draw:
                 logits = _forward(tree, live)
 
     def _tokens(self, live: list[_Text], logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """A token for each text, and its log-probability among the allowed ones.
-
-        Args:
-            live: B texts.
-            logits: (B, V) at their last tokens.
-        """
+        """A token for each text, and its log-probability among those allowed, by (B, V) logits."""
         mask = np.zeros(logits.shape, np.bool_)
         for line, text in zip(mask, live, strict=True):
             allowed = text.constraint.allowed([text.state])[0]

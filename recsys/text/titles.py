@@ -225,20 +225,11 @@ def generate_titles(
     num_beams: int = 10,
     max_new_tokens: int = 64,
 ) -> TitleBeams:
-    """The best titles that beam search finds after each prompt.
+    """The at most `num_beams` best titles that beam search finds after each prompt.
 
     The score of a title is that of its best tokenisation found. One forward pass reproduces it, and
-    it does not depend on the other tokenisations in the beam, as their sum would.
-
-    Args:
-        model: as in `generate_text`, like `prompts`.
-        prompts: token ids of each request.
-        titles: titles of the catalog.
-        num_beams: number of titles, and width of the search.
-        max_new_tokens: tokens of the longest title, including its end token.
-
-    Returns:
-        At most `num_beams` titles per request.
+    it does not depend on the other tokenisations in the beam, as their sum would. `max_new_tokens`
+    includes the end token.
     """
     settings = BeamSettings(
         num_beams, max_new_tokens, length_penalty=0.0, num_return_sequences=num_beams

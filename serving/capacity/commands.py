@@ -1,7 +1,5 @@
 """`recsys benchmark capacity`. Nothing heavy is imported at the top."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,10 +73,7 @@ def capacity(
 
     from recsys.benchmark import report
     from recsys.serving.benchmark.process import Subject
-    from recsys.serving.capacity.check import Trial
-    from recsys.serving.capacity.check import check as check_simulation
     from recsys.serving.capacity.costs import Costs
-    from recsys.serving.capacity.measure import measure_one
     from recsys.serving.capacity.memory import Memory
     from recsys.serving.capacity.plan import Needs, plan
     from recsys.serving.capacity.report import report as report_capacity
@@ -89,6 +84,9 @@ def capacity(
     servers: dict[str, Any] = {"settings": subject.settings, "seed": seed or 0}
     document = report.begin("capacity", quick=quick) | subject.facts
     if check:
+        from recsys.serving.capacity.check import Trial
+        from recsys.serving.capacity.check import check as check_simulation
+
         trial = Trial.quick(k) if quick else Trial(k=k)
         found = asyncio.run(check_simulation(subject.bundle, trial, **servers))
         model = found.pop("costs")
@@ -107,6 +105,8 @@ def capacity(
         if costs is not None:
             model = Costs.load(costs)
         else:
+            from recsys.serving.capacity.measure import measure_one
+
             seconds = 0.5 if quick else 8.0
             model = asyncio.run(measure_one(subject.bundle, k=k, seconds=seconds, **servers))
         memory = Memory.of_bundle(subject.bundle, prefix_mb=serving.prefix_mb)

@@ -171,11 +171,6 @@ def test_a_file_is_not_touched(tmp_path):
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def test_an_empty_folder_is_used(tmp_path):
-    (tmp_path / "a").mkdir()
-    verify(write(tmp_path / "a"))
-
-
 def test_an_artifact_can_be_read_by_others(tmp_path):
     assert write(tmp_path / "a").stat().st_mode & 0o777 == 0o755
 
@@ -260,13 +255,6 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path, text, message):
     with pytest.raises(ArtifactError, match=message):
         read_manifest(tmp_path / "a", "ids")
     assert not is_current(tmp_path / "a", config={}, parents={})
-
-
-def test_a_manifest_that_is_not_text_is_refused(tmp_path):
-    write(tmp_path / "a")
-    (tmp_path / "a" / MANIFEST).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArtifactError, match="unreadable manifest"):
-        read_manifest(tmp_path / "a")
 
 
 def test_a_folder_without_an_artifact_is_named(tmp_path):

@@ -89,6 +89,9 @@ BAD = [
     ({"candidates": [[4]]}, r"candidates of request 0 has row 4; rows lie in 0 \.\. 3"),
     ({"candidates": [[0.5]]}, "candidates of request 0 must hold integers"),
     ({"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
+    ({"candidates": [[0]], "seeds": [1]}, "candidates: .* in no sample"),
+    ({"candidates": [[0]], "normalize": "allowed"}, "candidates: scored over the whole vocabulary"),
+    ({"boosts": [Boost.of(TRIE, np.zeros(4, np.float32))], "seeds": [0]}, "boosts: a sample"),
 ]
 
 
@@ -116,6 +119,10 @@ def test_errors_of_a_search_name_the_argument(search, options, message):
             lambda: complete(MODEL, plain(num_beams=1), [[1], [2]], TRIE),
             "beams of 1 requests for 2 prompts",
         ),
+        (
+            lambda: complete(MODEL, plain(seeds=[1]), [[1, 2]], TRIE),
+            "only an exact search can be completed",
+        ),
         (lambda: RecommendRequest([], k=2.5), "k must be a whole number, got 2.5"),
         (lambda: RecommendRequest([], seed=1.5), "seed must hold integers"),
         (lambda: RecommendRequest([], temperature=1e-300), "temperature must be finite"),
@@ -130,6 +137,21 @@ def test_errors_of_other_calls_name_the_argument(call, message):
 def test_numpy_integers_and_empty_lists_are_accepted(search):
     found = search(num_beams=np.int64(2), exclude=[[]], prompts=[np.array([1, 2], np.uint8)])
     assert torch.equal(found.rows, plain().rows)
+
+
+SEARCHES = {
+    "beam": lambda request: beam_search(MODEL, request, TRIE, 5),
+    "strict": lambda request: speculative_beam_search(MODEL, None, request, TRIE, 5),
+    "relaxed": lambda request: speculative_beam_search(MODEL, MODEL, request, TRIE, 5, "relaxed"),
+    "shared": lambda request: shared_beam_search(MODEL, SearchRequest([]), TRIE, 5),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_an_empty_batch_returns_an_empty_answer(search):
+    found = SEARCHES[search](SearchRequest([], seeds=[]))
+    assert found.rows.shape == (0, 5)
+    assert found.tokens.shape == (0, 5, 3)
 
 
 @pytest.mark.parametrize("mode", ["strict", "relaxed"])

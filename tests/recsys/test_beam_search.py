@@ -70,28 +70,6 @@ def test_equals_hugging_face_generate(architecture, beams, levels):
         assert same_ranking(as_list(found, i), expected[i], tolerance=1e-4)
 
 
-def test_hugging_face_caches_the_prompt_for_every_beam():
-    output = MODELS["llama"].generate(
-        torch.arange(1, 8)[None], num_beams=5, min_new_tokens=3, max_new_tokens=3,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    beams, _, positions, _ = output.past_key_values.layers[0].keys.shape
-    # all tokens of each of the 5 beams, but the last one generated: K (T + L - 1)
-    assert beams * positions == 5 * (7 + 3 - 1)
-
-
-@pytest.mark.parametrize("items", [1, 3])
-def test_more_beams_than_items_return_each_item_once(items):
-    catalog = np.array([[5, 6], [5, 7], [8, 6]])[:items]
-    prompt = [np.array([1, 2, 3])]
-    beams = beam_search(MODELS["llama"], prompt, ItemTrie.build(catalog), 10)
-    assert beams.tokens.shape == (1, 10, 2)
-    assert (beams.rows[0] >= 0).sum() == items
-    assert (beams.scores[0, items:] == -torch.inf).all()
-    expected = huggingface_beam_search(MODELS["llama"], prompt, catalog, 10)[0]
-    assert same_ranking(as_list(beams, 0), expected, tolerance=1e-4)
-
-
 @given(seed=st.integers(0, 10_000), beams=st.sampled_from([1, 2, 3, 7, 20]))
 @settings(max_examples=25, deadline=None)
 def test_scores_have_the_same_bits_alone_and_in_a_batch(seed, beams):
@@ -111,40 +89,6 @@ def test_scores_have_the_same_bits_alone_and_in_a_batch(seed, beams):
         assert torch.equal(alone.rows[0], together.rows[i])
 
 
-@given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
-@settings(max_examples=25, deadline=None)
-def test_excluding_rows_equals_a_catalog_without_them(seed, share):
-    rng = np.random.default_rng(seed)
-    catalog = np.unique(random_catalog(rng, 60, 3), axis=0)
-    trie = ItemTrie.build(catalog)
-    gone = rng.random(len(catalog)) < share
-    prompts = random_prompts(rng, 1, 8)
-    found = beam_search(
-        DOUBLE, SearchRequest(prompts, exclude=[trie.excluded_rows(np.flatnonzero(gone))]), trie, 15
-    )
-    if gone.all():
-        assert (found.rows == -1).all()
-        assert (found.scores == -torch.inf).all()
-        return
-    expected = beam_search(DOUBLE, prompts, ItemTrie.build(catalog[~gone]), 15)
-    alive = expected.scores > -torch.inf
-    assert torch.equal(found.tokens[alive], expected.tokens[alive])
-    assert torch.equal(found.scores, expected.scores)
-
-
-def test_exclusions_apply_to_their_own_request_only():
-    trie = ItemTrie.build(np.array([[5, 6], [5, 7], [8, 6]]))
-    prompt = np.array([1, 2])
-    beams = beam_search(
-        MODELS["llama"],
-        SearchRequest([prompt, prompt], exclude=[np.array([0, 2]), np.array([], int)]),
-        trie,
-        3,
-    )
-    assert sorted(beams.rows[0].tolist()) == [-1, -1, 1]
-    assert sorted(beams.rows[1].tolist()) == [0, 1, 2]
-
-
 def test_equal_scores_are_ordered_by_row():
     model = tiny_model(vocabulary=16)
     torch.nn.init.zeros_(model.lm_head.weight)  # every token is as likely as any other
@@ -160,24 +104,6 @@ def test_a_cache_holds_the_prompt_once_and_one_slot_a_node():
     beams = beam_search(MODELS["llama"], [np.arange(1, 31), np.array([1])], trie, 20)
     assert [s.kv_slots for s in beams.stats] == [30 + 20 * 3, 1 + 20 * 3]
     assert [s.target_passes for s in beams.stats] == [4, 4]
-
-
-def test_an_empty_batch_returns_an_empty_answer():
-    beams = beam_search(MODELS["llama"], [], ItemTrie.build([[1, 2]]), 5)
-    assert beams.tokens.shape == (0, 5, 2)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "beams", "says"),
-    [
-        ([[]], 5, "prompt 0 is empty"),
-        ([[1], [2, 64]], 5, "prompt 1 has token 64 at place 1; the model knows 0 .. 63"),
-        ([[1]], 0, "num_beams must be at least 1, got 0"),
-    ],
-)
-def test_errors_name_the_bad_input(prompts, beams, says):
-    with pytest.raises(ValueError, match=says):
-        beam_search(MODELS["llama"], prompts, ItemTrie.build([[1, 2]]), beams)
 
 
 def test_bfloat16_agrees_with_float32_up_to_its_rounding():

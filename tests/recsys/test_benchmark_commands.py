@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recsys.benchmark.constraint import compare, follow, nest
+from recsys.benchmark.constraint import compare
 from recsys.benchmark.decode_report import report as report_decode
 from recsys.benchmark.report import Line, Panel, Plot, Report, Table, write
 from recsys.cli import app
@@ -90,18 +90,8 @@ def test_constraint_measures_every_part(constraint):
 
 
 def test_the_json_option_prints_one_line():
-    options = (
-        "--quick",
-        "--beams",
-        "3",
-        "--batches",
-        "1",
-        "--modes",
-        "exhaustive",
-        "--reuse",
-        "cold",
-    )
-    stdout = invoke("decode", *options, "--hf-repeats", "0", "--json").stdout
+    options = "--quick --beams 3 --batches 1 --modes exhaustive --reuse cold --hf-repeats 0 --json"
+    stdout = invoke("decode", *options.split()).stdout
     assert stdout.count("\n") == 1
     assert [row["mode"] for row in json.loads(stdout)["rows"]] == ["beam", "exhaustive"]
 
@@ -114,7 +104,10 @@ def test_the_json_option_prints_one_line():
         (("--batches", "0"), "--batches '0': expected numbers above 0"),
         (("--nodes", ","), "--nodes ',': expected a list"),
         (("--reuse", "hot"), "--reuse 'hot' is not one of cold, warm, both"),
-        (("--modes", "draft,fast"), "--modes 'fast' is not one of exhaustive, draft, planned"),
+        (
+            ("--modes", "draft,fast"),
+            "--modes 'fast' is not one of exhaustive, draft, perfect, planned",
+        ),
         (("--dtype", "int8"), "--dtype 'int8' is not one of float32, bfloat16, float64"),
         (("--shape", "huge"), "--shape 'huge' is not one of tiny"),
     ],
@@ -159,12 +152,6 @@ def test_text_of_a_report_is_escaped_in_the_page(tmp_path):
     for text in ("<b>", "<i>", "<td><"):
         assert text not in page
     assert "&lt;h1&gt;" in page
-
-
-def test_a_nested_dict_allows_what_follows_a_prefix():
-    nested = nest(np.array([[1, 5, 9], [1, 5, 8], [1, 6, 9], [2, 5, 7]], np.int32))
-    for prefix, expected in (([], [1, 2]), ([1], [5, 6]), ([1, 5], [8, 9]), ([2, 5], [7])):
-        assert sorted(follow(nested, prefix)) == expected
 
 
 def test_tokens_that_differ_from_the_tries_are_an_error():

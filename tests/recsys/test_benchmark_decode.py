@@ -37,13 +37,7 @@ def small_workload(dtype=torch.float32, draft=SMALL):
     return workload.make_random_workload((SMALL, draft), VOCABULARY, setup, items=400, history=5)
 
 
-OPTIONS = Options(
-    beams=(3,),
-    batches=(2, 8),
-    nodes=(20,),
-    repeats=1,
-    hf_repeats=1,
-)
+OPTIONS = Options(beams=(3,), batches=(2, 8), nodes=(20,), repeats=1, hf_repeats=1)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +118,15 @@ def test_the_planner_reports_its_time_and_its_plans(result):
     assert sum(planned["plans"].values()) == planned["rounds"]
 
 
+def test_a_perfect_draft_takes_one_pass():
+    options = replace(OPTIONS, batches=(2,), nodes=(40,), modes=("perfect",), hf_repeats=0)
+    found = measure(small_workload(), options)
+    for reuse in ("cold", "warm"):
+        perfect = row(found, reuse=reuse, mode="perfect-40")
+        assert (perfect["passes"], perfect["accepted_levels"]) == (1, 3)
+        assert perfect["agreement"]["requests"] == 1
+
+
 def test_a_wrong_answer_stops_the_benchmark(monkeypatch):
     def lies(target, drafter, prompts, trie, beams, **options):
         found = speculative_beam_search(target, drafter, prompts, trie, beams, **options)
@@ -180,21 +183,6 @@ def test_a_random_model_depends_on_its_setup_alone():
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
     assert torch.get_default_dtype() == torch.float32
-
-
-def test_named_shapes_have_the_parameters_of_their_names():
-    for name, millions in {"68M": 68, "1.1B": 1100, "7B": 6738}.items():
-        shape = workload.SHAPES[name]
-        width = shape.hidden_size // shape.heads * (shape.kv_heads or shape.heads)
-        layer = 2 * shape.hidden_size * (shape.hidden_size + width)
-        layer += 3 * shape.hidden_size * shape.intermediate_size
-        total = shape.layers * layer + 2 * 32_000 * shape.hidden_size
-        assert total / 1e6 == pytest.approx(millions, rel=0.01)
-
-
-def test_an_unknown_shape_is_refused():
-    with pytest.raises(ConfigError, match="--shape 'huge' is not one of tiny, small, base, 68M"):
-        workload.make_shape_workload("huge", SETUP, items=10, history=2)
 
 
 def test_rounds_cover_all_users_in_turn():

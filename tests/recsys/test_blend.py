@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from recsys.artifacts import write_artifact
-from recsys.blending import MODEL, Lists, Union
 from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
+from recsys.listing import MODEL, Lists, Union
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest

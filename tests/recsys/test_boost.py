@@ -83,23 +83,3 @@ def test_answers_are_ranked_by_log_probability_and_boost(
         plain = dict(zip(rows.tolist(), every.scores[i].tolist(), strict=False))
         for row, score in zip(found.rows[i].tolist(), found.scores[i].tolist(), strict=True):
             assert row < 0 or score == pytest.approx(plain[row], abs=1e-9)
-
-
-def test_a_large_boost_puts_the_least_likely_item_first():
-    rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalog(rng, 100, 3))
-    prompts = random_prompts(rng, 1, 8)
-    last = int(beam_search(TARGET, prompts, trie, trie.num_rows).rows[0, -1])
-    gains = np.zeros(100, np.float32)
-    gains[trie.row_item_start[last]] = 1000
-    found = beam_search(TARGET, SearchRequest(prompts, boosts=[Boost.of(trie, gains)]), trie, 1)
-    assert found.rows.tolist() == [[last]]
-
-
-def test_boosts_are_refused_in_a_sample():
-    trie = ItemTrie.build(np.array([[1], [2]]))
-    boost = Boost.of(trie, np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match="boosts: a sample is drawn from the model's"):
-        beam_search(TARGET, SearchRequest([[1]], boosts=[boost], seeds=[0]), trie, 1)
-    with pytest.raises(ValueError, match="boosts has 2 entries for 1 prompts"):
-        beam_search(TARGET, SearchRequest([[1]], boosts=[boost, None]), trie, 1)

@@ -6,9 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from recsys.catalog import CODE_COLUMN, FILE, Catalog
 from recsys.errors import DataError
@@ -41,33 +38,12 @@ def test_items_are_found_by_their_ids():
     assert catalog.index([]).tolist() == []
 
 
-def test_attributes_are_the_columns_beyond_id_title_and_text():
-    catalog = Catalog(ITEMS, CODES)
-    assert catalog.attributes(0) == {"price": 1.5, "tags": ["x", "y"]}
-    assert catalog.attributes(1) == {"price": None, "tags": []}
-    assert catalog.attributes(2) == {"price": 2.0, "tags": None}
-    assert Catalog(table(1), np.zeros((1, 2), np.int32)).attributes(0) == {}
-
-
 def test_what_is_saved_is_loaded(tmp_path):
     Catalog(ITEMS, CODES).save(tmp_path)
     loaded = Catalog.load(tmp_path)
     assert loaded.items.equals(ITEMS)
     assert loaded.codes.tolist() == CODES.tolist()
     assert loaded.codes.dtype == np.int32
-
-
-@given(
-    hnp.arrays(
-        np.int32, st.tuples(st.integers(1, 20), st.integers(1, 6)), elements=st.integers(0, 300)
-    )
-)
-def test_any_codes_are_saved_and_loaded(tmp_path_factory, codes):
-    folder = tmp_path_factory.mktemp("catalog", numbered=True)
-    Catalog(table(len(codes)), codes).save(folder)
-    loaded = Catalog.load(folder)
-    assert loaded.codes.shape == codes.shape
-    assert (loaded.codes == codes).all()
 
 
 @pytest.mark.parametrize("codes", [np.zeros((2, 2)), np.zeros((4, 2)), np.zeros(3)])

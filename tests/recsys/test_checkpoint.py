@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,6 @@ def test_a_preset_has_the_parameters_its_help_promises(preset, millions):
     model = build(preset, Vocabulary.from_levels([256] * 4))
     assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.1)
     assert set(PRESETS) == {"tiny", "small", "base"}
-
-
-def test_the_model_knows_its_padding_and_never_stops_by_itself():
-    config = small().config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, None)
-    assert config.vocab_size == VOCABULARY.size
 
 
 def test_overrides_replace_single_sizes_of_a_preset():
@@ -67,12 +60,6 @@ def test_a_saved_model_loads_with_the_same_logits(tmp_path, tied, capsys):
     assert not loaded.training
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
     assert "shards" not in capsys.readouterr().err
-
-
-def test_weights_come_in_the_asked_type(tmp_path):
-    save_model(small(), tmp_path)
-    assert load_model(tmp_path, dtype=torch.float64).dtype == torch.float64
-    assert load_model(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_a_checkpoint_names_no_place_on_this_machine(tmp_path):
@@ -233,21 +220,3 @@ def test_a_folder_without_a_readable_config_is_no_checkpoint(tmp_path, content):
     config.unlink() if content is None else config.write_text(content)
     with pytest.raises(ArtifactError, match="checkpoint"):
         load_model(tmp_path)
-
-
-def test_missing_sizes_are_those_of_the_tiny_model():
-    assert asdict(Architecture()) == {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "layers": 2,
-        "heads": 2,
-        "kv_heads": None,
-        "tied": False,
-        "attention_dropout": 0.0,
-    }
-
-
-def test_a_width_is_a_multiple_of_twice_the_heads():
-    assert Architecture(hidden_size=12, heads=2).hidden_size == 12
-    with pytest.raises(ConfigError, match="10 is not a multiple of twice the 2 heads"):
-        Architecture(hidden_size=10, heads=2)

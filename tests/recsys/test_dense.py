@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+
+CPU = torch.device("cpu")
 
 
 class _Listed(Step):
@@ -59,9 +62,12 @@ def test_dense_and_listed_steps_agree_exactly(
     device = DeviceTrie.of(trie)
     masks = _masks(trie, rng, shares, MaskRoom(trie, 2) if roomy else None)
     gone = [rng.permutation(trie.num_rows)[: rng.integers(0, 20)] for _ in shares]
-    limits = {"excluded": device.pad_excluded(gone, masks), "allowed": device.allow(masks)}
+    limits = {
+        "excluded": Excluded.of(trie, CPU, gone, masks),
+        "allowed": Allowed.of(trie, CPU, masks),
+    }
     step, listed = Step(device, **limits), _Listed(device, **limits)
-    ours = theirs = Frontier.root(len(shares), torch.float32, torch.device("cpu"))
+    ours = theirs = Frontier.root(len(shares), torch.float32, CPU)
     # few distinct values, so that there are ties
     said = torch.from_numpy(rng.integers(-3, 4, (levels * codes + 1,) * 2)).float()
     for depth in range(trie.num_levels):
@@ -108,7 +114,7 @@ def test_room_is_given_back_when_nothing_holds_the_mask():
     other = RowMask.of(trie, np.array([False, False, True]), room)
     assert one.room is not None
     assert other.room is None
-    allowed = DeviceTrie.of(trie).allow([one, None])
+    allowed = Allowed.of(trie, CPU, [one, None])
     place = one.room[1]
     del one
     gc.collect()

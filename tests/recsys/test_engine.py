@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import Mode, SearchRequest, beam_search, complete, speculative_beam_search
+from recsys.decoding import Mode, SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
@@ -96,13 +96,6 @@ def test_passes_in_fixed_buffers_give_the_same_answers():
     assert each.graphs[0].statistics().replays > 20
     assert each.graphs[0].statistics().refused == {"size": 4}  # six requests do not fit
     assert each.target.pool.lent == each.draft.pool.lent == 0
-
-
-def test_prompts_of_another_version_are_not_used():
-    store = Engine(TARGET, TRIE, prefix_bytes=1 << 20, version="a")
-    store.decode(PROMPTS[:1])
-    store.target.version = "b"
-    assert store.decode(PROMPTS[:1]).beams.stats[0].cached_tokens == 0
 
 
 def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
@@ -194,13 +187,6 @@ def test_a_trace_has_every_node_and_its_fate(mode):
             "mode 'fast' is not one of auto, planned, beam, strict, exhaustive, draft",
         ),
         ({"until_global": True}, {"seeds": [1]}, "drawn from all sequences already"),
-        (
-            {},
-            {"seeds": [1], "temperature": 0.0},
-            "temperature must be finite and at least 0.0001, got 0.0",
-        ),
-        ({}, {"seeds": [1, 2]}, "seeds has 2 entries for 1 prompts"),
-        ({}, {"normalize": "all"}, "normalize 'all' is neither 'vocabulary' nor 'allowed'"),
     ],
 )
 def test_impossible_requests_are_refused(options, wishes, message):
@@ -216,13 +202,6 @@ def test_models_that_lack_tokens_of_the_catalog_are_refused():
         Engine(TARGET, TRIE, draft=small).decode([[1]], mode="draft")
     with pytest.raises(ValueError, match="patch_nodes must be at least 1, got 0"):
         speculative_beam_search(TARGET, None, [[1]], TRIE, patch_nodes=0)
-
-
-def test_a_sample_cannot_be_completed():
-    drawn = engine().decode(SearchRequest(PROMPTS[:2], seeds=[1, 2]), 5).beams
-    assert drawn.certificates == ["beam-exact"] * 2
-    with pytest.raises(ValueError, match="only an exact search can be completed"):
-        complete(TARGET, drawn, PROMPTS[:2], TRIE)
 
 
 def test_a_failed_decode_leaves_no_bad_cache_values():

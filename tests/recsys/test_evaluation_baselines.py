@@ -135,16 +135,6 @@ def test_popularity_equals_its_slow_twin(
         assert np.isneginf(scores[row, len(expected) :]).all()
 
 
-def test_who_follows_whom_written_by_hand() -> None:
-    """0 -> 1 -> 2 once: 1 after 0 weighs 1, 2 after 0 a half, and half as much backwards."""
-    model = ItemItem.directional(Histories.of([[0, 1, 2]]), 3, source_damping=0)
-    assert model.weights.toarray().tolist() == [[0, 1, 0.5], [0.5, 0, 1], [0.25, 0.5, 0]]
-    items, scores = model.rank(Histories.of([[0, 1]]), 3, exclude_seen=False)
-    # 0: .5; 1: .6; 2: .6 * .5 + 1
-    assert items.tolist() == [[2, 1, 0]]
-    assert scores == pytest.approx(np.asarray([[1.3, 0.6, 0.5]]))
-
-
 def test_equal_scores_go_to_the_lower_item() -> None:
     model = ItemItem.cosine(Histories.of([[3, 5, 1, 4]]), 6)
     assert model.rank(Histories.of([[4]]), 4, exclude_seen=True)[0].tolist() == [[1, 3, 5, -1]]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.decoding import beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
 from recsys.models.prefix_store import PrefixStore
@@ -89,37 +89,6 @@ def test_a_pass_on_graphs_gives_the_logits_of_one_without(
     assert (
         graphs.pool.storage.values.isfinite().all()
     )  # a NaN would survive the masks of later decodes
-
-
-@given(
-    seed=st.integers(0, 100_000),
-    draft=st.sampled_from(["perfect", "unrelated", "none"]),
-    levels=st.integers(2, 4),
-    beams=st.integers(1, 10),
-    nodes=st.integers(3, 30),
-    batch=st.integers(1, 5),
-    shapes=st.sampled_from([SHAPES, SHAPES[::3], SHAPES[:2]]),
-)
-@settings(max_examples=60, deadline=None)
-def test_strict_on_graphs_equals_beam_search_without(
-    seed, draft, levels, beams, nodes, batch, shapes
-):
-    rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalog(rng, 60, levels))
-    prompts = random_prompts(rng, batch, 12)
-    model, graphs = graphed(LLAMA, shapes)
-    drafter = {
-        "perfect": ModelDrafter(model, nodes),
-        "unrelated": ModelDrafter(graphed(tiny_model(seed=9, dtype=torch.float64))[0], nodes),
-        "none": None,
-    }[draft]
-    expected = beam_search(LLAMA, prompts, trie, beams)
-    found = speculative_beam_search(model, drafter, prompts, trie, beams, patch_nodes=20)
-    assert torch.equal(found.rows, expected.rows)
-    alive = expected.scores > -torch.inf
-    torch.testing.assert_close(found.scores[alive], expected.scores[alive], **CLOSE)
-    assert torch.equal(beam_search(model, prompts, trie, beams).rows, expected.rows)
-    assert graphs.pool.lent == 0
 
 
 def test_requests_that_fill_up_a_batch_leave_nothing_behind():
@@ -249,25 +218,6 @@ def test_the_graph_with_the_least_padding_runs_a_pass():
     assert model.pool.lent == 0
 
 
-def test_decodes_too_large_for_the_storage_run_without_graphs():
-    model, graphs = graphed(LLAMA, [], batch=2, slots=32)
-    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 60, 3))
-    prompts = [np.arange(1, 20)] * 3
-    for group in (prompts, prompts[:1]):
-        expected = beam_search(LLAMA, group, trie, 9)
-        assert torch.equal(beam_search(model, group, trie, 9).rows, expected.rows)
-    told = graphs.statistics()
-    assert (told.refused, told.fallbacks) == ({"size": 2}, {"cache": 6})
-
-
-def test_sizes_are_told():
-    _, graphs = graphed(LLAMA, [PassShape(1, 8, 16, 8)], batch=2, slots=20)
-    storage = 2 * 2 * (2 * 32) * 2 * 8 * 8  # layers, keys and values, slots, heads, width, bytes
-    inputs, rows, mask, logits = 3 * 8 * 8, 8 * 8, 8 * 16 * 8, 8 * 64 * 8
-    assert graphs.statistics().bytes == storage + inputs + rows + mask + logits
-    assert graphs.shapes == [PassShape(1, 8, 16, 8)]
-
-
 def test_what_cannot_be_captured_is_refused():
     model, graphs = graphed(LLAMA, [])
     with pytest.raises(ValueError, match="8 requests with 128 slots"):
@@ -294,14 +244,6 @@ def test_nothing_in_a_pass_looks_at_its_data(architecture):
         model = transformers.AutoModelForCausalLM.from_config(config)
     _, graphs = graphed(model.eval())
     assert graphs.statistics().graphs == len(SHAPES)
-
-
-def test_the_meta_device_would_tell():
-    model = TreeModel(dynamic_rope().to("meta"))
-    tokens = torch.zeros((1, 8), dtype=torch.int64, device="meta")
-    mask = torch.zeros((1, 1, 8, 16), device="meta")
-    with model.pool.lend(1, 16, 0) as cache, pytest.raises(RuntimeError, match="meta"):
-        model.forward(tokens, tokens, lambda _: mask, cache, write=tokens, view=16)
 
 
 def test_cuda_graphs_are_asked_for_as_torch_has_them():

@@ -120,11 +120,6 @@ def test_interactions_keep_every_event_in_order(rows: list[tuple[str, str, int]]
     assert len(made.histories) == len(order)
 
 
-def test_interactions_may_be_empty() -> None:
-    made = Interactions.of([], [])
-    assert len(made) == len(made.histories) == 0
-
-
 def parts(**changes: Any) -> dict[str, Any]:
     base = {
         "user": np.array([0, 0, 1], np.int32),

@@ -125,11 +125,3 @@ def test_texts_that_go_through_a_model_leave_no_encoder(monkeypatch):
     )
     config = FeatureConfig(text_model="model", collaborative_dim=4, attribute_dim=4)
     assert build_features(table, histories, config).encoder is None
-
-
-def test_ready_embeddings_are_read_from_their_column():
-    table, histories, _ = make(20)
-    table = table.append_column("emb", pa.array(np.eye(20, 4).tolist()))
-    config = FeatureConfig(embedding_column="emb", collaborative_weight=0, attribute_weight=0)
-    features = build_features(table, histories, config)
-    np.testing.assert_array_equal(features.encoder.encode(table), features.matrix)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
-from recsys.decoding import SearchRequest, beam_search
 from recsys.errors import FilterError, ItemError, RequestError
 from recsys.live import Epochs, NewItem
 from recsys.prompts import PromptConfig
@@ -168,28 +166,6 @@ def test_changes_equal_the_final_catalog_built_anew(changes, data):
         agree(answer, expected, r.k)
     for name, item in wanted.items():
         assert hot.epoch.item(name) == replace(item, semantic_id=tuple(item.semantic_id))
-
-
-@given(changes=changes)
-@settings(max_examples=40, deadline=None)
-def test_decoding_an_epoch_equals_a_rebuilt_trie(changes):
-    hot, wanted = make(), {item.item_id: item for item in FIRST}
-    for change in changes:
-        apply(hot, wanted, change)
-    if not wanted:
-        return
-    epoch = hot.epoch
-    prompts = [np.array([1]), np.array([1, 2, 7, 10])]
-    found = beam_search(MODEL, SearchRequest(prompts, masks=[epoch.mask] * 2), epoch.trie, 8)
-    tokens = VOCABULARY.encode(np.array([i.semantic_id for i in wanted.values()]))
-    expected = beam_search(MODEL, prompts, ItemTrie.build(tokens), 8)
-    # a narrower tree is run in other blocks, which may round the last bits otherwise
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=0)
-    real = found.rows >= 0
-    assert (found.tokens[real] == expected.tokens[real]).all()
-    for row in range(epoch.trie.num_rows):
-        items = epoch.trie.items_of(row)
-        assert (epoch.encoder.item_tokens[items] == epoch.trie.rows[row]).all()
 
 
 @given(changes=changes)

@@ -34,12 +34,6 @@ def test_times_are_interpolated_between_measurements(batch, tokens, expected):
     assert GPU(batch, tokens) == pytest.approx(expected)
 
 
-def test_one_measured_batch_size_is_extrapolated():
-    times = PassTimes({2: ((4, 1.0), (8, 2.0))})
-    assert times(1, 4) == 1.0
-    assert times(4, 4) == 2.0
-
-
 def test_pass_counts_decay_from_their_prior():
     passes = Passes([1.0, 1.0])
     assert passes.more_than(1) == 0.5

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -121,23 +120,6 @@ def test_prefixes_are_reused_in_whole_blocks_but_the_last_token():
     assert store.statistics().used == 3
 
 
-def test_a_ragged_batch_loads_each_prompt_into_its_own_row():
-    store, twin = store_of(20), Twin()
-    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5], [1, 2, 3, 4, 9, 9, 9, 9, 1, 1], [7, 7, 7, 7, 7]]
-    twin.insert(store, "v", prompts)
-    with store.lookup("v", *pad(prompts)) as hit:
-        assert hit.cached.tolist() == [8, 0, 8, 4]
-        assert hit.paths[0][0] is hit.paths[2][0]  # one block, two requests
-        twin.check(store, hit, "v", prompts)
-
-
-def test_equal_prompts_of_one_batch_are_stored_once():
-    store, twin = store_of(20), Twin()
-    twin.insert(store, "v", [range(9), range(9), [*range(4), 8, 8, 8, 8]])
-    assert store.statistics().used == 3
-    assert_sound(store)
-
-
 def test_the_oldest_leaf_goes_first_and_a_used_path_stays():
     store, twin = store_of(5), Twin()
     old, new = [1] * 9, [2] * 9
@@ -179,20 +161,6 @@ def test_held_blocks_are_never_evicted():
     assert cached(store, [3] * 9) == 8
 
 
-def test_the_oldest_held_block_is_not_evicted():
-    store, twin = store_of(4), Twin()
-    twin.insert(store, "v", [[1] * 9])
-    with store.lookup("v", *pad([[1] * 9])) as hit:
-        twin.insert(store, "v", [[2] * 9])
-        assert cached(store, [2] * 9) == 8
-        twin.insert(store, "v", [[3] * 9])
-        assert cached(store, [3] * 9) == 8
-        twin.check(store, hit, "v", [[1] * 9])
-    assert cached(store, [1] * 9) == 8
-    assert cached(store, [2] * 9) == 0
-    assert_sound(store)
-
-
 def test_a_batch_does_not_evict_what_it_has_just_stored():
     """Else one pool slot would be written twice in one copy, in no given order on a GPU."""
     store, twin = store_of(3), Twin()
@@ -212,18 +180,6 @@ def test_a_prefix_is_held_until_all_holders_release_it():
     twin.check(store, second, "v", [[1] * 9])
     second.release()
     assert store.pinned == 0
-
-
-def test_versions_never_match_each_other():
-    store, twin = store_of(20), Twin()
-    prompt = list(range(9))
-    twin.insert(store, "a", [prompt])
-    assert cached(store, prompt, "b") == 0
-    twin.insert(store, "b", [prompt])
-    for version in "ab":
-        with store.lookup(version, *pad([prompt])) as hit:
-            assert hit.cached.tolist() == [8]
-            twin.check(store, hit, version, [prompt])
 
 
 def test_keys_whose_hashes_collide_do_not_mix_users():
@@ -318,15 +274,6 @@ def test_a_working_cache_may_be_the_front_of_a_larger_storage():
     assert (storage[:, :, 3 * SLOTS :] == -7).all()
 
 
-def test_caches_made_in_inference_mode_are_accepted():
-    store, twin = store_of(8), Twin()
-    with torch.inference_mode():
-        cache = twin.cache("v", [range(9)])
-    store.insert("v", *pad([range(9)]), cache)
-    with store.lookup("v", *pad([range(9)])) as hit:
-        store.load(hit, cache)
-
-
 def test_a_store_for_a_model_fits_the_caches_of_that_model():
     model = TreeModel.of(tiny_model("llama-gqa", dtype=torch.float64))
     # 2 layers, keys and values, 2 heads of 8, 8 bytes, 4 tokens a block: 2,048 bytes
@@ -338,13 +285,6 @@ def test_a_store_for_a_model_fits_the_caches_of_that_model():
         loaded = torch.zeros_like(cache)
         store.load(hit, loaded)
     assert torch.equal(loaded[:, :, :, :8], cache[:, :, :, :8])
-
-
-def test_an_empty_batch_stores_and_finds_nothing():
-    store, twin = store_of(2), Twin()
-    twin.insert(store, "v", [])
-    with store.lookup("v", *pad([])) as hit:
-        twin.check(store, hit, "v", [])
 
 
 def test_errors_name_the_value_and_the_way_out():
@@ -427,73 +367,24 @@ def test_loaded_values_are_those_inserted_for_the_same_tokens(steps, block, bloc
     assert_sound(store)
 
 
-def test_ten_thousand_mixed_operations_leak_nothing(monkeypatch):
-    rng = np.random.default_rng(3)
-    store, twin = store_of(12), Twin()
-    live = []
-
-    def fail(*_):
-        raise RuntimeError("out of memory")
-
-    for _ in range(10_000):
-        version = "ab"[rng.integers(2)]
-        prompts = [
-            rng.integers(0, 2, rng.integers(0, SLOTS)).tolist() for _ in range(rng.integers(1, 3))
-        ]
-        match rng.integers(8):
-            case 0 | 1 | 2:
-                twin.insert(store, version, prompts)
-            case 3:
-                live.append(store.lookup(version, *pad(prompts)))
-            case 4:
-                while len(live) > 3:
-                    live.pop(0).release()
-            case 5:
-                with pytest.raises(RuntimeError), store.lookup(version, *pad(prompts)):
-                    fail()
-            case 6:
-                with monkeypatch.context() as patch, suppress(RuntimeError):
-                    patch.setattr(store, "_slots", fail)
-                    twin.insert(store, version, prompts)  # fails where there is something new
-            case 7:
-                if rng.random() < 0.05:
-                    store.drop(version)
-                with store.lookup(version, *pad(prompts)) as hit:
-                    if rng.random() < 0.1:
-                        twin.check(store, hit, version, prompts)
-    for hit in live:
-        hit.release()
-    assert store.pinned == 0
-    assert store.statistics().evictions > 1000
-    assert store.statistics().hits > 1000
-    assert_sound(store)
-
-
 def test_threads_share_a_store():
     store, prompts = store_of(12), [[n // 4 % 3, *[n % 4] * (4 + n)] for n in range(18)]
-    twin, failures = Twin(), []
+    twin = Twin()
     for version in "ab":
         twin.cache(version, prompts)  # every row is drawn before threads read them
 
     def work(seed):
         rng = np.random.default_rng(seed)
-        try:
-            for _ in range(120):
-                mine = [prompts[i] for i in rng.integers(0, len(prompts), 2)]
-                version = "ab"[rng.integers(2)]
-                with store.lookup(version, *pad(mine)) as hit:
-                    twin.check(store, hit, version, mine)
-                    twin.insert(store, version, mine)
-                if rng.random() < 0.05:
-                    store.drop(version)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(120):
+            mine = [prompts[i] for i in rng.integers(0, len(prompts), 2)]
+            version = "ab"[rng.integers(2)]
+            with store.lookup(version, *pad(mine)) as hit:
+                twin.check(store, hit, version, mine)
+                twin.insert(store, version, mine)
+            if rng.random() < 0.05:
+                store.drop(version)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert store.pinned == 0
     assert_sound(store)

@@ -33,14 +33,6 @@ def test_the_beginning_moves_a_block_at_a_time():
     assert [int(SMALL.start(n)) for n in range(13)] == starts
 
 
-def test_a_block_of_one_rolls():
-    assert PromptConfig(3, 1).start([0, 3, 4, 5, 9]).tolist() == [0, 0, 1, 2, 6]
-
-
-def test_the_default_by_hand():
-    assert PromptConfig().start([20, 21, 28, 29, 36, 37, 100]).tolist() == [0, 8, 8, 16, 16, 24, 80]
-
-
 @given(configs(), st.integers(0, 200))
 def test_a_prompt_keeps_the_window_less_at_most_a_block(config, n):
     kept = n - int(config.start(n))
@@ -50,21 +42,10 @@ def test_a_prompt_keeps_the_window_less_at_most_a_block(config, n):
         assert config.max_items - config.block + 1 <= kept <= config.max_items
 
 
-@given(configs(), st.integers(0, 200))
-def test_the_start_is_a_multiple_of_the_block_and_rises(config, n):
-    start, after = config.start([n, n + 1]).tolist()
-    assert start % config.block == 0
-    assert after - start in (0, config.block)
-
-
 @pytest.mark.parametrize(("most", "block"), [(5, 0), (5, 6), (0, 0), (0, 1), (-1, -1)])
 def test_a_block_outside_the_window_is_refused(most, block):
     with pytest.raises(ValueError, match=f"got {block} and {most}"):
         PromptConfig(most, block)
-
-
-def test_a_config_survives_the_manifest():
-    assert PromptConfig(**SMALL.as_dict()) == SMALL
 
 
 def test_a_prompt_by_hand():
@@ -82,14 +63,6 @@ def test_no_prompt_is_longer_than_the_longest(config, n):
     assert len(encoder(config).encode(np.arange(config.max_items))) == encoder(config).max_tokens
 
 
-@given(configs(), st.lists(st.lists(st.integers(0, 59), max_size=20), max_size=5))
-def test_all_prompts_are_those_of_each(config, histories):
-    prompts = encoder(config).encode_all(Histories.of(histories))
-    assert len(prompts) == len(histories)
-    for prompt, history in zip(prompts, histories, strict=True):
-        assert prompt.tolist() == encoder(config).encode(history).tolist()
-
-
 def test_windows_by_hand():
     #  W = 5, s = 3: items 1..5 are asked from item 0 on, 6..8 from item 3 on, 9 from item 6 on.
     histories = Histories.of([np.arange(10), [4], [], [7, 7]])
@@ -104,12 +77,6 @@ def test_more_context_may_be_wanted():
     windows = training_windows(Histories.of([np.arange(7), [1, 2]]), SMALL, min_context=3)
     assert [w.tolist() for w in windows.sequences] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6]]
     assert windows.first.tolist() == [3, 3]
-
-
-def test_no_histories_have_no_windows():
-    for histories in (Histories.of([]), Histories.of([[], [3]])):
-        windows = training_windows(histories, SMALL)
-        assert len(windows.sequences) == len(windows.first) == 0
 
 
 @given(configs(), st.lists(st.integers(0, 45), max_size=4), st.integers(1, 4))

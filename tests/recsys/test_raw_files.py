@@ -26,14 +26,6 @@ def test_a_named_folder_comes_before_downloads(root: Path, monkeypatch: pytest.M
         assert find_raw("set/a.csv") == folder / "set" / "a.csv"
 
 
-def test_no_folder_beside_the_working_folder_is_looked_into(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert raw_folders() == [Path("var/raw")]
-    monkeypatch.setenv("RECSYS_DATASETS", str(root / "named"))
-    assert raw_folders() == [root / "named", Path("var/raw")]
-
-
 def test_downloads_lie_under_the_home_of_the_artifacts(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,14 +23,6 @@ def fitted(trained: Histories, smoothing: float = 0.2, vectors=None) -> Retrieva
     return Retrieval(ItemItem.directional(trained, ITEMS), counts, smoothing, vectors)
 
 
-@given(histories, st.lists(st.booleans(), min_size=ITEMS, max_size=ITEMS), st.integers(0, 12))
-@settings(max_examples=60, deadline=None)
-def test_the_popularity_scan_equals_a_scan_of_all_items(trained, mask, k):
-    retrieval, allowed = fitted(trained), np.array(mask)
-    expected = retrieval._order[allowed[retrieval._order]][:k]
-    np.testing.assert_array_equal(retrieval._most_popular_of(allowed, k), expected)
-
-
 def slow_probabilities(retrieval: Retrieval, history) -> list[float]:
     weights, decay = retrieval.item_item.weights.toarray(), retrieval.item_item.decay
     evidence = np.zeros(ITEMS)

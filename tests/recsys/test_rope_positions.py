@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, reference_beam_search, tiny_model
 
@@ -76,13 +76,6 @@ def test_a_request_scores_as_alone_beside_a_long_one(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_pass_over_all_levels_scores_as_many(kind):
-    prompts = [prompt_of(3), prompt_of(longest_prompt(kind))]
-    beams = speculative_beam_search(model_of(kind), None, prompts, TRIE, 5)
-    check_alone(zip(beams.tokens.tolist(), beams.scores.tolist(), strict=True), kind, prompts)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_history_scores_as_a_new_one(kind):
     model = TreeModel(model_of(kind))
     model.keep_prefixes(1 << 20)
@@ -107,13 +100,6 @@ def test_a_longer_pass_elsewhere_leaves_nothing_behind(kind):
     check_alone(search(model, [prompt]), kind, [prompt])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_limit_is_told(kind):
-    model = TreeModel(model_of(kind))
-    assert model.max_positions == LIMITS.get(kind)
-    model.check_positions(LIMITS.get(kind, 1000))
-
-
 @pytest.mark.parametrize("kind", LIMITS)
 def test_a_prompt_beyond_the_limit_is_refused(kind):
     model = TreeModel(model_of(kind))
@@ -130,19 +116,6 @@ def test_levels_beyond_the_limit_are_refused(kind):
     model = TreeModel(model_of(kind))
     with pytest.raises(ValueError, match=f"need {LIMITS[kind] + 1} positions"):
         search(model, [prompt_of(longest_prompt(kind) + 1)])
-
-
-@pytest.mark.parametrize("kind", LIMITS)
-def test_beyond_the_limit_a_long_pass_does_change_logits(kind):
-    """What the limit is for: without it a short prompt's scores would follow its neighbour's."""
-    model = model_of(kind)
-    short = torch.from_numpy(prompt_of(3))
-    with torch.inference_mode():
-        alone = model(short[None]).logits[0, -1]
-        both = torch.ones((2, TRAINED + 8), dtype=torch.int64)
-        both[0, :3] = short
-        beside = model(both).logits[0, 2]
-    assert (alone - beside).abs().max() > 1e-3
 
 
 def test_the_least_limit_of_all_layer_types_counts():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.decoding.row_tree import RowTree
-from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ARCHITECTURES = ["llama-gqa", "mistral-window"]
@@ -96,17 +94,6 @@ def test_candidates_are_scored_without_changing_the_search(seed):
         assert [s.target_passes <= trie.num_levels for s in found.stats]
 
 
-@given(st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
-def test_a_candidate_scores_the_same_as_a_beam(seed):
-    _, trie, prompts, _ = random_case(seed)
-    beams = beam_search(TARGET, prompts, trie, 6)
-    rows = [line[line >= 0].numpy() for line in beams.rows]
-    scores = score_rows(TARGET, prompts, trie, rows)
-    for mine, line, n in zip(scores, beams.scores, map(len, rows), strict=True):
-        torch.testing.assert_close(mine[:n], line[:n], rtol=0, atol=1e-9)
-
-
 @given(st.integers(0, 10**6), st.integers(0, 12))
 @settings(max_examples=30, deadline=None)
 def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
@@ -130,27 +117,6 @@ def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
     scores = found.candidate_scores
     torch.testing.assert_close(scores[tree.known], full[tree.known], rtol=0, atol=1e-9)
     assert (scores[~tree.known] == -torch.inf).all()
-
-
-def test_rows_that_share_prefixes_share_nodes():
-    trie = ItemTrie.build([[1, 2, 3], [1, 2, 4], [1, 5, 6], [7, 8, 9]])
-    tree = RowTree.of(DeviceTrie.of(trie), [[0, 1, 2], [3, 3]])
-    assert tree.width == 3  # 1, 1-2, 1-5; the other has two and padding
-    assert tree.real.sum(1).tolist() == [3, 2]
-    assert tree.tokens[0].tolist() == [1, 2, 5]
-    assert tree.parents[0].tolist() == [-1, 0, 0]
-    assert tree.depth[0].tolist() == [1, 2, 2]
-
-
-def test_stored_prompts_are_not_run_again():
-    _, trie, prompts, rows = random_case(7, levels=3)
-    model = TreeModel(TARGET)
-    model.keep_prefixes(1 << 24, "one")
-    cold = score_rows(model, prompts, trie, rows)
-    warm = score_rows(model, prompts, trie, rows)
-    assert beam_search(model, prompts, trie, 1).stats[0].cached_tokens
-    torch.testing.assert_close(cold, warm, rtol=0, atol=1e-9)
-    torch.testing.assert_close(cold, score_rows(TARGET, prompts, trie, rows), rtol=0, atol=1e-9)
 
 
 def test_candidate_scores_have_the_same_bits_in_any_batch():
@@ -187,26 +153,3 @@ def test_empty_batches_and_empty_lists_are_accepted():
     assert score_rows(TARGET, [[1]], trie, [[]]).shape == (1, 0)
     found = beam_search(TARGET, SearchRequest([], candidates=[]), trie, 2)
     assert found.candidate_scores is None or found.candidate_scores.shape[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([[0, 2]], "rows of request 0"),
-        ([[0], [-1]], "rows has 2 entries for 1 prompts"),
-        ([[-1]], "0 .. 1"),
-    ],
-)
-def test_unknown_rows_are_refused(rows, message):
-    trie = ItemTrie.build([[1, 2], [3, 4]])
-    with pytest.raises(ValueError, match=message):
-        score_rows(TARGET, [[1]], trie, rows)
-
-
-def test_candidates_are_refused_in_samples():
-    trie = ItemTrie.build([[1, 2], [3, 4]])
-    for options in ({"seeds": [1]}, {"normalize": "allowed"}):
-        with pytest.raises(ValueError, match="candidates"):
-            beam_search(TARGET, SearchRequest([[1]], candidates=[[0]], **options), trie, 1)
-    with pytest.raises(ValueError, match="nodes"):
-        beam_search(TARGET, SearchRequest([[1]], candidates=[[0]], candidate_nodes=-1), trie, 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
-from recsys.semantic_ids.quantizer import decode, residual_codes, squared_distances
+from recsys.semantic_ids.quantizer import decode, residual_codes
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE, losses
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
@@ -58,25 +58,6 @@ def test_residual_codes_equal_a_plain_python_loop(seed, items, levels, size, dim
             assert distances[row[level]] == pytest.approx(min(distances), abs=1e-5)
             rest = rest - centroids[level][row[level]]
         np.testing.assert_allclose(latent - rest, decode(row[None], centroids)[0], atol=1e-5)
-
-
-def test_distances_are_squared_euclidean_and_never_negative():
-    points = np.array([[0, 0], [3, 4]], np.float32)
-    np.testing.assert_allclose(squared_distances(points, points), [[0, 25], [25, 0]], atol=1e-5)
-    far = np.full((50, 3), 1e3, np.float32)
-    assert squared_distances(far, far).min() >= 0
-
-
-def test_one_level_of_rq_kmeans_finds_well_separated_clusters():
-    rng = np.random.default_rng(3)
-    centers = np.array([[0, 0], [10, 0], [0, 10], [10, 10]], np.float32)
-    features = (np.repeat(centers, 25, axis=0) + rng.normal(0, 0.1, (100, 2))).astype(np.float32)
-    quantizer = RQKMeans.fit(features, 1, 4, RQKMeansConfig())
-    groups = quantizer.encode(features)[:, 0].reshape(4, 25)
-    assert (groups == groups[:, :1]).all()
-    assert len(set(groups[:, 0])) == 4
-    found = quantizer.centroids[0][groups[:, 0]]  # each is the mean of its items
-    np.testing.assert_allclose(found, features.reshape(4, 25, 2).mean(axis=1), atol=1e-4)
 
 
 def test_each_level_of_rq_kmeans_clusters_what_the_last_one_left():

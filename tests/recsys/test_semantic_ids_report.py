@@ -41,11 +41,6 @@ def test_every_figure_of_the_report_by_hand():
     }
 
 
-def test_evenly_used_codes_have_the_perplexity_of_their_number():
-    codes = np.stack([np.arange(64) % 16, np.arange(64) // 16], axis=1)
-    assert health(codes)["perplexity"] == [16.0, 4.0]
-
-
 def test_imported_codes_take_their_sizes_from_what_occurs():
     assert health(CODES)["codebook_size"] == [2, 4]
 

@@ -76,21 +76,3 @@ def test_candidates_that_branch_at_any_depth_have_room():
     found = shared_beam_search(MODELS["llama-gqa"], request, trie, 1)
     assert torch.equal(found.rows, alone.rows)
     torch.testing.assert_close(found.candidate_scores, alone.candidate_scores, rtol=0, atol=1e-9)
-
-
-def test_tokens_behind_the_end_of_a_sequence_score_zero():
-    trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=63)
-    request = SearchRequest([[3, 4, 4]], candidates=[[0, 1, 2, 3]])
-    alone = beam_search(MODELS["llama-gqa"], request, trie, 4)
-    found = shared_beam_search(MODELS["llama-gqa"], request, trie, 4)
-    assert torch.equal(found.rows, alone.rows)
-    for mine, theirs in (
-        (found.scores, alone.scores),
-        (found.candidate_scores, alone.candidate_scores),
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
-
-
-def test_an_empty_batch_returns_an_empty_answer():
-    trie = ItemTrie.build([[5, 6], [7, 8]])
-    assert shared_beam_search(MODELS["llama-gqa"], [], trie, 3).rows.shape == (0, 3)

@@ -79,8 +79,3 @@ def test_ratios_must_leave_something_to_test(ratio: tuple[float, float]) -> None
 def test_dates_must_be_in_order() -> None:
     with pytest.raises(ValueError, match="validation must begin before test"):
         global_temporal(at([1, 2]), dates=(2, 1))
-
-
-def test_nothing_can_be_split() -> None:
-    empty = Interactions.of([], [], [])
-    assert len(leave_one_out(empty)) == len(global_temporal(empty)) == 0

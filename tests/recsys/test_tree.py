@@ -95,13 +95,6 @@ def test_requests_add_nodes_at_own_depths_and_leave_the_batch(borrowed):
     torch.testing.assert_close(tree.forward()[0, 0], plain, atol=1e-10, rtol=1e-8)
 
 
-def test_models_that_scale_their_logits_are_refused():
-    model = tiny_model()
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="final_logit_softcapping"):
-        TreeModel.of(model)
-
-
 def test_attention_that_ignores_masks_is_refused():
     model = tiny_model()
     model.config._attn_implementation = "flex_attention"

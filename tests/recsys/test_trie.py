@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
-from recsys.constraint.mask import RowMask, dead_states
+from recsys.constraint.mask import RowMask
+from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
-from recsys.constraint.trie import NO_STATE
 from recsys.errors import ArtifactError
 
+CPU = torch.device("cpu")
 catalogs = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(0, 6)
 )
@@ -80,16 +81,6 @@ def test_statistics_by_hand():
 @settings(deadline=None)
 def test_reachable_sequences_are_exactly_the_catalog(tokens):
     assert reachable(ItemTrie.build(tokens)) == {tuple(row) for row in tokens.tolist()}
-
-
-@given(catalogs, st.data())
-@settings(deadline=None)
-def test_excluded_rows_are_those_without_an_allowed_item(tokens, data):
-    trie = ItemTrie.build(tokens)
-    gone = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
-    excluded = DeviceTrie.of(trie).pad_excluded([trie.excluded_rows(gone)])
-    kept = {tuple(row) for i, row in enumerate(tokens.tolist()) if i not in gone}
-    assert reachable(trie, excluded) == kept
 
 
 @given(catalogs)
@@ -194,8 +185,8 @@ def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
     }
     wanted = [made[share] for share, _ in requests]
     rows = [rng.permutation(trie.num_rows)[: round(e * trie.num_rows)] for _, e in requests]
-    device = DeviceTrie.of(trie)
-    excluded, allowed = device.pad_excluded(rows, wanted), device.allow(wanted)
+    excluded = Excluded.of(trie, CPU, rows, wanted)
+    allowed = Allowed.of(trie, CPU, wanted)
     for place, (share, _) in enumerate(requests):
         items = np.ones(len(tokens), bool) if share is None else kinds[share]
         if share is not None:
@@ -206,27 +197,3 @@ def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
             trie, excluded.take(here), None if allowed is None else allowed.take(here)
         )
         assert found == {tuple(row) for row in tokens[items].tolist()}
-
-
-def test_a_branch_dies_with_its_last_allowed_row_by_hand():
-    trie = ItemTrie.build(DRAWN)  # rows 53, 57 (two items), 91
-    one = RowMask.of(trie, np.array([True, False, False, True]))  # of items 2, 1, 3, 0
-    assert one.before.tolist() == [0, 1, 1, 2]
-    assert trie.alphabet.tolist() == [1, 3, 5, 7, 9]
-    assert trie.symbol.tolist() == [0, 2, 4, 1, 3, 0]
-    assert one.alive[: trie.padded_states].tolist() == [
-        True,
-        True,
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert one.eligible == 2
-    dead = dead_states(trie, [np.array([0, 0]), np.array([1]), np.array([0, 1])], [one, one, None])
-    none = NO_STATE
-    assert dead[0].tolist() == [[1], [none], [1]]  # row 1 is hidden anyway, so row 0 alone holds 5
-    assert dead[1].tolist() == [[3, none], [none, none], [3, 4]]
-    assert DeviceTrie.of(trie).allow([None, None]) is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import tempfile
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +60,9 @@ def chain_dataset(users=USERS, length=9, seed=0, step=1):
     who, what = zip(*events, strict=True)
     interactions = Interactions.of(list(who), list(what), item_ids=ids)
     titles = [f"Thing {k}" for k in range(ITEMS)]
-    items = pa.table({"item_id": ids, "title": titles, "text": titles})
+    words = ["red", "blue", "wool", "steel", "garden"]
+    texts = [f"{words[k % 5]} {words[k // 5 % 5]} thing" for k in range(ITEMS)]
+    items = pa.table({"item_id": ids, "title": titles, "text": texts})
     return Dataset(interactions, leave_one_out(interactions), items)
 
 
@@ -111,6 +115,32 @@ def make_context(tmp_path, monkeypatch):
 def shop():
     """What the toy shop is made of."""
     return SimpleNamespace(ITEMS=ITEMS, chain_dataset=chain_dataset, write_parents=write_parents)
+
+
+def die_at_step(stage, context, step):
+    """Run a stage that ends this process by SIGKILL when it takes an optimizer step."""
+    steps, real = count(1), torch.optim.AdamW.step
+
+    def dying(self, *args, **kwargs):
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *args, **kwargs)
+
+    torch.optim.AdamW.step = dying
+    stage(context)
+
+
+@pytest.fixture
+def killed(forked):
+    """Runs the training of `stage` in a process that SIGKILL ends after a number of steps."""
+
+    def run(stage, context, steps):
+        assert forked(die_at_step, stage, context, steps + 1) == -signal.SIGKILL
+        checkpoint = f"{stage.__module__.rpartition('.')[2]}.checkpoint"
+        found = context.workspace.run(checkpoint).glob("step-*")
+        assert [path.name for path in found] == [f"step-{steps}"]
+
+    return run
 
 
 TEXT = ["the customer has bought these items before", "what will the customer buy next?"]

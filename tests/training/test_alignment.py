@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -14,17 +12,14 @@ import torch
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
-from recsys.errors import ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training import draft, target
-from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation, sequence_weights
-from recsys.training.loop import fit
+from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
-from recsys.training.settings import ON_TREES, AlignmentSettings, DraftConfig, LoopConfig
-from recsys.training.state import Checkpoints
+from recsys.training.settings import ON_TREES, AlignmentSettings, DraftConfig
 from recsys.training.teacher import Prompts, search_trees
 from recsys.vocabulary import Vocabulary
 
@@ -40,7 +35,7 @@ BEAMS = 4
 def make_model(seed=0, layers=2, scale=3.0):
     torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "layers": layers}
-    model = build(sizes, VOCABULARY)
+    model = build(sizes, VOCABULARY).eval()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -190,18 +185,6 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_step
     assert found.item() == pytest.approx(expected, abs=1e-7)
 
 
-def test_the_shares_of_a_history_add_up_to_one():
-    batch = make_batches(make_model()).batch(np.arange(6))
-    module = TreeAlignment(make_model(), DeviceTrie.of(TRIE), AlignmentSettings("atspeed-s"))
-    _, _, _, states, parents, scores, *log_p = tensors(batch)
-    nodes = 1 + (states.shape[1] - 1) * BEAMS
-    levels = module._levels(states, parents, scores, log_p, torch.zeros(6, nodes, VOCABULARY.size))
-    for steps in ("all", "last"):
-        weights = sequence_weights(levels, levels.log_p, beam_steps=steps)
-        total = sum(share.sum((1, 2)) for share in weights.share)
-        torch.testing.assert_close(total, torch.ones(6))
-
-
 @pytest.mark.parametrize("objective", ["tree-kd", "beam-kd", "atspeed-r"])
 def test_the_loss_of_the_target_itself_is_zero(objective):
     model = make_model()
@@ -286,22 +269,6 @@ def test_word_distillation_by_hand(objective):
     assert found == pytest.approx(0.25 * np.mean(rows) + 0.75 * rec.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("objective", ON_TREES)
-def test_each_objective_can_be_learned(objective, tmp_path):
-    big, small = make_model(), make_model(seed=1, layers=1, scale=1.0)
-    data = make_batches(big)
-    settings = AlignmentSettings(objective, alpha=0.8)
-    module = TreeAlignment(small, DeviceTrie.of(TRIE), settings)
-    batch = tensors(data.batch(np.arange(16)))
-    before = module(*batch).item()
-    config = LoopConfig(
-        epochs=10, learning_rate=1e-2, warmup_steps=2, evaluate_every=0, precision="float32",
-        threads=1,
-    )  # fmt: skip
-    fit(module, data, config, Checkpoints(tmp_path, {}), name="draft")
-    assert module(*batch).item() < before
-
-
 TEACHER = {"beams": 4, "histories": 60, "threads": 1}
 SHORT = {
     "epochs": 2, "evaluate_every": 1, "batch_tokens": 200,
@@ -313,10 +280,6 @@ def weights_of(path):
     return read_manifest(path).files["model/model.safetensors"]
 
 
-class Dies(Exception):  # noqa: N818 - it stands for a crash
-    """A crash at a chosen step."""
-
-
 @pytest.mark.parametrize(
     "options",
     [{"objective": o} for o in (*ON_TREES, "wordkd", "tvdkd")]
@@ -326,53 +289,13 @@ class Dies(Exception):  # noqa: N818 - it stands for a crash
         {"objective": "tree-kd", "on_policy": 3},
     ],
 )
-def test_a_killed_draft_ends_with_the_same_bits(make_context, monkeypatch, options):
-    saving = {**SHORT, "evaluate_every": 0, "accept_users": 0, "checkpoint_minutes": 0.0, **options}
-    once = {**saving, "checkpoint_minutes": 1e9}
+def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, killed, options):
     target.stage(make_context(target={"epochs": 1, "evaluate_every": 0}))
-    straight = weights_of(draft.stage(make_context(teacher=TEACHER, draft=once)))
-    steps = []
-    real = torch.optim.AdamW.step
-
-    def dying(self, *args, **kwargs):
-        if len(steps) == 6:
-            raise Dies
-        steps.append(1)
-        return real(self, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", dying)
-        with pytest.raises(Dies):
-            draft.stage(make_context(teacher=TEACHER, draft=saving))
-    checkpoint = make_context().workspace.run("draft.checkpoint")
-    assert [p.name for p in checkpoint.glob("step-*")] == ["step-6"]
-    assert weights_of(draft.stage(make_context(teacher=TEACHER, draft=saving))) == straight
-
-
-def killed_before_step_eight(context):
-    """For a process of its own, which ends with it."""
-    steps, real = [], torch.optim.AdamW.step
-
-    def dying(self, *args, **kwargs):
-        if len(steps) == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-        steps.append(1)
-        return real(self, *args, **kwargs)
-
-    torch.optim.AdamW.step = dying
-    draft.stage(context)
-
-
-def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, forked):
-    sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "atspeed-s"}}
-    sections["draft"]["checkpoint_minutes"] = 0.0
-    target.stage(make_context(target={"epochs": 1, "evaluate_every": 0}))
-    context = make_context(**sections)
+    section = {**SHORT, "checkpoint_minutes": 0.0, **options}
+    context = make_context(teacher=TEACHER, draft=section)
     straight = weights_of(draft.stage(context))
     context.workspace.run("draft").rename(context.workspace.run("elsewhere"))
-    assert forked(killed_before_step_eight, context) == -signal.SIGKILL
-    found = context.workspace.run("draft.checkpoint").glob("step-*")
-    assert [p.name for p in found] == ["step-7"]
+    killed(draft.stage, context, steps=6)
     assert weights_of(draft.stage(context)) == straight
 
 
@@ -418,61 +341,7 @@ def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
     assert not make_context().workspace.run("teacher").exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"alpha": 1.5}, "alpha"),
-        ({"alpha": 1.0, "objective": "atspeed-s"}, "one token"),
-        ({"objective": "magic"}, "objective"),
-        ({"temperature": 0.0}, "temperature"),
-    ],
-)
-def test_wrong_settings_are_refused_by_name(make_context, wrong, says):
-    target.stage(make_context())
-    with pytest.raises(ConfigError, match=says):
-        draft.stage(make_context(draft=wrong))
-
-
 def test_alpha_follows_the_objective_unless_given():
-    assert DraftConfig(objective="atspeed-s").alignment.alpha == 0.5
-    assert DraftConfig(objective="beam-kd").alignment.alpha == 1.0
-    assert DraftConfig(objective="beam-kd", alpha=0.3).alignment.alpha == 0.3
-
-
-def run_fifty(folder, accumulate):
-    """Fifty steps of two batches each; the batches of a step are one process's or two's."""
-    config = LoopConfig(
-        epochs=1000, warmup_steps=5, evaluate_every=0, checkpoint_minutes=1e9,
-        precision="float32", threads=1, accumulate=accumulate,
-    )  # fmt: skip
-    data = make_batches(make_model(), max_tokens=60)
-    settings = AlignmentSettings("atspeed-s", alpha=0.5)
-    model = make_model(seed=1, layers=1, scale=1.0)
-    module = TreeAlignment(model, DeviceTrie.of(TRIE), settings, label_smoothing=0.05)
-    progress = fit(module, data, config, Checkpoints(folder, {}), name="draft", max_steps=50)
-    return module, progress
-
-
-DISTRIBUTED = """
-import os
-from safetensors.torch import save_file
-import test_alignment
-module, progress = test_alignment.run_fifty(Path({folder!r}), 1)
-assert progress.step == 50
-weights = {{k: p.detach().clone() for k, p in module.model.named_parameters()}}
-save_file(weights, {folder!r} + "-" + os.environ["RANK"] + ".safetensors")
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_after_fifty_steps(two_processes, tmp_path):
-    from safetensors.torch import load_file
-
-    folder = tmp_path / "run"
-    two_processes(tmp_path / "job.py", DISTRIBUTED.format(folder=str(folder)))
-    module, progress = run_fifty(tmp_path / "alone", 2)
-    assert progress.step == 50
-    for rank in range(2):
-        weights = load_file(f"{folder}-{rank}.safetensors")
-        for name, parameter in module.model.named_parameters():
-            torch.testing.assert_close(weights[name], parameter.detach(), atol=1e-5, rtol=0)
+    assert DraftConfig(objective="atspeed-s").align_weight == 0.5
+    assert DraftConfig(objective="beam-kd").align_weight == 1.0
+    assert DraftConfig(objective="beam-kd", alpha=0.3).align_weight == 0.3

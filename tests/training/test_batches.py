@@ -45,19 +45,6 @@ def test_without_context_the_first_item_is_asked_as_well():
     assert batch.loss.tolist() == [[False, True, True, True, True]]
 
 
-def test_rows_are_padded_on_the_right_without_loss():
-    (batch,) = batches([[5, 7, 9], [3, 4]]).epoch(0)
-    row = batch.tokens[batch.tokens[:, 1] == 8][0]
-    assert row.tolist() == [1, 8, 9, 10, 11, 0, 0]
-    assert not batch.loss[batch.tokens == 0].any()
-
-
-def test_a_prefix_of_several_tokens_stands_in_front_of_every_row():
-    (batch,) = batches([[5, 7], [3, 4]], prefix=(1, 60, 61)).epoch(0)
-    assert (batch.tokens[:, :3] == [1, 60, 61]).all()
-    assert not batch.loss[:, :3].any()
-
-
 HISTORIES = st.lists(st.lists(st.integers(0, 19), max_size=14), min_size=1, max_size=8)
 
 
@@ -136,11 +123,6 @@ def test_dropped_context_does_not_shift_the_loss():
                 asked = ((tokens[loss] - 2) // L)[::L].tolist()
                 assert items == sorted(items), "order is kept"
                 assert asked == [5] if 5 in items else asked == [i for i in items if i > 0]
-
-
-def test_histories_too_short_to_ask_anything_make_no_batch():
-    assert list(batches([[3], []]).epoch(0)) == []
-    assert batches([[3], []]).count() == 0
 
 
 def test_soft_labels_stand_beside_the_asked_items_in_their_order():

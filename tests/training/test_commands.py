@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from typer.testing import CliRunner
 
 from recsys.cli import app
-from recsys.errors import ConfigError
 
 RUNNER = CliRunner()
 SMALL = [
@@ -46,9 +44,3 @@ def test_own_options_win_over_set(make_context):
     workspace = make_context().workspace
     config = json.loads((workspace.run("target") / "manifest.json").read_text())["config"]
     assert config["epochs"] == 1
-
-
-def test_a_wrong_preset_is_named(make_context):
-    make_context()
-    with pytest.raises(ConfigError, match="tiny, small, base"):
-        invoke("train", "target", "--name", "toy", "--preset", "giant")

@@ -21,7 +21,7 @@ from dataclasses import replace
 import test_loop
 from safetensors.torch import save_file
 
-folder, shared, kill = Path({folder!r}), {shared!r}, {kill!r}
+folder, shared, kill, plain = Path({folder!r}), {shared!r}, {kill!r}, {plain!r}
 rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 class Killer(test_loop.DyingData):
@@ -36,6 +36,8 @@ class Killer(test_loop.DyingData):
 died = Path(f"{{folder}}.died")
 data = Killer(16 if kill and rank == 1 and not died.exists() else -1)
 module = test_loop.make_module(seed=restarts)  # a new process has other weights until it resumes
+if plain:
+    module.eval()  # no dropout
 values = iter([0.1, 0.3, 0.2])
 
 def validate():
@@ -52,13 +54,14 @@ Path(f"{{folder}}-{{rank}}.txt").write_text(f"{{progress.step}} {{died.exists()}
 """
 
 
-def train(two_processes, folder: Path, *, kill: bool = False, shared: bool = False) -> list[str]:
+def train(two_processes, folder: Path, **options: bool) -> list[str]:
     """Train the toy in two processes; what each says of itself at the end."""
+    given = {"kill": False, "shared": False, "plain": False, **options}
     two_processes(
         folder.with_suffix(".py"),
-        JOB.format(folder=str(folder), shared=shared, kill=kill),
+        JOB.format(folder=str(folder), **given),
         *("--max-restarts", "5", "--monitor-interval", "0.1"),
-        ACCELERATE_USE_FSDP=str(shared).lower(),
+        ACCELERATE_USE_FSDP=str(given["shared"]).lower(),
     )
     return [Path(f"{folder}-{rank}.txt").read_text() for rank in range(2)]
 
@@ -67,6 +70,17 @@ def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(f"{folder}-{rank}.safetensors")
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_with_twice_the_batches(two_processes, tmp_path):
+    train(two_processes, tmp_path / "two", plain=True)
+    config = replace(test_loop.CONFIG, accumulate=2)
+    alone, _ = test_loop.run(tmp_path / "one", config, module=test_loop.make_module().eval())
+    for rank in range(2):
+        found = weights(tmp_path / "two", rank)
+        for name, parameter in alone.named_parameters():
+            torch.testing.assert_close(found[name], parameter.detach(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.config import Settings
 from recsys.dataset import Dataset
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ConfigError
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
@@ -32,38 +33,30 @@ SMALL = {
 }
 
 
-def make_dataset(items=80, users=60, codes=None, seed=0):
-    rng = np.random.default_rng(seed)
-    item_ids = np.array([f"i{k}" for k in range(items)])
-    events = [(u, k) for u in range(users) for k in rng.choice(items, 6, replace=False)]
-    interactions = Interactions.of(
-        [f"u{u}" for u, _ in events], item_ids[[k for _, k in events]], item_ids=item_ids
-    )
-    words = ["red", "blue", "wool", "steel", "garden"]
-    texts = [f"{words[k % 5]} {words[k // 5 % 5]} thing" for k in range(items)]
-    table = pa.table({"item_id": item_ids, "title": texts, "text": texts})
-    return Dataset(interactions, leave_one_out(interactions), table, codes)
+@pytest.fixture
+def make(make_context, shop):
+    """A run with a data set and these settings of `ids`."""
 
+    def make(dataset=None, *, force=False, **ids):
+        context = make_context(force=force, ids={**SMALL, **ids})
+        if dataset is not None:
+            shop.write_parents(context.workspace, dataset=dataset)
+        return context
 
-def make_context(home, dataset, monkeypatch, force=False, **ids):
-    monkeypatch.setenv("RECSYS_HOME", str(home))
-    context = Context.of(Settings({"name": "toy", "ids": {**SMALL, **ids}}), force=force)
-    if dataset is not None:
-        with write_artifact(context.workspace.dataset, "dataset") as folder:
-            dataset.save(folder)
-    return context
+    return make
 
 
 @pytest.mark.parametrize(("method", "cls"), [("rq-kmeans", RQKMeans), ("rq-vae", RQVAE)])
-def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, tmp_path, monkeypatch):
-    path = stage(make_context(tmp_path, make_dataset(), monkeypatch, method=method))
+def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, make, shop):
+    path = stage(make(method=method))
+    dataset = shop.chain_dataset()
     info = verify(path, "ids").info
     assert info["colliding_items"] == 0
-    assert info["fitted_on"] == digest(make_dataset().train_histories)
+    assert info["fitted_on"] == digest(dataset.train_histories)
     codes = np.load(path / "codes.npy", allow_pickle=False)
     assert codes.dtype == np.int32
-    assert codes.shape == (80, 3)
-    assert len(np.unique(codes, axis=0)) == 80
+    assert codes.shape == (shop.ITEMS, 3)
+    assert len(np.unique(codes, axis=0)) == shop.ITEMS
     features = np.load(path / "features.npy", allow_pickle=False)
     quantizer = cls.load(path / "quantizer")
     np.testing.assert_array_equal(
@@ -74,60 +67,44 @@ def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, tmp_pat
     assert report["moved_items"] == int((before != codes).any(axis=1).sum())
     assert report["method"] == method
     assert (path / "report.svg").stat().st_size > 1000
-    # what it keeps for new items places those that it was made from much where they are
+    # the encoder for new items gives most training items the code that they have
     coder = ItemEncoder(path / "item_encoder", path / "quantizer")
-    placed, far = coder.encode(make_dataset().items)
-    assert far.shape == (80, quantizer.centroids.shape[1])
+    placed, far = coder.encode(dataset.items)
+    assert far.shape == (shop.ITEMS, quantizer.centroids.shape[1])
     assert (placed[:, 0] == before[:, 0]).mean() > 3 / quantizer.centroids.shape[1]
 
 
-def test_it_is_made_again_only_when_something_changed(tmp_path, monkeypatch):
-    context = make_context(tmp_path, make_dataset(), monkeypatch)
-    manifest = stage(context) / "manifest.json"
+def test_it_is_made_again_only_when_something_changed(make, shop):
+    manifest = stage(make()) / "manifest.json"
+    first = read_manifest(manifest.parent).digest
 
     def again(dataset=None, **changes):
         before = manifest.stat().st_mtime_ns, manifest.stat().st_ino
-        stage(make_context(tmp_path, dataset, monkeypatch, **changes))
+        stage(make(dataset, **changes))
         return (manifest.stat().st_mtime_ns, manifest.stat().st_ino) != before
 
     assert not again()
     assert again(force=True)
+    assert read_manifest(manifest.parent).digest == first, "the same seed, the same artifact"
     assert again(levels=2)
     assert again(levels=3)
-    assert again(dataset=make_dataset(seed=1))
 
 
-def test_the_same_seed_gives_the_same_artifact(tmp_path, monkeypatch):
-    digests = [
-        read_manifest(stage(make_context(tmp_path / run, make_dataset(), monkeypatch))).digest
-        for run in ("a", "b")
-    ]
-    assert digests[0] == digests[1]
-
-
-def test_test_and_validation_events_never_reach_the_ids(tmp_path, monkeypatch):
-    dataset = make_dataset()
+def test_test_and_validation_events_never_reach_the_ids(make, shop):
+    dataset = shop.chain_dataset()
     shuffled = dataset.interactions.item.copy()
     held = dataset.split != TRAIN
     shuffled[held] = np.random.default_rng(9).permutation(shuffled[held])
-    other = Dataset(
-        Interactions(**{**dataset.interactions.__dict__, "item": shuffled}),
-        dataset.split,
-        dataset.items,
-    )
     assert not np.array_equal(shuffled, dataset.interactions.item)
-    codes = [
-        np.load(stage(make_context(tmp_path / run, data, monkeypatch)) / "codes.npy")
-        for run, data in (("a", dataset), ("b", other))
-    ]
+    other = replace(dataset, interactions=replace(dataset.interactions, item=shuffled))
+    codes = [np.load(stage(make(data)) / "codes.npy") for data in (dataset, other)]
     np.testing.assert_array_equal(*codes)
 
 
-def test_imported_codes_are_taken_as_they_are_collisions_and_all(tmp_path, monkeypatch, capsys):
-    given = np.arange(160, dtype=np.int32).reshape(80, 2) % 37
+def test_imported_codes_are_taken_as_they_are_collisions_and_all(make, shop, capsys):
+    given = np.arange(2 * shop.ITEMS, dtype=np.int32).reshape(-1, 2) % 37
     given[1] = given[0]
-    context = make_context(tmp_path, make_dataset(codes=given), monkeypatch, method="imported")
-    path = stage(context)
+    path = stage(make(replace(shop.chain_dataset(), codes=given), method="imported"))
     np.testing.assert_array_equal(np.load(path / "codes.npy"), given)
     report = json.loads((path / "report.json").read_text())
     assert report["colliding_items"] > 0
@@ -135,31 +112,24 @@ def test_imported_codes_are_taken_as_they_are_collisions_and_all(tmp_path, monke
     assert "share their semantic ID" in capsys.readouterr().err
 
 
-def test_import_without_codes_names_the_way_out(tmp_path, monkeypatch):
+def test_import_without_codes_names_the_way_out(make):
     with pytest.raises(ConfigError, match=r"ids\.method: 'imported' needs .* use rq-kmeans"):
-        stage(make_context(tmp_path, make_dataset(), monkeypatch, method="imported"))
+        stage(make(method="imported"))
 
 
-def test_a_codebook_larger_than_the_catalog_is_refused(tmp_path, monkeypatch):
-    context = make_context(tmp_path, make_dataset(items=20), monkeypatch, codebook_size=32)
-    with pytest.raises(ConfigError, match=r"ids: codebook_size 32 .* 20 items"):
-        stage(context)
-    assert not context.workspace.run("ids").exists()
+def test_a_codebook_larger_than_the_catalog_is_refused(make):
+    with pytest.raises(ConfigError, match=r"ids: codebook_size 32 .* 27 items"):
+        stage(make(codebook_size=32))
 
 
-def test_without_a_data_set_there_is_nothing_to_do(tmp_path, monkeypatch):
-    with pytest.raises(ArtifactError, match="datasets"):
-        stage(make_context(tmp_path, None, monkeypatch))
-
-
-def test_the_report_prints_as_a_table_and_as_json(tmp_path, monkeypatch, capsys):
-    path = stage(make_context(tmp_path, make_dataset(), monkeypatch))
+def test_the_report_prints_as_a_table_and_as_json(make, shop, capsys):
+    path = stage(make())
     capsys.readouterr()
     print_report(path)
     assert "perplexity" in capsys.readouterr().out
     print_report(path, as_json=True)
     printed = json.loads(capsys.readouterr().out)
-    assert printed["items"] == 80
+    assert printed["items"] == shop.ITEMS
     assert printed["seconds"] >= 0
 
 

@@ -81,11 +81,6 @@ def test_a_cut_draft_starts_as_the_first_layers_of_its_target():
     assert draft.get_input_embeddings().weight is not target.get_input_embeddings().weight
 
 
-def test_a_cut_is_never_deeper_than_its_target():
-    target = build(SIZES, Vocabulary.from_levels([4, 4]))
-    assert cut(target, 9).config.num_hidden_layers == 3
-
-
 def test_another_width_is_refused_with_the_way_out():
     vocabulary = Vocabulary.from_levels([4, 4])
     target, draft = build(SIZES, vocabulary), build({**SIZES, "hidden_size": 8}, vocabulary)

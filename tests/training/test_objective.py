@@ -16,16 +16,6 @@ from recsys.training.objective import (
 )
 
 
-def test_hand_written_numbers():
-    # Two classes with logits 0 and log 3: p = 1/4, 3/4.
-    logits = torch.tensor([[0.0, 1.0986123]])
-    loss = smoothed_cross_entropy(logits, torch.tensor([1]), 0.0)
-    assert loss.item() == pytest.approx(0.2876821)  # -ln 3/4
-    loss = smoothed_cross_entropy(logits, torch.tensor([1]), 0.5)
-    # 0.5 * 0.28768 + 0.5 * (0.28768 + 1.38629) / 2
-    assert loss.item() == pytest.approx(0.5623352, abs=1e-6)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.05, 0.3])
 @pytest.mark.parametrize("shape", [(1, 2), (7, 33), (50, 1032)])
 def test_loss_and_gradient_equal_torchs(smoothing, shape):
@@ -39,14 +29,6 @@ def test_loss_and_gradient_equal_torchs(smoothing, shape):
     (b * 3).backward()
     torch.testing.assert_close(a, b)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7)
-
-
-def test_bf16_logits_get_a_bf16_gradient():
-    logits = torch.randn(3, 5, dtype=torch.bfloat16, requires_grad=True)
-    loss = smoothed_cross_entropy(logits, torch.tensor([0, 1, 2]), 0.1)
-    assert loss.dtype == torch.float32
-    loss.backward()
-    assert logits.grad.dtype == torch.bfloat16
 
 
 def batch():
@@ -95,18 +77,6 @@ def test_the_model_is_registered_once():
     model = tiny_model()
     names = [name for name, _ in NextToken(model).named_parameters()]
     assert names == [f"model.{name}" for name, _ in model.named_parameters()]
-
-
-def test_a_hundred_steps_on_one_batch_drive_the_loss_down():
-    torch.manual_seed(0)
-    module = NextToken(tiny_model())
-    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-    first = module(*batch()).item()
-    for _ in range(100):
-        optimizer.zero_grad()
-        module(*batch()).backward()
-        optimizer.step()
-    assert module(*batch()).item() < 0.05 * first
 
 
 def test_agreement_adds_the_kl_to_the_early_exit():

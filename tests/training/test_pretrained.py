@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -12,17 +10,15 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recsys import Recommender
 from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
-from recsys.training.pretrained import add_lora, load_base, semantic_tokens
+from recsys.training import bundle, draft
+from recsys.training.pretrained import add_lora, load_base
 from recsys.training.settings import LoraSettings
 from recsys.training.target import stage
 from recsys.vocabulary import Vocabulary
-
-
-def test_semantic_tokens_are_named_by_level_and_code():
-    assert semantic_tokens([2, 3]) == ["<a_0>", "<a_1>", "<b_0>", "<b_1>", "<b_2>"]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -81,41 +77,22 @@ def test_a_base_without_a_tokenizer_or_weights_is_refused(tmp_path, write_base):
         load_base(tmp_path / "nowhere", [3], "x")
 
 
-def test_an_unknown_lora_module_is_refused(tmp_path, write_base):
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [(("q_proj", "k_porj"), "'k_porj'"), (("input_layernorm",), r"lora\.modules")],
+)
+def test_a_wrong_lora_module_is_refused(tmp_path, write_base, modules, says):
     write_base(tmp_path)
     model, _, vocabulary = load_base(tmp_path, [3], "x")
-    with pytest.raises(ConfigError, match="lora"):
-        add_lora(model, vocabulary, LoraSettings(modules=("nothing_like_it",)))
+    with pytest.raises(ConfigError, match=says):
+        add_lora(model, vocabulary, LoraSettings(modules=modules))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_one_step_changes_only_new_embedding_and_head_rows(tmp_path, tied, write_base):
-    words = write_base(tmp_path, tied=tied)
-    model, _, vocabulary = load_base(tmp_path, [3, 4], "x")
-    old = {
-        "embedding": model.get_input_embeddings().weight.detach().clone(),
-        "head": model.get_output_embeddings().weight.detach().clone(),
-    }
-    adapted = add_lora(model, vocabulary, LoraSettings(rank=2))
-    trained = [p for p in adapted.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=1.0)
-    tokens = torch.tensor([[0, *range(words, words + 7), words]])
-    adapted(tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    merged = adapted.merge_and_unload()
-    for name, matrix in (
-        ("embedding", merged.get_input_embeddings().weight),
-        ("head", merged.get_output_embeddings().weight),
-    ):
-        moved = (matrix != old[name]).any(dim=1)
-        assert moved[words : words + 7].all(), name
-        assert not moved[:words].any(), name
-
-
-def lora_context(make_context, base, **target):
+def lora_context(make_context, base, draft=None, **target):
     lora = {"rank": 4, **target.pop("lora", {})}
     section = {"base": str(base), "epochs": 2, "learning_rate": 1e-2, "lora": lora}
-    return make_context(target={**section, **target})
+    sections = {"draft": draft, "teacher": {"beams": 5, "histories": 60}} if draft else {}
+    return make_context(target={**section, **target}, **sections)
 
 
 def train(make_context, base, **target):
@@ -190,37 +167,6 @@ def test_an_adapter_kept_apart_answers_as_the_merged_weights(
     assert suffixes <= {".json", ".safetensors", ".jinja"}
 
 
-def test_an_adapter_leaves_the_base_weights_as_they_were(make_context, tmp_path, write_base):
-    words = write_base(tmp_path / "base")
-    path = train(make_context, tmp_path / "base", lora={"merge": False})
-    before = load_file(tmp_path / "base" / "model.safetensors")
-    after = load_file(path / "model" / "model.safetensors")
-    for name, value in before.items():
-        kept = after[name][:words] if value.shape[0] == words else after[name]
-        assert torch.equal(kept, value), name
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"rank": 0}, r"lora\.rank"),
-        ({"alpha": 0.0}, r"lora\.alpha"),
-        ({"dropout": 1.0}, r"lora\.dropout"),
-        ({"modules": []}, r"lora\.modules"),
-        ({"modules": ["q_proj", "k_porj"]}, "'k_porj'"),
-        ({"modules": ["input_layernorm"]}, r"lora\.modules"),
-        ({"ranks": 3}, "did you mean 'rank'"),
-    ],
-)
-def test_wrong_settings_of_lora_are_refused_by_name(
-    make_context, tmp_path, write_base, wrong, says
-):
-    write_base(tmp_path / "base")
-    section = {"rank": 4, **wrong}
-    with pytest.raises(ConfigError, match=says):
-        train(make_context, tmp_path / "base", lora=section)
-
-
 def test_rank_alpha_dropout_and_modules_reach_the_adapter(make_context, tmp_path, write_base):
     write_base(tmp_path / "base")
     section = {"rank": 3, "alpha": 7, "dropout": 0.25, "modules": ["v_proj"], "merge": False}
@@ -236,31 +182,38 @@ def test_rank_alpha_dropout_and_modules_reach_the_adapter(make_context, tmp_path
 RESUMED = {"lora": {"dropout": 0.2}, "checkpoint_minutes": 0.0, "evaluate_every": 1}
 
 
-def killed_before_step_eight(context):
-    """For a process of its own, which ends with it."""
-    steps, real = [], torch.optim.AdamW.step
-
-    def dying(self, *args, **kwargs):
-        if len(steps) == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-        steps.append(1)
-        return real(self, *args, **kwargs)
-
-    torch.optim.AdamW.step = dying
-    stage(context)
-
-
 @pytest.mark.parametrize(("tied", "merge"), [(True, False), (False, True)])
 def test_a_run_killed_by_sigkill_ends_with_the_same_bits(
-    make_context, tmp_path, write_base, forked, tied, merge
+    make_context, tmp_path, write_base, killed, tied, merge
 ):
     write_base(tmp_path / "base", tied=tied)
     context = lora_context(make_context, tmp_path / "base", **RESUMED)
     context.settings.values["target"]["lora"]["merge"] = merge
     straight = weights_of(stage(context))
     context.workspace.run("target").rename(context.workspace.run("elsewhere"))
-    assert forked(killed_before_step_eight, context) == -signal.SIGKILL
-    found = context.workspace.run("target.checkpoint").glob("step-*")
-    assert [p.name for p in found] == ["step-7"]
+    killed(stage, context, steps=7)
     assert weights_of(stage(context)) == straight
     assert len(straight) == (1 if merge else 2)
+
+
+@pytest.mark.parametrize(("tied", "merge"), [(True, False), (False, True)])
+def test_a_pretrained_target_gets_drafts_and_recommends(
+    make_context, tmp_path, write_base, tied, merge
+):
+    write_base(tmp_path / "base", tied=tied)
+    short = {"epochs": 2, "accept_users": 5, "architecture": {"hidden_size": 32}}
+    for own in ({"objective": "atspeed-r"}, {"objective": "tree-kd", "init_from_target": False}):
+        context = lora_context(
+            make_context, tmp_path / "base", lora={"merge": merge}, draft={**short, **own}
+        )
+        for make in (stage, draft.stage, bundle.stage):
+            path = make(context)
+        answers = [
+            Recommender.load(path, mode=mode).recommend([["i3", "i4", "i5"]], k=5)[0]
+            for mode in ("beam", "draft")
+        ]
+        assert [r.item_id for r in answers[0]] == [r.item_id for r in answers[1]]
+        scores = [[r.score for r in answer] for answer in answers]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    suffixes = {file.suffix for file in path.rglob("*") if file.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".parquet", ".jinja"}

@@ -98,17 +98,6 @@ def test_a_refreshed_target_gets_a_draft_and_can_be_refreshed(newer, deployed, m
         assert torch.equal(kept[name], value), name
 
 
-def test_a_merged_refresh_answers_as_one_kept_apart(newer):
-    tokens = torch.tensor([[1, 2, 5, 8, 3, 6, 9]])
-    logits = []
-    for merge in (False, True):
-        path = target.stage(newer(lora={"merge": merge}))
-        assert (path / "model" / "adapter").is_dir() is not merge
-        with torch.inference_mode():
-            logits.append(load_model(path / "model")(tokens).logits)
-    torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
-
-
 def test_a_current_refresh_survives_a_moved_bundle(newer, deployed):
     path = target.stage(newer())
     stamp = (path / "manifest.json").stat().st_mtime_ns
@@ -139,12 +128,6 @@ def test_an_item_without_a_code_in_the_bundle_is_named(newer, deployed):
         part.save(folder / "catalog")
     with pytest.raises(ConfigError, match=r"3 items have no code in .*, one of them 'i\d+'"):
         newer(path=deployed.with_name("smaller"))
-
-
-def test_ids_want_bundle_and_method_together(make_context):
-    for section in ({"method": "bundle"}, {"method": "rq-kmeans", "bundle": "x"}):
-        with pytest.raises(ConfigError, match=r"ids\.bundle"):
-            ids.stage(make_context(ids=section))
 
 
 def test_items_may_come_and_go_while_codes_stay(newer, deployed):
@@ -187,5 +170,3 @@ def test_a_run_cannot_refresh_its_own_bundle_nor_a_mere_target(make_context, dep
     context = make_context()
     with pytest.raises(ArtifactError, match="is a target, expected a bundle"):
         target.stage(make_context(target={"refresh": str(context.workspace.run("target"))}))
-    with pytest.raises(ConfigError, match="base and refresh"):
-        target.stage(make_context(target={"refresh": str(deployed), "base": "x"}))

@@ -18,7 +18,7 @@ from recsys.evaluation.leaks import check_fitted_on
 from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
-from recsys.retrieval import Retrieval, SasRec, digest
+from recsys.retrieval import Retrieval, digest
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
 from recsys.training.sasrec import SampledSoftmax, SasRecModel
 from recsys.training.settings import SasRecConfig
@@ -86,18 +86,6 @@ def test_items_beyond_the_catalog_are_passed_over():
     asked, plain = Histories.of([[3, ITEMS, 4, ITEMS + 7]]), Histories.of([[3, 4]])
     np.testing.assert_array_equal(frozen.states(asked), frozen.states(plain))
     assert (frozen.rank(Histories.of([[ITEMS]]), 3, exclude_seen=True)[0] == -1).all()
-
-
-def test_what_is_saved_is_what_is_loaded_and_damage_is_refused(tmp_path):
-    frozen, asked = model().frozen(), Histories.of([[1, 2, 3], [4]])
-    frozen.save(tmp_path)
-    again = SasRec.load(tmp_path)
-    assert again.window == frozen.window
-    np.testing.assert_array_equal(again.states(asked), frozen.states(asked))
-    file = tmp_path / "sasrec.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"sasrec\.safetensors"):
-        SasRec.load(tmp_path)
 
 
 def loss_of(taught, tokens, soft=None, **options):
@@ -220,8 +208,6 @@ def test_who_wants_one_says_so_where_there_is_none(make_context):
         ids.stage(make_context(ids={"features": {"collaborative": "sasrec"}}))
     with pytest.raises(ArtifactError, match="sasrec"):
         sasrec.trained(make_context(sasrec=SMALL))
-    with pytest.raises(ConfigError, match="multiple of heads"):
-        sasrec.stage(make_context(sasrec={**SMALL, "hidden": 15}))
 
 
 def test_soft_labels_are_its_likeliest_unseen_items():

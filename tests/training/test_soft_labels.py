@@ -49,12 +49,6 @@ def test_they_are_what_other_users_took_after_such_a_history(orders, data):
         assert (np.diff(labels.shares[event]) <= 0).all(), "best first"
 
 
-def test_a_user_alone_teaches_nothing():
-    labels = SoftLabels.of(Histories.of([[0, 1, 2], [5]]), ITEMS)
-    assert (labels.items == -1).all()
-    assert not labels.shares.any()
-
-
 def test_only_the_best_are_kept_and_share_everything():
     labels = SoftLabels.of(Histories.of([[0, 7], [0, 1], [0, 1], [0, 2]]), ITEMS, k=1)
     assert labels.items[1].tolist() == [1]

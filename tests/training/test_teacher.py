@@ -12,13 +12,11 @@ import torch
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding import beam_search
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.training import draft, target, teacher
 from recsys.training.teacher import Prompts, Teacher, Trees, search_trees
-from recsys.training.tree import GrowingTree, descent, node_logits, tree_mask, tree_positions
 from recsys.vocabulary import Vocabulary
 
 CODES = np.stack(np.unravel_index(np.arange(24), (4, 3, 2)), 1).astype(np.int32)
@@ -81,48 +79,6 @@ def prefixes_of(trees, place):
     return levels
 
 
-def test_a_node_descends_from_its_parents_and_itself():
-    parents = torch.tensor([[[0, 0], [1, 0], [1, 1]]])
-    seen = descent(parents)[0].int().tolist()
-    assert seen == [
-        [1, 0, 0, 0, 0, 0],
-        [0, 1, 0, 0, 0, 0],
-        [0, 1, 1, 0, 0, 0],
-        [1, 0, 0, 1, 0, 0],
-        [1, 0, 0, 1, 1, 0],
-        [1, 0, 0, 1, 0, 1],
-    ]
-
-
-def test_a_tree_in_one_row_equals_rows_per_node_and_levels():
-    model = make_model()
-    prompts = make_prompts()
-    lengths = torch.tensor([len(p) for p in prompts])
-    window = torch.zeros((3, 14), dtype=torch.int64)
-    for line, prompt in zip(window, prompts, strict=True):
-        line[: len(prompt)] = torch.from_numpy(prompt)
-    window[0, len(prompts[0]) :] = 5  # what follows a prompt is nothing to its tree
-    generator = torch.Generator().manual_seed(0)
-    parents = torch.randint(0, 4, (3, 2, 4), generator=generator)
-    tokens = torch.randint(2, 11, (3, 8), generator=generator)
-    seen = descent(parents)
-    with torch.inference_mode():
-        whole = model(
-            input_ids=torch.cat([window, tokens], 1),
-            attention_mask=tree_mask(14, lengths, seen, torch.float64),
-            position_ids=tree_positions(14, lengths, 2, 4),
-        ).logits[:, 14:]
-        alone = node_logits(model, window, lengths, tokens, seen)
-        growing = GrowingTree(model, window[:, : int(lengths.max())], lengths)
-        growing.prompt()
-        levels = [
-            growing.level(tokens[:, :4], seen[:, :4, :4]),
-            growing.level(tokens[:, 4:], seen[:, 4:]),
-        ]
-    torch.testing.assert_close(whole, alone)
-    torch.testing.assert_close(whole.log_softmax(-1), torch.cat(levels, 1))
-
-
 @pytest.mark.parametrize("beams", [1, 3, 6, 40])
 def test_the_levels_are_those_of_a_slow_search(beams):
     model, prompts = make_model(), make_prompts()
@@ -131,15 +87,6 @@ def test_the_levels_are_those_of_a_slow_search(beams):
         expected = slow_levels(lambda tokens: plain_log_probs(model, tokens), prompt, beams)
         for found, wanted in zip(prefixes_of(trees, place), expected, strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
-
-
-def test_the_last_level_is_beam_search():
-    model, prompts = make_model(), make_prompts()
-    trees = search_trees(model, prompts, DeviceTrie.of(TRIE), 5)
-    beams = beam_search(model, prompts, TRIE, 5)
-    for place in range(len(prompts)):
-        found = {int(TRIE.row_start[s]) for s in trees.states[place, -1]}
-        assert found == set(beams.rows[place].tolist())
 
 
 def test_the_log_probs_are_the_targets_at_every_node():
@@ -243,17 +190,6 @@ def test_the_artifact_holds_what_was_asked_and_little_else(make_context):
     assert data.trees.log_probs.nbytes <= 90 * 27 * 2
 
 
-def test_teacher_data_that_are_up_to_date_are_left_alone(make_context):
-    context = make_context(teacher=SECTION)
-    target.stage(context)
-    path = teacher.stage(context)
-    stamp = (path / "manifest.json").stat().st_mtime_ns
-    teacher.stage(context)
-    assert (path / "manifest.json").stat().st_mtime_ns == stamp
-    teacher.stage(make_context(teacher={**SECTION, "beams": 3}))
-    assert Teacher.load(path).trees.states.shape == (90, 3, 3)
-
-
 def test_a_mixture_names_its_draft_and_outlives_it(make_context):
     context = make_context(teacher={**SECTION, "source": "mixture"})
     target.stage(context)
@@ -301,11 +237,3 @@ def test_a_run_killed_by_sigkill_goes_on_behind_its_last_shard(make_context, mon
     )
     assert read_manifest(teacher.stage(again)).digest == straight
     assert sum(searched) == 30, "two shards of five were left, of 20 and of 10 histories"
-
-
-@pytest.mark.parametrize("wrong", [{"beams": 0}, {"mixture": 1.5}, {"source": "nobody"}])
-def test_wrong_settings_are_refused_by_name(make_context, wrong):
-    context = make_context(teacher=wrong)
-    target.stage(make_context())
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        teacher.stage(context)

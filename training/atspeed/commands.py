@@ -80,19 +80,17 @@ def atspeed(
     """
     from recsys.benchmark import report
     from recsys.pipeline import Context
-    from recsys.training.atspeed.lineup import Budget
     from recsys.training.atspeed.report import report as report_atspeed
     from recsys.training.atspeed.run import PARTS, Options, experiment
 
     if init not in INIT_OPTIONS:
         raise ConfigError(f"--init {init!r} is not one of {', '.join(INIT_OPTIONS)}")
     settings = _settings(config, set_, name, quick)
-    budget = minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES
     options = Options(
         parts=PARTS if parts is None else words("--parts", parts, PARTS),
         inits=INIT_OPTIONS[init],
         seeds=tuple(range(seeds)),
-        budget=Budget(float(budget)),
+        minutes=float(minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES),
         workers=workers,
         **(QUICK_OPTIONS if quick else {}),
     )

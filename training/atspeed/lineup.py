@@ -41,6 +41,7 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 # Changes the time of a training step only, so it is trained just long enough to be timed.
 COSTLY = "no tree attention"
+EPOCHS = 20  # passes over a draft's data, at most
 ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
 # Settings of every variant, whatever the configuration says of the deployed draft.
@@ -56,19 +57,6 @@ SCRATCH: dict[str, Any] = {
     "layers": 1,
     "learning_rate": 3e-3,
 }
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of training a draft; the first one that is reached ends it.
-
-    Attributes:
-        minutes: wall time of one draft.
-        epochs: passes over its data.
-    """
-
-    minutes: float = 1.0
-    epochs: int = 20
 
 
 @dataclass(frozen=True)
@@ -141,9 +129,9 @@ class DraftSpace(Workspace):
 
 
 def derive_settings(
-    settings: Settings, variant: Variant, budget: Budget, workspace: Workspace
+    settings: Settings, variant: Variant, minutes: float, workspace: Workspace
 ) -> Settings:
-    """The settings of a run, changed for one variant."""
+    """The settings of a run, changed for one variant that trains for `minutes` at most."""
     values = settings.values
     draft = {**values.get("draft", {}), **PLAIN}
     if variant.init == "scratch":
@@ -151,7 +139,7 @@ def derive_settings(
         draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
     else:
         draft["init_from_target"] = True
-    draft |= {"max_minutes": budget.minutes, "epochs": budget.epochs, **variant.options}
+    draft |= {"max_minutes": minutes, "epochs": EPOCHS, **variant.options}
     draft["objective"] = variant.objective
     teacher = {**values.get("teacher", {}), "source": "target"}
     if variant.source == "mixture":

@@ -16,18 +16,19 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.artifacts import Workspace
+from recsys.benchmark.decode import ROUNDING, Agreement, Answer
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstrap, recall_at_k
 from recsys.interactions import Histories
+from recsys.listing import items_of_rows
 from recsys.models.tree_forward import TreeModel
 from recsys.training.atspeed.lineup import DraftSpace
 from recsys.training.target import TrainedTarget, load_trained
 
 BATCH = 25
 Z = 1.96  # of a 95 % interval
-ROUNDING, TIE = 1e-4, 1e-5  # largest difference of a score, and of scores that may swap places
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,6 @@ class Scene:
     prompts: list[NDArray[np.int64]]
     targets: Histories
 
-    @classmethod
-    def load(cls, workspace: Workspace, users: int) -> Scene:
-        """Load the target and at most `users` users of the test split, always the same ones."""
-        target = TrainedTarget.load(workspace)
-        encoder = target.encoder
-        examples = Dataset.load(workspace.dataset).examples("test", "all").sample(users)
-        return cls(
-            TreeModel.of(target.load_model(device())),
-            encoder.item_tokens,
-            ItemTrie.build(encoder.item_tokens),
-            encoder.encode_all(examples.histories),
-            examples.targets,
-        )
-
     def batches(self) -> Iterator[tuple[list[NDArray[np.int64]], list[int]]]:
         """Batches of prompts, and a seed for each prompt."""
         for start in range(0, len(self.prompts), BATCH):
@@ -81,8 +68,17 @@ def load_draft(workspace: Workspace) -> TreeModel:
 
 @lru_cache(maxsize=2)
 def load_scene(workspace: Workspace, users: int) -> Scene:
-    """`Scene.load`, once a process."""
-    return Scene.load(workspace, users)
+    """The target and at most `users` users of the test split, always the same ones."""
+    target = TrainedTarget.load(workspace)
+    encoder = target.encoder
+    examples = Dataset.load(workspace.dataset).examples("test", "all").sample(users)
+    return Scene(
+        TreeModel.of(target.load_model(device())),
+        encoder.item_tokens,
+        ItemTrie.build(encoder.item_tokens),
+        encoder.encode_all(examples.histories),
+        examples.targets,
+    )
 
 
 @dataclass(frozen=True)
@@ -137,36 +133,28 @@ class Sample:
     passes: NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Asking:
-    """A task: one draft, many questions.
+def answer_questions(
+    base: Workspace, space: DraftSpace, questions: Sequence[Question], users: int
+) -> list[Sample]:
+    """Samples of one draft, in the order of the questions.
 
-    Attributes:
+    Args:
         base: the run's workspace, where the target is.
-        workspace: where the draft is.
+        space: where the draft is.
         questions: to answer.
         users: number of test users.
     """
-
-    base: Workspace
-    workspace: DraftSpace
-    questions: Sequence[Question]
-    users: int
-
-    def __call__(self) -> list[Sample]:
-        """Samples in the order of the questions."""
-        scene = load_scene(self.base, self.users)
-        draft = load_draft(self.workspace)
-        samples = []
-        for question in self.questions:
-            answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
-            stats = [s for answer in answers for s in answer.stats]
-            accepted, passes = (
-                np.asarray([getattr(s, name) for s in stats], np.float64)
-                for name in ("accepted_levels", "target_passes")
-            )
-            samples.append(Sample(question, accepted, passes))
-        return samples
+    scene, draft = load_scene(base, users), load_draft(space)
+    samples = []
+    for question in questions:
+        answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
+        stats = [s for answer in answers for s in answer.stats]
+        accepted, passes = (
+            np.asarray([getattr(s, name) for s in stats], np.float64)
+            for name in ("accepted_levels", "target_passes")
+        )
+        samples.append(Sample(question, accepted, passes))
+    return samples
 
 
 def cell(values: NDArray[np.float64], digits: int = 3) -> dict[str, float]:
@@ -207,59 +195,37 @@ class Lists:
     draft: DraftSpace | None = None
 
 
-@dataclass(frozen=True)
-class Recommending:
-    """A task: lists of one kind for test users."""
-
-    lists: Lists
-    base: Workspace
-    users: int
-
-    def __call__(self) -> dict[str, Any]:
-        """Recall and NDCG of each user; for strict, how many lists are not beam search's."""
-        scene, lists = load_scene(self.base, self.users), self.lists
-        k = lists.question.beams
-        draft = None
-        if lists.draft is not None:
-            draft = load_draft(lists.draft)
-        items, differing = [], 0
-        for group, seeds in scene.batches():
-            plain = None
-            if draft is None or lists.question.verification == "strict":
-                drawn, heat = seeds if lists.sampled else None, lists.question.temperature
-                request = SearchRequest(group, seeds=drawn, temperature=heat)
-                plain = beam_search(scene.target, request, scene.trie, k)
-            if draft is None:
-                found = plain
-            else:
-                found = ask(scene, draft, lists.question, group, seeds)
-                if plain is not None:
-                    differing += _differing(found, plain)
-            assert found is not None  # noqa: S101 - one of the two was made
-            items.append(_items(found, scene.trie, k))
-        hits = Hits.of(np.concatenate(items), scene.targets)
-        return {
-            "recall": recall_at_k(hits, k),
-            "ndcg": ndcg_at_k(hits, k),
-            "differing": differing,
-        }
+def measure_lists(base: Workspace, lists: Lists, users: int) -> dict[str, Any]:
+    """Recall and NDCG of each user; for strict, how many lists are not beam search's."""
+    scene, k = load_scene(base, users), lists.question.beams
+    draft = None if lists.draft is None else load_draft(lists.draft)
+    items, differing = [], 0
+    for group, seeds in scene.batches():
+        plain = found = None
+        if draft is None or lists.question.verification == "strict":
+            drawn, heat = seeds if lists.sampled else None, lists.question.temperature
+            request = SearchRequest(group, seeds=drawn, temperature=heat)
+            plain = found = beam_search(scene.target, request, scene.trie, k)
+        if draft is not None:
+            found = ask(scene, draft, lists.question, group, seeds)
+            differing += 0 if plain is None else _differing(found, plain)
+        assert found is not None  # noqa: S101 - one of the two was made
+        items.append(_items(found, scene.trie, k))
+    hits = Hits.of(np.concatenate(items), scene.targets)
+    return {"recall": recall_at_k(hits, k), "ndcg": ndcg_at_k(hits, k), "differing": differing}
 
 
 def _differing(found: Beams, expected: Beams) -> int:
     """Number of requests whose lists differ by more than the order of equal scores."""
-    gap = (found.scores - expected.scores).nan_to_num().abs()
-    other = (found.rows != expected.rows) & (gap > TIE)
-    return int(((gap > ROUNDING) | other).any(1).sum())
+    mine, theirs = Answer.of(found).rankings, Answer.of(expected).rankings
+    return round((1 - Agreement.of(mine, theirs, *ROUNDING).requests) * len(theirs))
 
 
-def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int64]:
-    """(B, k) items of the rows, best first, -1 behind the end; items of a leaf are in order."""
-    order = found.scores.argsort(dim=1, descending=True, stable=True)
-    lists = np.full((len(order), k), -1, np.int64)
-    for line, rows in zip(lists, found.rows.gather(1, order).tolist(), strict=True):
-        items = np.concatenate([[], *(trie.items_of(row) for row in rows if row >= 0)])[:k]
-        line[: len(items)] = items
-    return lists
+def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int32]:
+    """(B, k) items of the rows, best first, -1 behind the end; samples come in another order."""
+    scores, order = found.scores.sort(dim=1, descending=True, stable=True)
+    rows = found.rows.gather(1, order).cpu().numpy()
+    return items_of_rows(trie, rows, scores.cpu().numpy(), k, excluded=Histories.of([])).items
 
 
 def compare_accuracy(

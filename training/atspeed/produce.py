@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,74 +20,58 @@ from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-from recsys.training.atspeed.lineup import Budget, DraftSpace, Variant, derive_settings
+from recsys.training.atspeed.lineup import DraftSpace, Variant, derive_settings
 
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-
-R = TypeVar("R")
+Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
 @contextmanager
 def workers(count: int) -> Iterator[Run]:
-    """A map over processes of one thread each; with one worker, over this process."""
+    """Runs tasks in processes of one thread each; with one worker, in this process."""
     if count == 1:
-        yield lambda function, tasks: [function(task) for task in tasks]
+        yield lambda tasks: [task() for task in tasks]
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
-        yield lambda function, tasks: list(pool.map(function, tasks))
+        yield lambda tasks: list(pool.map(_call, tasks))
 
 
-@dataclass(frozen=True)
-class Task:
-    """One stage of one variant.
-
-    Attributes:
-        kind: `teacher` or `draft`.
-        variant: the draft.
-        context: settings and workspace of the run.
-        budget: of a draft.
-    """
-
-    kind: str
-    variant: Variant
-    context: Context
-    budget: Budget
-
-    def __call__(self) -> dict[str, Any]:
-        """Run the stage and describe its artifact as a plain row."""
-        start = time.perf_counter()
-        workspace = DraftSpace.seen_by(self.context.workspace, self.variant)
-        settings = derive_settings(
-            self.context.settings, self.variant, self.budget, self.context.workspace
-        )
-        context = Context(settings, workspace, self.context.force)
-        if self.kind == "teacher":
-            info = read_manifest(teacher.stage(context)).info
-            row = {"teacher": self.variant.teacher, **info}
-        else:
-            path = draft.stage(context)
-            info = read_manifest(path).info
-            row = {
-                "draft": self.variant.key,
-                "objective": self.variant.objective,
-                "title": self.variant.title,
-                "init": self.variant.init,
-                "seed": self.variant.seed,
-                **{k: info[k] for k in ("parameters", "epochs", "steps", "seconds")},
-            }
-        seconds = time.perf_counter() - start
-        say(f"{self.kind} {row[self.kind]}: {seconds:.0f} s")
-        return {**row, "spent": round(seconds, 1)}
-
-
-def call(task: Callable[[], R]) -> R:
-    """Run a task."""
+def _call(task: Callable[[], Any]) -> Any:
     return task()
 
 
+def run_stage(kind: str, variant: Variant, context: Context, minutes: float) -> dict[str, Any]:
+    """Run a stage of one variant and describe its artifact as a plain row.
+
+    Args:
+        kind: `teacher` or `draft`.
+        variant: the draft.
+        context: settings and workspace of the run.
+        minutes: training time of a draft, at most.
+    """
+    start = time.perf_counter()
+    workspace = DraftSpace.seen_by(context.workspace, variant)
+    settings = derive_settings(context.settings, variant, minutes, context.workspace)
+    own = Context(settings, workspace, context.force)
+    if kind == "teacher":
+        row = {"teacher": variant.teacher, **read_manifest(teacher.stage(own)).info}
+    else:
+        info = read_manifest(draft.stage(own)).info
+        row = {
+            "draft": variant.key,
+            "objective": variant.objective,
+            "title": variant.title,
+            "init": variant.init,
+            "seed": variant.seed,
+            **{k: info[k] for k in ("parameters", "epochs", "steps", "seconds")},
+        }
+    seconds = time.perf_counter() - start
+    say(f"{kind} {row[kind]}: {seconds:.0f} s")
+    return {**row, "spent": round(seconds, 1)}
+
+
 def produce(
-    variants: Sequence[Variant], context: Context, budget: Budget, run: Run
+    variants: Sequence[Variant], context: Context, minutes: float, run: Run
 ) -> list[dict[str, Any]]:
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
@@ -97,9 +81,10 @@ def produce(
     """
     rows: list[dict[str, Any]] = []
     for wave in range(3):
-        tasks = [Task("draft", v, context, budget) for v in variants if v.wave == wave]
         ahead = _first_of_teacher(v for v in variants if v.wave == wave + 1)
-        rows += run(call, [*(Task("teacher", v, context, budget) for v in ahead), *tasks])
+        stages = [("teacher", v) for v in ahead]
+        stages += [("draft", v) for v in variants if v.wave == wave]
+        rows += run([partial(run_stage, kind, v, context, minutes) for kind, v in stages])
     return rows
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Row, Table
 from recsys.training.atspeed import paper
-from recsys.training.atspeed.lineup import INITS, OURS, PUBLISHED, RELAXED, STRICT, TITLES
+from recsys.training.atspeed.lineup import EPOCHS, INITS, OURS, PUBLISHED, RELAXED, STRICT, TITLES
 
 PAPER = "paper (7B)"
 COLUMNS = {"N": "drafts", "gamma": "depth", "alpha": "alpha"}  # effect -> column of its values
@@ -195,13 +195,12 @@ def _drafts(document: Document) -> Table:
         ]
         for row in document["drafts"]
     ]  # fmt: skip
-    budget = document["options"]["budget"]
     return Table(
         "Drafts",
         ["objective", "draft", "seed", "parameters", "epochs", "steps", "seconds", "ms a step"],
         rows,
-        f"Each was trained for at most {budget['minutes']:g} minutes or {budget['epochs']} epochs "
-        "on one thread, perhaps in an earlier run.",
+        f"Each was trained for at most {document['options']['minutes']:g} minutes or {EPOCHS} "
+        "epochs on one thread, perhaps in an earlier run.",
         words=2,
     )
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,6 @@ from recsys.training.atspeed.lineup import (
     ALPHAS,
     RELAXED,
     STRICT,
-    Budget,
     DraftSpace,
     Init,
     Variant,
@@ -33,18 +33,18 @@ from recsys.training.atspeed.lineup import (
     list_weights,
 )
 from recsys.training.atspeed.measure import (
-    Asking,
     Lists,
     Question,
-    Recommending,
     Sample,
+    answer_questions,
     compare_accepted,
     compare_accuracy,
     describe,
     load_draft,
     load_scene,
+    measure_lists,
 )
-from recsys.training.atspeed.produce import Run, call, produce, workers
+from recsys.training.atspeed.produce import Run, produce, workers
 from recsys.training.atspeed.speed import measure_walltimes
 
 Row = dict[str, Any]
@@ -63,7 +63,7 @@ class Options:
         parts: of `PARTS`.
         inits: starting points of drafts; studies use the first.
         seeds: of the drafts.
-        budget: of one draft's training.
+        minutes: training time of one draft, at most.
         workers: processes that train and measure side by side.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
@@ -78,7 +78,7 @@ class Options:
     parts: tuple[str, ...] = PARTS
     inits: tuple[Init, ...] = ("scratch", "target")
     seeds: tuple[int, ...] = (0,)
-    budget: Budget = field(default_factory=Budget)
+    minutes: float = 1.0
     workers: int = 2
     users: int = 200
     timed: int = 20
@@ -129,7 +129,7 @@ def experiment(context: Context, options: Options) -> Row:
     with workers(options.workers) as run:
         with _clock(seconds, "drafts"):
             variants = list_variants(parts, options.inits, options.seeds)
-            made = produce(variants, context, options.budget, run)
+            made = produce(variants, context, options.minutes, run)
         with _clock(seconds, "acceptance"):
             samples = _ask(cells, base, options, run)
         if "recall" in parts:
@@ -195,14 +195,16 @@ def _ask(cells: Sequence[Cell], base: Workspace, options: Options, run: Run) -> 
     for cell, seed in product(cells, options.seeds):
         variant = replace(cell.variant, seed=seed)
         wanted.setdefault(variant.key, (variant, {}))[1][cell.question] = None
-    tasks = {
-        key: Asking(base, DraftSpace.seen_by(base, variant), tuple(questions), options.users)
-        for key, (variant, questions) in wanted.items()
-    }
-    order = sorted(tasks, key=lambda key: -len(tasks[key].questions))
+    order = sorted(wanted.values(), key=lambda each: -len(each[1]))
+    tasks = [
+        partial(
+            answer_questions, base, DraftSpace.seen_by(base, variant), [*questions], options.users
+        )
+        for variant, questions in order
+    ]
     return {
-        (key, sample.question): sample
-        for key, found in zip(order, run(call, [tasks[key] for key in order]), strict=True)
+        (variant.key, sample.question): sample
+        for (variant, _), found in zip(order, run(tasks), strict=True)
         for sample in found
     }
 
@@ -257,5 +259,5 @@ def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
             question = Question(k, "relaxed", options.drafts, temperature=heat)
             against = len(lists) - 1
             lists.append(Lists(RELAXED, question, True, against=against, draft=spaces[RELAXED]))
-    tasks = [Recommending(kind, base, options.recall_users) for kind in lists]
-    return compare_accuracy(lists, run(call, tasks))
+    tasks = [partial(measure_lists, base, kind, options.recall_users) for kind in lists]
+    return compare_accuracy(lists, run(tasks))

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.constraint import ItemTrie
-from recsys.decoding import beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import (
     byte_level_tokenizer,
-    random_catalog,
     random_prompts,
     tiny_model,
 )
 from recsys.text import BeamSettings, generate_text
-from recsys.text.batch import repeated
-from recsys.text.constraint import DEAD
 from recsys.text.grammar import choice, lark
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import TitleTrie, generate_titles
@@ -30,7 +23,6 @@ from recsys.text.token_trie import TextTokenizer, TokenTrie
 DOUBLE = tiny_model("llama-gqa", 16, dtype=torch.float64)
 SPELLING = [b"", b"", b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b"aa"]  # 1 ends
 TOKENS = TokenTrie.build(SPELLING, [1])
-CODES = TokenTrie.build([bytes([token]) for token in range(16)], [0])  # a token is a byte
 
 titles_ = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
 
@@ -159,40 +151,6 @@ def test_it_equals_a_plain_python_search_over_all_tokenisations(
         np.testing.assert_allclose([s for _, s in mine], [s for _, s in expected], rtol=1e-9)
 
 
-@given(seed=st.integers(0, 10_000), items=st.integers(1, 25), num_beams=st.integers(1, 6))
-@settings(max_examples=30, deadline=None)
-def test_over_items_it_finds_what_item_search_finds(seed, items, num_beams):
-    rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalog(rng, items, 3, 15) + 1)
-    prompts = random_prompts(rng, 2, 6, 16)
-    expected = beam_search(DOUBLE, prompts, trie, num_beams)
-    found = generate(
-        DOUBLE,
-        prompts,
-        num_beams,
-        4,
-        constraint=TitleTrie.build([bytes(row) for row in trie.rows.tolist()], CODES),
-        length_penalty=0.0,
-        num_return_sequences=num_beams,
-    )
-    for request in range(2):
-        rows = {}
-        for (text, score), row in itertools.product(
-            answers(found, request), expected.rows[request].tolist()
-        ):
-            if row >= 0 and tuple(trie.rows[row].tolist()) == text[:3]:
-                end = float(log_probs(DOUBLE, prompts[request], text)[-1])
-                rows[row] = score - end
-        # the end token's own probability can move an item in the list, but not into it
-        alive = expected.rows[request] >= 0
-        assert set(rows) == set(expected.rows[request][alive].tolist())
-        np.testing.assert_allclose(
-            [rows[r] for r in expected.rows[request][alive].tolist()],
-            expected.scores[request][alive],
-            rtol=1e-9,
-        )
-
-
 def test_requests_may_have_their_own_constraints():
     prompts = random_prompts(np.random.default_rng(1), 3, 6, 16)
     tries = [TitleTrie.build(t, TOKENS) for t in (["a"], ["abcabcabcabc", "cab"], ["bb", "cc"])]
@@ -202,15 +160,6 @@ def test_requests_may_have_their_own_constraints():
         for a, b in zip(answers(alone), answers(together, request), strict=True):
             assert a[0] == b[0]
             assert a[1] == pytest.approx(b[1], abs=1e-9)
-
-
-def test_equal_keys_are_repeats_of_the_best_of_them():
-    keys = torch.tensor([[5, 7, 5, DEAD, 7, 9], [1, 1, 1, 1, 1, 1]])
-    scores = torch.tensor([[-2.0, -1, -1, -9, -1, -3], [-3.0, -2, -1, -2, -1, -4]])
-    assert repeated(keys, scores).tolist() == [
-        [True, False, False, False, True, False],
-        [True, True, False, True, True, True],
-    ]
 
 
 def test_texts_that_are_not_whole_in_time_are_no_answers():

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
-from recsys.text.constraint import tree_states
 from recsys.text.grammar import (
     choice,
     delimited_list,
@@ -182,43 +181,6 @@ def test_the_best_text_equals_a_loop_without_a_cache(architecture, skip):
         assert text.log_prob == pytest.approx(total, abs=1e-9)
 
 
-def best(model, tokens, masks):
-    """The best allowed token behind each of the last places of a sequence."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([tokens])).logits[0, -len(masks) :]
-    return logits.masked_fill(~torch.from_numpy(masks), -torch.inf).argmax(-1).tolist()
-
-
-def test_target_and_draft_may_share_a_constraint_and_rewind():
-    compiler = GrammarCompiler(TOKENIZER)
-    grammar = structured(Point)
-    target, draft = (tiny_model("llama-gqa", 352, seed=n, dtype=torch.float64) for n in (0, 1))
-    prompt = random_prompts(np.random.default_rng(3), 1, 9, 352)[0].tolist()
-    constraint, tokens, parted = compiler.constraint(grammar), [], 0
-    state = constraint.initial()
-    while constraint.allowed([state]).any():
-        drafted, at = [], state
-        while len(drafted) < 4 and (mask := constraint.allowed([at])).any():
-            drafted += best(draft, prompt + tokens + drafted, mask)
-            at = int(constraint.advance([at], drafted[-1:])[0])
-        nodes = tree_states(constraint, drafted, np.arange(-1, len(drafted) - 1), start=state)
-        masks = constraint.allowed([state, *nodes.tolist()])  # of the whole draft in one call
-        masks = masks[masks.any(1)]
-        wanted = best(target, prompt + tokens + drafted[: len(masks) - 1], masks)
-        kept = 0
-        while kept < len(wanted) - 1 and wanted[kept] == drafted[kept]:
-            kept += 1
-        parted += kept < len(drafted)
-        behind = [state, *nodes.tolist()][kept]
-        state = int(constraint.advance([behind], wanted[kept : kept + 1])[0])
-        tokens += wanted[: kept + 1]
-    (alone,) = sample_text(
-        target, [prompt], compiler.constraint(grammar), temperature=0, skip_forced=False
-    )
-    assert tokens == alone.tokens
-    assert parted > 0
-
-
 def test_draws_follow_the_model_over_what_is_allowed():
     tokens = TokenTrie.build([b"", b"", b"a", b"b", b"ab", b"c"], [1])
     titles = TitleTrie.build(["ab", "b", "cab"], tokens)
@@ -268,10 +230,6 @@ def test_a_text_is_cut_at_its_limit():
     (text,) = sample_text(MODEL, [np.array([3])], long, 7)
     assert not text.finished
     assert (text.forced, text.stats.target_passes) == (7, 0)
-
-
-def test_no_prompts_give_no_texts():
-    assert sample_text(MODEL, [], COMPILER.constraint(choice(["a"]))) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.testing import byte_level_tokenizer
-from recsys.text.constraint import DEAD, ROOT, tree_states
+from recsys.text.constraint import DEAD
 from recsys.text.grammar import json_schema
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import TitleTrie
@@ -27,6 +27,7 @@ SCHEMA = {
 }
 COMPILER = GrammarCompiler(TOKENIZER)
 KINDS = ("titles", "grammar")
+ROOT = -1
 
 
 def make(kind):
@@ -37,7 +38,7 @@ def make(kind):
 
 
 def random_tree(constraint, rng, size):
-    """A tree whose nodes are mostly allowed: tokens and parents."""
+    """A tree whose nodes are mostly allowed: tokens, parents and states."""
     tokens, parents, states = [], [], []
     for _ in range(size):
         parent = int(rng.integers(ROOT, len(tokens)))
@@ -49,17 +50,19 @@ def random_tree(constraint, rng, size):
         tokens.append(token)
         parents.append(parent)
         states.append(int(constraint.advance([state], [token])[0]))
-    return np.asarray(tokens), np.asarray(parents)
+    return tokens, parents, np.asarray(states, np.int64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), size=st.integers(0, 25))
 @settings(max_examples=60, deadline=None)
-def test_masks_of_a_tree_equal_a_replay_from_the_root(kind, seed, size):
+def test_masks_in_any_order_equal_a_replay_from_the_root(kind, seed, size):
     rng = np.random.default_rng(seed)
-    tokens, parents = random_tree(make(kind), rng, size)
     constraint = make(kind)
-    masks = constraint.allowed(tree_states(constraint, tokens, parents))
+    tokens, parents, states = random_tree(constraint, rng, size)
+    order = rng.permutation(size)
+    masks = np.empty((size, constraint.vocabulary_size), np.bool_)
+    masks[order] = constraint.allowed(states[order])
     assert masks.shape == (size, constraint.vocabulary_size)
     for node in range(size):
         path, at = [], node
@@ -74,38 +77,6 @@ def test_masks_of_a_tree_equal_a_replay_from_the_root(kind, seed, size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_masks_may_be_computed_in_any_order_and_again(kind, seed):
-    rng = np.random.default_rng(seed)
-    constraint = make(kind)
-    tokens, parents = random_tree(constraint, rng, 20)
-    states = tree_states(constraint, tokens, parents)
-    masks = constraint.allowed(states)
-    order = rng.permutation(20)
-    np.testing.assert_array_equal(constraint.allowed(states[order]), masks[order])
-    np.testing.assert_array_equal(tree_states(constraint, tokens, parents), states)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_a_token_is_allowed_if_and_only_if_it_leads_to_a_text(kind, seed):
-    constraint, rng = make(kind), np.random.default_rng(seed)
-    state = constraint.initial()
-    while True:
-        mask = constraint.allowed([state])[0]
-        everything = np.arange(constraint.vocabulary_size)
-        found = constraint.advance(np.full(len(everything), state), everything)
-        np.testing.assert_array_equal(found != DEAD, mask)
-        if not mask.any():
-            break
-        token = int(rng.choice(np.flatnonzero(mask)))
-        state = int(found[token])
-    assert token in constraint.end_tokens  # nothing but an end leads to where nothing follows
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_allowed_at_a_dead_state(kind):
     constraint = make(kind)
     assert not constraint.allowed([DEAD]).any()
@@ -116,34 +87,20 @@ def test_nothing_is_allowed_at_a_dead_state(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
-def test_forced_tokens_are_allowed_one_after_the_other(kind, seed):
+@settings(max_examples=60, deadline=None)
+def test_allowed_and_forced_tokens_lead_to_a_text(kind, seed):
     constraint, rng = make(kind), np.random.default_rng(seed)
-    state = constraint.initial()
+    everything, state = np.arange(constraint.vocabulary_size), constraint.initial()
     while True:
         for token in constraint.forced([state])[0]:
             assert constraint.allowed([state])[0, token]
             state = int(constraint.advance([state], [token])[0])
-        options = np.flatnonzero(constraint.allowed([state])[0])
-        if not len(options):
+        mask = constraint.allowed([state])[0]
+        found = constraint.advance(np.full(len(everything), state), everything)
+        np.testing.assert_array_equal(found != DEAD, mask)
+        if not mask.any():
             break
-        assert len(options) > 1 or kind == "grammar"
-        state = int(constraint.advance([state], [rng.choice(options)])[0])
-
-
-def test_nodes_below_a_wrong_token_are_dead():
-    #   root ── H ──┬── e ── ?  (not allowed) ── a
-    #               └── e
-    constraint = make("titles")
-    h, e, a = (TOKENIZER.encode(letter)[0] for letter in "Hea")
-    states = tree_states(constraint, [h, e, h, a, e], [ROOT, 0, 1, 2, 0])
-    assert (states == DEAD).tolist() == [False, False, True, True, False]
-    assert states[1] == states[4]
-    below = tree_states(constraint, [a], [ROOT], start=int(states[1]))
-    assert below == constraint.advance([states[1]], [a])
-
-
-@pytest.mark.parametrize("parents", [[0], [ROOT, 2, ROOT], [-2]])
-def test_parents_come_first(parents):
-    with pytest.raises(ValueError, match="parents come first"):
-        tree_states(make("titles"), np.ones(len(parents)), parents)
+        assert mask.sum() > 1 or kind == "grammar"
+        token = int(rng.choice(np.flatnonzero(mask)))
+        state = int(found[token])
+    assert token in constraint.end_tokens  # nothing but an end leads to where nothing follows

@@ -73,16 +73,11 @@ def test_only_the_end_of_the_history_is_shown():
     assert seen <= {"Häuser 🎬", "Alien"}  # the second Heat is the first one's
 
 
-def test_no_items_need_no_explanation():
-    assert explainer().explain(HISTORY, []) == []
-
-
 def test_a_schema_is_compiled_once():
     writer = explainer()
     writer.explain(HISTORY, ["Up", "Toy Story"])
     writer.explain(HISTORY, ["Toy Story", "Up"])
-    statistics = writer._compiler.statistics
-    assert (statistics.hits, statistics.misses) == (2, 1 + 2)  # one at start
+    assert len(writer._compiler) == 1 + 2  # one at start
 
 
 def test_a_checkpoint_with_its_tokenizer_is_enough(tmp_path):

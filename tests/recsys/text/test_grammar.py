@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,7 @@ from recsys.text.grammar import (
     structured,
     substring_of,
 )
-from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.parser import Parser
+from recsys.text.grammar_constraint import GrammarCompiler, Parser
 from recsys.text.token_trie import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
@@ -179,44 +178,26 @@ def test_a_grammar_is_compiled_once(monkeypatch):
     monkeypatch.setattr(Parser, "compile", lambda g, t: made.append(g) or compile_(g, t))
     compiler.warm_up([a, b])
     compiler.constraint(a)
-    assert (compiler.statistics.hits, compiler.statistics.misses) == (1, 2)
+    assert made == [a, b]
     compiler.constraint(c)  # b goes
     compiler.constraint(a)
     assert len(compiler) == 2
     compiler.constraint(b)
     assert made == [a, b, c, b]
-    assert compiler.statistics.hits == 2
-    assert compiler.statistics.seconds > 0
-
-
-def test_searches_share_a_compiled_grammar_and_nothing_else():
-    grammar = choice(["abc", "abx"])
-    first, second = COMPILER.constraint(grammar), COMPILER.constraint(grammar)
-    state = int(first.advance([first.initial()], TOKENIZER.encode("a"))[0])
-    before = second.allowed([second.initial()])
-    first.allowed([state])
-    np.testing.assert_array_equal(second.allowed([second.initial()]), before)
 
 
 def test_many_threads_may_compile():
     compiler = GrammarCompiler(TOKENIZER, capacity=4)
-    wrong = []
 
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(30):
             word = "ab" * int(rng.integers(1, 8))
             constraint = compiler.constraint(choice([word]))
-            if constraint.forced([0]) != [[*TOKENIZER.encode(word), *TOKENIZER.end_tokens]]:
-                wrong.append(word)
+            assert constraint.forced([0]) == [[*TOKENIZER.encode(word), *TOKENIZER.end_tokens]]
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert compiler.statistics.hits + compiler.statistics.misses == 120
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert len(compiler) <= 4
 
 
@@ -286,11 +267,6 @@ def test_a_bad_grammar_is_not_kept():
     assert len(compiler) == 0
 
 
-def test_a_cache_holds_something():
-    with pytest.raises(ValueError, match="capacity must be at least 1"):
-        GrammarCompiler(TOKENIZER, capacity=0)
-
-
 def test_a_text_that_was_cut_short_is_not_read():
     with pytest.raises(ValueError, match="Model"):
         parse(Model, json.dumps({"inner": []})[:-3])
@@ -330,10 +306,3 @@ def test_anything_is_compiled_or_refused(schema, pattern, rules):
         except ValueError as error:
             refused = str(error)
         assert not refused or refused.startswith(f"{grammar.__name__}: ")
-
-
-def test_a_slate_has_at_least_one_item_unless_told_otherwise():
-    named = delimited_subsequence(["a", "b"], least=1)
-    assert delimited_subsequence(["a", "b"]) == named != delimited_subsequence(["a", "b"], least=0)
-    assert delimited_list("[a-z]+") == delimited_list("[a-z]+", least=1)
-    assert delimited_list("[a-z]+") != delimited_list("[a-z]+", least=0)

@@ -187,15 +187,6 @@ def test_collection_does_not_change_answers(seed, every, rules, budget):
     assert model.pool.lent == 0
 
 
-def test_the_cache_grows_when_the_live_nodes_do_not_fit(monkeypatch):
-    plenty = generate(DOUBLE, PROMPTS, 8, 40)
-    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
-    found = generate(DOUBLE, PROMPTS, 8, 40)
-    assert torch.equal(found.tokens, plenty.tokens)
-    assert found.stats[0].kv_slots > 16 + 8 * 8
-    assert found.live == plenty.live
-
-
 def test_a_request_gets_the_same_texts_alone_and_in_a_batch():
     rules_ = {"eos_token_id": list(range(10, 25)), "num_return_sequences": 4, "length_penalty": 0.3}
     together = generate(DOUBLE, PROMPTS, 4, 30, **rules_)
@@ -215,20 +206,6 @@ def test_a_cached_prompt_is_not_run_again():
     assert first.stats[0].cached_tokens == 0 < again.stats[0].cached_tokens
     assert first.stats[0].target_tokens == 39 + 3 * 11
     assert torch.equal(first.tokens, again.tokens)
-
-
-def test_one_token_needs_one_pass_and_no_node():
-    found = generate(DOUBLE, [PROMPTS[0]], 3, 1, num_return_sequences=3)
-    logits = DOUBLE(torch.from_numpy(PROMPTS[0])[None]).logits[0, -1]
-    assert found.tokens[0, :, 0].tolist() == logits.topk(3).indices.tolist()
-    assert (found.stats[0].target_passes, found.stats[0].kv_slots) == (1, 16)
-
-
-def test_no_prompts_give_no_texts():
-    found = generate(DOUBLE, [], 3, 5, num_return_sequences=2)
-    assert found.tokens.shape == (0, 2, 0)
-    assert found.scores.shape == (0, 2)
-    assert found.stats == []
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 20])

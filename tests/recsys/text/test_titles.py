@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.testing import byte_level_tokenizer
-from recsys.text.byte_trie import NOWHERE, ByteTrie
 from recsys.text.constraint import DEAD
 from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer, TokenTrie
@@ -45,29 +44,6 @@ def accepted(titles):
     return found
 
 
-@given(strings=st.lists(words, max_size=12))
-@settings(max_examples=200, deadline=None)
-def test_a_byte_trie_holds_its_strings_and_nothing_else(strings):
-    trie = ByteTrie.build(strings)
-    prefixes = {s[:n] for s in strings for n in range(len(s) + 1)} | {b""}
-    assert trie.num_nodes == len(prefixes)
-    found, stack = {}, [(b"", 0)]
-    while stack:
-        text, node = stack.pop()
-        found[text] = node
-        _, children, byte = trie.children(np.asarray([node]))
-        assert trie.child(np.full(256, node), np.arange(256)).max(initial=NOWHERE) == max(
-            children, default=NOWHERE
-        )
-        stack += [
-            (text + bytes([b]), c) for b, c in zip(byte.tolist(), children.tolist(), strict=True)
-        ]
-    assert set(found) == prefixes
-    assert [found[s] for s in strings] == trie.end.tolist()
-    depth = np.repeat(np.arange(len(trie.depth_start) - 1), np.diff(trie.depth_start))
-    assert all(depth[node] == len(text) for text, node in found.items())
-
-
 # Vocabularies may lack bytes, so that titles and prefixes of titles cannot be written.
 @given(catalog=st.lists(words, min_size=1, max_size=6), spelling=spellings)
 @settings(max_examples=400, deadline=None)
@@ -83,36 +59,6 @@ def test_it_accepts_exactly_the_tokenisations_of_the_titles(catalog, spelling):
     else:
         with pytest.raises(ValueError, match="titles: "):
             TitleTrie.build(catalog, tokens)
-
-
-def test_a_title_by_hand():
-    #  0: H   1: He   2: at   3: a   4: t   5: " 2"   6: end
-    tokens = TokenTrie.build([b"H", b"He", b"at", b"a", b"t", b" 2", b""], [6])
-    titles = TitleTrie.build(["Heat", "Heat 2", "Hat", "Heat"], tokens)
-    state = titles.initial()
-    # "H" alone cannot go on with "eat": no token begins with e. It can with "at".
-    assert np.flatnonzero(titles.allowed([state])[0]).tolist() == [0, 1]
-    hat = titles.advance([state], [0])
-    assert np.flatnonzero(titles.allowed(hat)[0]).tolist() == [2, 3]
-    assert titles.forced(titles.advance(hat, [3])) == [[4, 6]]
-    one = titles.advance(titles.advance([state], [1]), [2])
-    two = titles.advance(titles.advance(titles.advance([state], [1]), [3]), [4])
-    assert one == two
-    assert np.flatnonzero(titles.allowed(one)[0]).tolist() == [5, 6]
-    end = int(titles.advance(one, [6])[0])
-    assert titles.items_of(end).tolist() == [0, 3]
-    assert titles.items_of(DEAD).tolist() == []
-    assert not titles.allowed([end]).any()
-
-
-def test_the_tokens_after_a_state_are_computed_once():
-    titles = TitleTrie.build(["abc"], TokenTrie.build([b"a", b"b", b"c", b"ab", b""], [4]))
-    walks = []
-    walk = titles._walk
-    object.__setattr__(titles, "_walk", lambda nodes: walks.append(nodes.tolist()) or walk(nodes))
-    titles.allowed([0, 0, 1])
-    titles.allowed([1, 0, 2])
-    assert walks == [[0, 1], [2]]
 
 
 @given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
@@ -149,39 +95,6 @@ def test_catalogs_without_a_title_are_refused(titles, message):
 def test_end_tokens_are_checked(ends, message):
     with pytest.raises(ValueError, match=f"end_tokens: .*{message}"):
         TokenTrie.build([b"a", b"b"], ends)
-
-
-CATALOG = [
-    f"{first} {second}{end}"
-    for first in ("Heat", "Alien", "Häuser", "Toy", "Über", "Star 🎬", "The Night")
-    for second in ("Story", "Wars", "of the Night", "& Co.", "II")
-    for end in ("", " 2", " 2", ": Part One", " (1995)")  # some titles have two items
-]
-
-
-def test_every_random_walk_ends_at_a_title():
-    catalog = CATALOG
-    tokenizer = TextTokenizer(byte_level_tokenizer(catalog, 400))
-    titles = TitleTrie.build(catalog, tokenizer.tokens)
-    rng = np.random.default_rng(0)
-    state, texts = np.zeros(300, np.int64), [[] for _ in range(300)]
-    while (masks := titles.allowed(state)).any():
-        here = np.flatnonzero(masks.any(1))
-        token = np.asarray([rng.choice(np.flatnonzero(mask)) for mask in masks[here]])
-        state[here] = titles.advance(state[here], token)
-        for i, t in zip(here, token.tolist(), strict=True):
-            texts[i].append(t)
-    for tokens, end in zip(texts, state.tolist(), strict=True):
-        title = tokenizer.decode(tokens)
-        items = titles.items_of(end)
-        assert len(items)
-        assert {catalog[item] for item in items} == {title}
-    # and the tokenizer's own way to write a title is among those accepted
-    for item in rng.integers(0, len(catalog), 200).tolist():
-        end = titles.initial()
-        for token in [*tokenizer.encode(catalog[item]), *tokenizer.end_tokens]:
-            end = int(titles.advance([end], [token])[0])
-        assert item in titles.items_of(end)
 
 
 def test_a_tokenizer_of_another_kind_is_read_too():
