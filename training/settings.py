@@ -79,7 +79,7 @@ class SupervisedConfig(LoopConfig):
 
     Attributes:
         preset: sizes of a model from scratch: `tiny`, `small` or `base`.
-        architecture: sizes that differ from the preset's (`recsys.models.architecture.Architecture`).
+        architecture: sizes that differ from the preset's (`recsys.models.architecture`).
         batch_tokens: most tokens of a batch, padding included.
         min_context: items that an item needs before it to be predicted; 0 also predicts the first.
         item_dropout: share of items removed from a history, drawn again in each epoch.
