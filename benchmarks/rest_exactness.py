@@ -41,7 +41,7 @@ from recsys.bundle import CATALOG, DRAFT, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build, save_model
-from recsys.retrieval import Blend, ItemItem, Retrieval
+from recsys.retrieval import ItemItem, Reranker, Retrieval
 from recsys.serving.app import create_app
 from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
@@ -49,6 +49,8 @@ from recsys.vocabulary import Vocabulary
 LEVELS, SIZES, WINDOW = (6, 6, 6, 30), (12, 24, 40, 90), 8
 COLORS, TOLERANCE = ("red", "green", "blue"), 1e-4
 Item = dict[str, Any]
+
+RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
 
 
 def write_bundle(path: Path, seed: int) -> list[Item]:
@@ -85,7 +87,11 @@ def write_bundle(path: Path, seed: int) -> list[Item]:
         weight.data.mul_(3)  # so peaked that scores rarely tie
     walks = Histories.of(rng.integers(0, count, (100, 6)).tolist())
     counts = np.bincount(walks.items, minlength=count).astype(float)
-    retrieval = Retrieval(ItemItem.directional(walks, count), counts, blend=Blend(0.3))
+    retrieval = Retrieval(
+        ItemItem.directional(walks, count),
+        counts,
+        reranker=RERANKER,
+    )
     with write_artifact(path, "bundle") as folder:
         (folder / CATALOG).mkdir()
         (folder / RETRIEVAL).mkdir()

@@ -13,7 +13,7 @@ eval/               validation metrics of the training run, and its SASRec, a ba
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recsys.artifacts import Manifest, read_manifest, verify
@@ -21,6 +21,7 @@ from recsys.catalog import Catalog
 from recsys.errors import ArtifactError
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import Retrieval, SasRec
+from recsys.retrieval.reranker import SASREC as SASREC_SOURCE
 from recsys.retrieval.sasrec import FILE as SASREC
 from recsys.semantic_ids.encoder import ItemEncoder
 from recsys.vocabulary import Vocabulary
@@ -111,6 +112,8 @@ class Bundle:
                 f"{folder} is of {len(found)} items, the catalog has {len(self.catalog)}; make "
                 "the bundle again"
             )
+        if found.reranker is not None and SASREC_SOURCE in found.reranker.sources:
+            found = replace(found, sasrec=load_sasrec(self.path, len(found)))
         return found
 
     @property

@@ -27,7 +27,9 @@ from recsys.interactions import Histories
 from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
-from recsys.retrieval import Blend, Candidates, Retrieval
+from recsys.retrieval import Candidates, Reranker, Retrieval
+from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
+from recsys.retrieval.reranker import SOURCES as ALL_SOURCES
 
 MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
@@ -102,10 +104,19 @@ class Batch:
 
     def candidates(self, retrieval: Retrieval, k: int) -> Candidates:
         """The k best items by retrieval for each request, of those that it may get."""
-        allowed = [self._allowed(mask, len(retrieval)) for mask in self.masks]
-        return retrieval.candidates(
-            self.histories, k, exclude_seen=False, excluded=self.excluded, allowed=allowed
-        )
+        return retrieval.candidates(self.histories, k, **self._limits(len(retrieval)))
+
+    def proposals(self, retrieval: Retrieval, k: int) -> Candidates:
+        """The k best items of each source of retrieval, of those that each request may get."""
+        return retrieval.propose(self.histories, k, **self._limits(len(retrieval)))
+
+    def _limits(self, size: int) -> dict[str, Any]:
+        """What each request may get of the `size` items that retrieval knows."""
+        return {
+            "exclude_seen": False,
+            "excluded": self.excluded,
+            "allowed": [self._allowed(mask, size) for mask in self.masks],
+        }
 
     def _allowed(self, mask: RowMask | None, size: int) -> NDArray[np.bool_] | None:
         """(size,) bool, which of the catalog's first items a request may get; None for all."""
@@ -129,7 +140,7 @@ class Batch:
         )
 
     def blended(
-        self, beams: Beams, k: int, candidates: Candidates, retrieval: Retrieval, blend: Blend
+        self, beams: Beams, k: int, candidates: Candidates, retrieval: Retrieval, reranker: Reranker
     ) -> tuple[Lists, Lists]:
         """The k best of the search's and retrieval's items, and the model's own, without boosts."""
         assert beams.candidate_scores is not None  # noqa: S101 - the search got the candidates
@@ -142,8 +153,9 @@ class Batch:
             self.histories,
             trie=self.epoch.trie,
             boosts=self.boosts,
+            sources=reranker.sources,
         )
-        return union.best(blend, k), own.first(k)
+        return union.best(reranker, k), own.first(k)
 
 
 @dataclass(frozen=True)
@@ -172,21 +184,17 @@ class Lists:
 
 @dataclass(frozen=True)
 class Union:
-    """The items of the model's beams and of retrieval, with the scores of both for all of them.
+    """The items of the model's beams and of retrieval, with what each source says about them.
 
     Attributes:
-        items: (n, w) int32, -1 for padding, repeated items, and candidates without a model score.
-        log_probs: (n, w) float64 of the model, -inf there.
-        retrieved: (n, w) float64 log-probabilities of retrieval.
-        nearness: (n, w) float64 cosines of histories and items.
+        items: (n, w) int32, -1 for padding and repeated items.
+        values: source -> (n, w), for `Reranker.score`.
         gains: (n, w) float64 of the requests' boosts.
         source: (n, w) int8, as in `Lists`.
     """
 
     items: NDArray[np.int32]
-    log_probs: NDArray[np.float64]
-    retrieved: NDArray[np.float64]
-    nearness: NDArray[np.float64]
+    values: dict[str, NDArray[np.float64]]
     gains: NDArray[np.float64]
     source: NDArray[np.int8]
 
@@ -201,55 +209,42 @@ class Union:
         *,
         trie: ItemTrie,
         boosts: Sequence[Boost | None] = (),
+        sources: Sequence[str] = ALL_SOURCES,
     ) -> Union:
         """Put both together.
 
         Args:
             model: items that the search found, with log-probabilities without boosts.
             candidates: items that retrieval proposes.
-            candidate_scores: (n, c) the model's log-probabilities of the candidates; -inf for those
-                that were not scored.
-            retrieval: scores all items.
+            candidate_scores: (n, c) the model's log-probabilities of the first c candidates; -inf
+                for those that were not scored.
+            retrieval: knows about all items.
             histories: the n histories.
             trie: the catalog, for the boosts.
             boosts: what each request's items gain; empty for nothing.
+            sources: what is asked about the items.
         """
-        proposed = candidates.items[:, : candidate_scores.shape[1]]
+        proposed = candidates.items
         again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
-        known = ~again & (proposed >= 0) & (candidate_scores > -np.inf)
-        items = np.concatenate([model.items, np.where(known, proposed, -1)], axis=1)
-        log_probs = np.concatenate([model.scores, candidate_scores], axis=1).astype(np.float64)
-        supported = candidates.supported[:, : proposed.shape[1]]
-        source = np.concatenate([model.source, np.where(supported, RETRIEVAL, POPULAR)], axis=1)
+        items = np.concatenate([model.items, np.where(again, -1, proposed)], axis=1)
+        missing = proposed.shape[1] - candidate_scores.shape[1]
+        scored = np.pad(candidate_scores, ((0, 0), (0, missing)), constant_values=-np.inf)
+        log_probs = np.concatenate([model.scores, scored], axis=1).astype(np.float64)
+        values = retrieval.values(histories, candidates.shares, items, sources)
+        values[MODEL_SOURCE] = np.where(log_probs > -np.inf, log_probs, np.nan)
+        source = np.concatenate(
+            [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1
+        )
         gains = np.zeros(items.shape)
         for i, boost in enumerate(boosts):
             if boost is not None:
                 real = np.flatnonzero(items[i] >= 0)
                 gains[i, real] = boost.items[trie.item_places(items[i, real])]
-        return cls(
-            items,
-            np.where(items >= 0, log_probs, -np.inf),
-            retrieval.log_prob(candidates.shares, items).astype(np.float64),
-            retrieval.nearness(histories, items).astype(np.float64),
-            gains,
-            source.astype(np.int8),
-        )
+        return cls(items, values, gains, source.astype(np.int8))
 
-    def scores(self, blend: Blend) -> NDArray[np.float64]:
-        """(n, w) blended scores, -inf where there is no item."""
-        sharp = blend.sharpness * self.log_probs
-        most = sharp.max(axis=1, keepdims=True, initial=-np.inf)
-        sharp = np.exp(sharp - np.where(np.isfinite(most), most, 0))
-        total = sharp.sum(axis=1, keepdims=True)
-        model = np.divide(sharp, total, out=np.zeros_like(sharp), where=total > 0)
-        both = (1 - blend.weight) * model + blend.weight * np.exp(self.retrieved)
-        with np.errstate(divide="ignore"):
-            scores = np.log(both) + blend.nearness * self.nearness + self.gains
-        return np.where(self.items >= 0, scores, -np.inf)
-
-    def best(self, blend: Blend, k: int) -> Lists:
+    def best(self, reranker: Reranker, k: int) -> Lists:
         """The k best items; ties keep the model's order, with the model's items first."""
-        scores = self.scores(blend)
+        scores = reranker.score(self.values, self.items >= 0) + self.gains
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         items = np.take_along_axis(self.items, order, axis=1)
         source = np.take_along_axis(self.source, order, axis=1)

@@ -46,7 +46,7 @@ from recsys.models.packed import pack
 from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
-from recsys.retrieval import Blend, Retrieval
+from recsys.retrieval import Reranker, Retrieval
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -414,9 +414,9 @@ class Recommender:
 
     def _blends(self, request: RecommendRequest) -> bool:
         """Whether the answer to a request is blended."""
-        chosen = self._blend
+        chosen = self._reranker
         if request.blend is None:
-            return request.searches_plainly and chosen is not None and chosen.weight > 0
+            return request.searches_plainly and chosen is not None and bool(chosen.weights)
         if request.blend and chosen is None:
             raise RequestError(
                 f"blend: bundle {self.bundle.path.name!r} was made without one; run the stage "
@@ -487,14 +487,14 @@ class Recommender:
 
         Both lists are the same without a blend; the model's own list of a blend has no boosts.
         """
-        blend = self._blend if kind.blend else None
-        if self.retrieval is None or blend is None:
+        reranker = self._reranker if kind.blend else None
+        if self.retrieval is None or reranker is None:
             beams = search(batch.search_request(seeds=seeds, temperature=kind.temperature))
             own = batch.lists(beams, k)
             return own, own, beams
-        candidates = batch.candidates(self.retrieval, blend.candidates)
-        beams = search(batch.search_request(candidates, blend.nodes))
-        return *batch.blended(beams, k, candidates, self.retrieval, blend), beams
+        candidates = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
+        beams = search(batch.search_request(candidates, reranker.nodes))
+        return *batch.blended(beams, k, candidates, self.retrieval, reranker), beams
 
     def _search(self, kind: _Kind, request: SearchRequest) -> Beams:
         return self.engine.decode(
@@ -509,8 +509,8 @@ class Recommender:
         return shared_beam_search(self.engine.target, request, self.engine.trie, kind.beams)
 
     @property
-    def _blend(self) -> Blend | None:
-        return None if self.retrieval is None else self.retrieval.blend
+    def _reranker(self) -> Reranker | None:
+        return None if self.retrieval is None else self.retrieval.reranker
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

@@ -1,44 +1,48 @@
-"""Stage `retrieval`: fits neighbours, popularity and item vectors, and chooses how to blend them.
+"""Stage `retrieval`: fits neighbours, popularity and item vectors, and the reranker.
 
-Everything is fitted on training events alone. The blend is then chosen on validation: a sample of
-users is decoded once, as in serving. Among the settings of a small grid whose NDCG@10 is within
-`slack` of the best, the one with the best recall of rare targets is chosen. If none is better than
-the model alone, the blend is off.
+Everything but the reranker is fitted on training events alone. The reranker is then fitted on
+validation users, who are decoded once, as in serving. Where a part of it ranks better alone, that
+part is served (`recsys.training.reranking`).
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
+from recsys.evaluation.baselines import fit_baselines
 from recsys.listing import Union, candidate_rows, items_of_rows
 from recsys.pipeline import Context
-from recsys.progress import say, track
-from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts, digest
+from recsys.progress import console, say, track
+from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
+from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.reranker import MODEL
 from recsys.splits import TRAIN
 from recsys.training import sasrec
+from recsys.training.reranking import Candidates, choose
 from recsys.training.settings import RetrievalConfig
 from recsys.training.target import TrainedTarget
-from recsys.training.validation import TOP, discounted_gains
+from recsys.training.validation import TOP
 
 KIND = "retrieval"
 BATCH = 64
-RARE = 5  # a target with fewer training events is rare
+NEIGHBORS = 200  # of an item by common users
 
 
 def stage(context: Context) -> Path:
     """Write the `retrieval` artifact of a run with `Retrieval.save`.
 
-    The manifest's `info` has Recall@10 and NDCG@10 on validation, of the model alone and blended.
+    The manifest's `info` has Recall@10 and NDCG@10 on validation, of what is served and of each
+    part.
 
     Raises:
         ConfigError: the semantic IDs need a SASRec model that these settings do not have.
@@ -65,12 +69,18 @@ def stage(context: Context) -> Path:
     examples = dataset.examples("valid").sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if len(examples):
-        trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
-        unions = _unions(retrieval, examples, config, TrainedTarget.load(workspace))
-        blend, info["validation"] = _choose(
-            retrieval, unions, examples.targets.items, trained, config
-        )
-        retrieval = replace(retrieval, blend=blend)
+        if known is not None:
+            retrieval = replace(retrieval, sasrec=known[0])
+        found, alone = _decode(retrieval, examples, config, TrainedTarget.load(workspace))
+        size = len(dataset.item_ids)
+        parts = fit_baselines(dataset.train_histories, size)
+        if known is not None:
+            parts["SASRec"] = known[0]
+        ranks = {name: _rank(part, examples) for name, part in parts.items()}
+        shape = Reranker({}, config.candidates, config.nodes)
+        reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone})
+        _report(info["validation"])
+        retrieval = replace(retrieval, reranker=reranker)
     info["seconds"] = round(time.perf_counter() - start, 1)
     with output.write(info) as folder:
         retrieval.save(folder)
@@ -117,69 +127,33 @@ def fit(
         half_life_days=config.half_life_days,
     )
     fitted_on = digest(dataset.train_histories)
-    return Retrieval(item_item, counts, config.smoothing, vectors, fitted_on=fitted_on)
-
-
-def _choose(
-    retrieval: Retrieval,
-    unions: list[tuple[NDArray[np.int64], Union]],
-    targets: NDArray[np.int32],
-    trained: NDArray[np.int64],
-    config: RetrievalConfig,
-) -> tuple[Blend, dict[str, Any]]:
-    """Choose the best blend of the grid; also return its metrics and those of the model alone.
-
-    Args:
-        retrieval: is blended with the model.
-        unions: candidates of the examples, in batches of rows.
-        targets: (examples,) the target items.
-        trained: (items,) training events of each item.
-        config: the grid.
-    """
-    wanted = np.concatenate([targets[rows] for rows, _ in unions])
-    rare = (trained[wanted] > 0) & (trained[wanted] < RARE)
-    off = Blend(0.0, 1.0, 0.0, config.candidates, config.nodes)
-    grid = product(config.weights, config.sharpness, config.nearness)
-    tried = []
-    for weight, sharpness, nearness in grid:
-        if nearness and retrieval.vectors is None:
-            continue
-        blend = replace(off, weight=weight, sharpness=sharpness, nearness=nearness)
-        items = np.concatenate([union.best(blend, TOP).items for _, union in unions])
-        tried.append((_measure(items, wanted, rare), blend))
-    plain = _measure(np.concatenate([u.items[:, :TOP] for _, u in unions]), wanted, rare)
-    enough = (1 - config.slack) * max((found["ndcg@10"] for found, _ in tried), default=0.0)
-    best, blend = max(
-        (pair for pair in tried if pair[0]["ndcg@10"] >= enough),
-        key=lambda pair: (pair[0]["rare_recall@10"] if config.slack else 0.0, pair[0]["ndcg@10"]),
-        default=(plain, off),
+    return Retrieval(
+        item_item,
+        counts,
+        config.smoothing,
+        vectors,
+        ContentIndex.of(dataset.items),
+        ItemItem.cosine(dataset.train_histories, size).pruned(NEIGHBORS),
+        fitted_on=fitted_on,
     )
-    if best["ndcg@10"] <= plain["ndcg@10"]:
-        best, blend = plain, off
-    say(
-        f"blend: weight {blend.weight:g}, sharpness {blend.sharpness:g}, nearness "
-        f"{blend.nearness:g}: validation NDCG@10 {best['ndcg@10']:.4f}, "
-        f"the model alone {plain['ndcg@10']:.4f}"
-    )
-    return blend, {"users": len(wanted), "model": plain, "blended": best}
 
 
-def _unions(
+def _decode(
     retrieval: Retrieval, examples: Examples, config: RetrievalConfig, target: TrainedTarget
-) -> list[tuple[NDArray[np.int64], Union]]:
-    """Candidates of the model and of retrieval for each example without seen items, by batch."""
+) -> tuple[Candidates, NDArray[np.int64]]:
+    """Candidates of each example without seen items, and the model's own ranks of the targets."""
     from recsys.constraint import ItemTrie
     from recsys.decoding import SearchRequest, beam_search
     from recsys.models.tree_forward import TreeModel
 
     trie = ItemTrie.build(target.encoder.item_tokens)
     model = TreeModel.of(target.load_model())
-    unions = []
-    with track("blend", len(examples)) as bar:
+    unions, alone = [], []
+    with track("reranker", len(examples)) as bar:
         for start in range(0, len(examples), BATCH):
             rows = np.arange(start, min(start + BATCH, len(examples)))
-            histories = examples.histories.take(rows)
-            candidates = retrieval.candidates(histories, config.candidates)
+            histories, wanted = examples.histories.take(rows), examples.targets.items[rows]
+            candidates = retrieval.propose(histories, config.candidates)
             request = SearchRequest(
                 target.encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in histories],
@@ -189,27 +163,44 @@ def _unions(
             beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
             own = items_of_rows(trie, found, scores, config.beams, excluded=histories)
-            if beams.candidate_scores is not None:  # None without candidates
-                union = Union.of(
-                    own,
-                    candidates,
-                    beams.candidate_scores.cpu().numpy(),
-                    retrieval,
-                    histories,
-                    trie=trie,
-                )
-                unions.append((rows, union))
+            alone.append(_rank_of(own.items, wanted))
+            scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
+            if beams.candidate_scores is not None:
+                scored = beams.candidate_scores.cpu().numpy()
+            unions.append(Union.of(own, candidates, scored, retrieval, histories, trie=trie))
             bar.advance(len(rows))
-    return unions
+    width = max(union.items.shape[1] for union in unions)
 
+    def together(parts: list[NDArray[Any]], fill: float) -> NDArray[Any]:
+        wide = [((0, 0), (0, width - part.shape[1])) for part in parts]
+        return np.concatenate(
+            [np.pad(p, w, constant_values=fill) for p, w in zip(parts, wide, strict=True)]
+        )
 
-def _measure(
-    items: NDArray[np.int32], wanted: NDArray[np.int32], rare: NDArray[np.bool_]
-) -> dict[str, float]:
-    """Recall@10 and NDCG@10 of (n, <= 10) lists with one target each, and recall of rare ones."""
-    hits = items == wanted[:, None]
-    return {
-        "recall@10": float(hits.any(1).mean()),
-        "ndcg@10": float(discounted_gains(hits).mean()),
-        "rare_recall@10": float(hits[rare].any(1).mean()) if rare.any() else 0.0,
+    values = {
+        source: together([u.values[source].astype(np.float32) for u in unions], 0)
+        for source in unions[0].values
     }
+    items = together([union.items for union in unions], -1)
+    return Candidates(items, values, examples.targets.items), np.concatenate(alone)
+
+
+def _rank(part: Any, examples: Examples) -> NDArray[np.int64]:
+    """(n,) ranks of the targets in the lists of a baseline."""
+    items, _ = part.rank(examples.histories, TOP, True)
+    return _rank_of(items, examples.targets.items)
+
+
+def _rank_of(items: NDArray[np.int32], wanted: NDArray[np.int32]) -> NDArray[np.int64]:
+    """(n,) place of the wanted item in each list; a large number if it is not in it."""
+    hit = items == wanted[:, None]
+    return np.where(hit.any(axis=1), hit.argmax(axis=1), np.iinfo(np.int32).max)
+
+
+def _report(validation: dict[str, Any]) -> None:
+    """Print NDCG@10 and Recall@10 of all parts, and what each source adds."""
+    table = Table("ranker", "NDCG@10", "Recall@10", title="Validation, seen items left out")
+    for name, found in validation["parts"].items():
+        table.add_row(name, *(f"{found[key]:.4f}" for key in ("ndcg@10", "recall@10")))
+    console.print(table)
+    say(f"served: {validation['served']}")

@@ -415,14 +415,10 @@ class RetrievalConfig:
             features of SASRec, as far as the run has them.
         near: number of nearest items by vectors that share each item's weight.
         near_share: share of an item's weight that they get (`ItemItem.with_near`).
-        candidates: items that retrieval proposes to the model.
+        candidates: items that each source proposes to the reranker.
         nodes: of the target's tree that the candidates may use.
-        beams: beam width of the search for choosing the blend.
-        users: validation users for choosing the blend, at most; 0 makes no blend.
-        weights: shares of retrieval to try.
-        sharpness: powers of the model's probabilities to try.
-        nearness: factors of the vectors' cosines to try.
-        slack: share of the best NDCG@10 that may be given up for rare targets.
+        beams: beam width of the search for fitting the reranker.
+        users: validation users for fitting the reranker, at most; 0 fits none.
     """
 
     window: int = 5
@@ -438,14 +434,10 @@ class RetrievalConfig:
     candidates: int = 40
     nodes: int = 32
     beams: int = 20
-    users: int = 4000
-    weights: tuple[float, ...] = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
-    sharpness: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
-    nearness: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
-    slack: float = 0.0
+    users: int = 10_000
 
     def __post_init__(self) -> None:
         if not 0 <= self.near_share <= 1:
             raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
         least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
-        check_bounds(self, at_least=least, below_one=["slack"])
+        check_bounds(self, at_least=least)

@@ -191,7 +191,7 @@ def _rankers(search: _Search, recommender: Recommender, histories: Histories) ->
 
 def _blends(recommender: Recommender) -> bool:
     retrieval = recommender.retrieval
-    return retrieval is not None and retrieval.blend is not None and retrieval.blend.weight > 0
+    return bool(retrieval and retrieval.reranker and retrieval.reranker.weights)
 
 
 def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, output: Output) -> None:

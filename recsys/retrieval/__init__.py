@@ -5,7 +5,7 @@ This package does not import torch.
 
 from recsys.retrieval.item_item import ItemItem as ItemItem
 from recsys.retrieval.popularity import decayed_counts as decayed_counts
-from recsys.retrieval.retrieval import Blend as Blend
+from recsys.retrieval.reranker import Reranker as Reranker
 from recsys.retrieval.retrieval import Candidates as Candidates
 from recsys.retrieval.retrieval import Retrieval as Retrieval
 from recsys.retrieval.retrieval import digest as digest
@@ -13,9 +13,9 @@ from recsys.retrieval.sasrec import SasRec as SasRec
 from recsys.retrieval.vectors import VectorIndex as VectorIndex
 
 __all__ = [
-    "Blend",
     "Candidates",
     "ItemItem",
+    "Reranker",
     "Retrieval",
     "SasRec",
     "VectorIndex",

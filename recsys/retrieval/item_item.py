@@ -6,6 +6,7 @@ no dense row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +33,9 @@ class ItemItem:
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}")
+
+    def __len__(self) -> int:
+        return int(self.weights.shape[0])
 
     @classmethod
     def directional(
@@ -111,6 +115,14 @@ class ItemItem:
             _finished(sparse.csr_array((similarity, (a, b)), shape=(num_items, num_items))), decay
         )
 
+    def pruned(self, k: int) -> ItemItem:
+        """Keep the k largest weights of each row."""
+        row, _, column, weight = best_of(self.weights, k)
+        return replace(
+            self,
+            weights=sparse.csr_array((weight, (row, column)), shape=self.weights.shape),
+        )
+
     def with_near(self, near: sparse.csr_array, share: float) -> ItemItem:
         """Add similar items, so that rare items get neighbours.
 
@@ -153,18 +165,25 @@ class ItemItem:
 
     def score(self, histories: Histories, exclude_seen: bool) -> sparse.csr_array:
         """(n, items) scores, without entries for items without evidence."""
-        end = np.repeat(histories.offsets[1:], histories.lengths)
-        age = end - 1 - np.arange(len(histories.items))
-        shape = (len(histories), self.weights.shape[0])
-        places = (histories.rows, histories.items)
-        recency = (self.decay**age).astype(np.float32)
-        query = sparse.csr_array((recency, places), shape=shape)
+        query = decayed(histories, self.weights.shape[0], self.decay)
         scores = sparse.csr_array(query @ self.weights)
         if exclude_seen:
-            seen = sparse.csr_array((np.ones(len(age), np.bool_), places), shape=shape)
+            seen = decayed(histories, self.weights.shape[0], 1.0).astype(np.bool_)
             scores = sparse.csr_array(scores - scores.multiply(seen))  # x - x is zero exactly
         scores.eliminate_zeros()
         return scores
+
+
+def decayed(histories: Histories, num_items: int, decay: float) -> sparse.csr_array:
+    """(n, num_items) the sum of `decay**age` of each item of a history; the last one has age 0.
+
+    Items beyond `num_items` are skipped, but they age the others.
+    """
+    known = histories.items < num_items
+    age = np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(known))
+    places = (histories.rows[known], histories.items[known])
+    recency = (decay ** age[known]).astype(np.float32)
+    return sparse.csr_array((recency, places), shape=(len(histories), num_items))
 
 
 def _finished(matrix: sparse.csr_array) -> sparse.csr_array:
@@ -196,3 +215,31 @@ def best_of(
     item = (key & ((np.uint64(1) << item_bits) - np.uint64(1))).astype(np.int32)
     score = (np.uint64(2**32 - 1) - ((key >> item_bits) & np.uint64(2**32 - 1))).astype(np.uint32)
     return row[kept].astype(np.int64), place[kept], item, score.view(np.float32)
+
+
+def best_items(
+    scores: sparse.csr_array,
+    k: int,
+    hidden: NDArray[np.int64],
+    masks: Sequence[NDArray[np.bool_] | None],
+) -> NDArray[np.int32]:
+    """(n, k) items with the largest positive scores, best first, padded with -1.
+
+    Args:
+        scores: (n, items).
+        k: number of items.
+        hidden: `row * items + item` of the pairs to leave out.
+        masks: (items,) bool for each row, the items it may get; None for all.
+    """
+    row = np.repeat(np.arange(scores.shape[0]), np.diff(scores.indptr))
+    keep = (scores.data > 0) & ~np.isin(row * scores.shape[1] + scores.indices, hidden)
+    for i, mask in enumerate(masks):
+        if mask is not None:
+            here = slice(*scores.indptr[i : i + 2])
+            keep[here] &= mask[scores.indices[here]]
+    places = (row[keep], scores.indices[keep])
+    kept = sparse.csr_array((scores.data[keep].astype(np.float32), places), shape=scores.shape)
+    found = np.full((scores.shape[0], k), -1, np.int32)
+    line, place, item, _ = best_of(kept, k)
+    found[line, place] = item
+    return found

@@ -1,7 +1,7 @@
 """Retrieval: items for a history by co-occurrence and popularity, without the model.
 
 It has four uses: similar items, answers for users without a known history, candidates for the model
-to score, and item probabilities to blend with the model's:
+to score, and what the reranker knows about each candidate. Its item probabilities are
 
     p(item | history) = (1 - s) * evidence(item) / sum of evidence + s * popularity(item)
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,39 +26,16 @@ from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
-from recsys.retrieval.item_item import ItemItem, best_of
-from recsys.retrieval.vectors import VectorIndex
+from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.item_item import ItemItem, best_items, best_of
+from recsys.retrieval.reranker import POPULARITY, SASREC, Reranker
+from recsys.retrieval.sasrec import SasRec
+from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
-SETTINGS, COUNTS, VECTORS = "retrieval.json", "popularity.npy", "vectors.npy"
-_MATRIX = {name: f"item_item.{name}.npy" for name in ("indptr", "indices", "data")}
-
-
-@dataclass(frozen=True)
-class Blend:
-    """How to blend the model's list with retrieval's (`recsys.listing` has the formula).
-
-    Attributes:
-        weight: share of retrieval in the mixture, 0 .. 1; 0 leaves the model's list unchanged.
-        sharpness: exponent of the model's probabilities.
-        nearness: factor of the cosine between the vectors of history and item.
-        candidates: number of items that retrieval proposes.
-        nodes: most nodes of the target's tree for these items; items that do not fit are left out.
-    """
-
-    weight: float
-    sharpness: float = 0.7
-    nearness: float = 0.0
-    candidates: int = 40
-    nodes: int = 32
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be at least 0, got {value}")
-        if not self.sharpness > 0:
-            raise ValueError("sharpness must be above 0, got 0")
-        if self.weight > 1:
-            raise ValueError(f"weight must be at most 1, got {self.weight}")
+SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
+VECTORS = "vectors.npy"
+ITEM_ITEM, NEIGHBORS, CONTENT = "item_item", "neighbors", "content"  # stems of sparse matrices
+_PARTS = ("indptr", "indices", "data")
 
 
 class Candidates(NamedTuple):
@@ -87,7 +64,10 @@ class Retrieval:
         counts: (items,) float64 training events, possibly decayed.
         smoothing: s, in (0, 1].
         vectors: item vectors, or None.
-        blend: how to blend with the model, or None.
+        content: words and attribute values of the items, or None.
+        neighbors: scores by common users (item-kNN), or None.
+        sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
+        reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
 
@@ -95,15 +75,19 @@ class Retrieval:
     counts: NDArray[np.float64]
     smoothing: float = 0.03
     vectors: VectorIndex | None = None
-    blend: Blend | None = None
+    content: ContentIndex | None = None
+    neighbors: ItemItem | None = None
+    sasrec: SasRec | None = None
+    reranker: Reranker | None = None
     fitted_on: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        if self.vectors is not None:
-            shapes["vectors"] = len(self.vectors.vectors)
+        for name in ("vectors", "content", "neighbors", "sasrec"):
+            if (part := getattr(self, name)) is not None:
+                shapes[name] = len(part)
         for name, size in shapes.items():
             if size != len(self.counts):
                 raise ValueError(f"{name} is of {size} items, the counts of {len(self.counts)}")
@@ -180,32 +164,101 @@ class Retrieval:
         probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
         return np.log(probs).astype(np.float32)
 
-    def nearness(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Cosines between each history's vector and those of given items; 0 without vectors.
+    def propose(
+        self,
+        histories: Histories,
+        k: int,
+        exclude_seen: bool = True,
+        *,
+        excluded: Histories | None = None,
+        allowed: Sequence[NDArray[np.bool_] | None] | None = None,
+    ) -> Candidates:
+        """The k best items of each source, for the reranker: as `candidates`, and further ones.
 
-        A history's vector is the sum of its items' vectors, with the decay of `ItemItem`.
+        The further ones follow those of `candidates`: the items with the most evidence given the
+        last item, and the nearest by vectors and by content.
+        """
+        first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
+        hidden = _pairs(
+            [h for h in (histories if exclude_seen else None, excluded) if h], len(self)
+        )
+        masks = [None] * len(histories) if allowed is None else list(allowed)
+        limits = (k, hidden, masks)
+        found = [first.items, best_items(self.shares(histories.last), *limits)]
+        if self.neighbors is not None:
+            found.append(best_items(self.neighbors.score(histories, False), *limits))
+        for index in (self.vectors, self.content):
+            if index is not None:
+                found.append(index.nearest(index.mean(histories, self.item_item.decay), *limits))
+        if self.sasrec is not None:
+            states = self.sasrec.states(histories)
+            logits = product(states, self.sasrec.vectors)
+            logits[~states.any(axis=1)] = -np.inf
+            found.append(best_entries(logits, *limits))
+        found.append(self._popular(len(histories), k // 4, hidden, masks))
+        items = _without_repeats(np.concatenate(found, axis=1))
+        log_probs = np.where(items >= 0, self.log_prob(first.shares, items), -np.inf)
+        popular = found[-1]
+        supported = (_look_up(first.shares, items) > 0) | ~(
+            items[:, :, None] == popular[:, None]
+        ).any(-1)
+        return Candidates(items, log_probs.astype(np.float32), supported, first.shares)
+
+    def values(
+        self,
+        histories: Histories,
+        shares: sparse.csr_array,
+        items: NDArray[np.integer],
+        sources: Sequence[str],
+    ) -> dict[str, NDArray[np.float64]]:
+        """What sources of retrieval say about given items.
 
         Args:
             histories: n sequences, oldest first.
-            items: (n, c) dense items; those beyond the catalog have no vector.
+            shares: of the histories (`shares`).
+            items: (n, c) dense items; for those beyond the catalog and for -1, all values are 0.
+            sources: the sources that are wanted; the model is left out.
+
+        Returns:
+            source -> (n, c) values; 0 for sources that this retrieval does not have.
         """
-        if self.vectors is None:
-            return np.zeros(items.shape, np.float32)
-        ages = (
-            np.repeat(histories.offsets[1:], histories.lengths)
-            - 1
-            - np.arange(len(histories.items))
-        )
-        known = histories.items < len(self)
-        places = (histories.rows[known], histories.items[known])
-        recency = (self.item_item.decay ** ages[known]).astype(np.float32)
-        shape = (len(histories), len(self))
-        whole = sparse.csr_array((recency, places), shape=shape) @ self.vectors.vectors
-        length = np.linalg.norm(whole, axis=1, keepdims=True)
-        whole = np.divide(whole, length, out=np.zeros_like(whole), where=length > 0)
         inside = (items >= 0) & (items < len(self))
-        theirs = self.vectors.vectors[np.where(inside, items, 0)]
-        return np.asarray(np.where(inside, np.einsum("nd,ncd->nc", whole, theirs), 0), np.float32)
+        known = np.where(inside, items, len(self))
+        last, decay = histories.last, self.item_item.decay
+
+        def cosines(index: VectorIndex | ContentIndex | None, past: Histories) -> NDArray[Any]:
+            if index is None:
+                return np.zeros(items.shape)
+            return index.cosines(index.mean(past, decay), items)
+
+        def evidence() -> NDArray[Any]:
+            if self.neighbors is None:
+                return np.zeros(items.shape)
+            scores = self.neighbors.score(histories, False)
+            scores.sort_indices()
+            return _look_up(scores, known)
+
+        def logits() -> NDArray[Any]:
+            if self.sasrec is None:
+                return np.zeros(items.shape)
+            theirs = self.sasrec.vectors[np.where(inside, items, 0)]
+            found = np.einsum("nd,ncd->nc", self.sasrec.states(histories), theirs)
+            return np.where(inside, found, 0)
+
+        compute: dict[str, Callable[[], NDArray[Any]]] = {
+            "item_item": lambda: _look_up(shares, known),
+            "last_item": lambda: _look_up(self.shares(last), known),
+            "neighbors": evidence,
+            "vectors": lambda: cosines(self.vectors, histories),
+            "last_vectors": lambda: cosines(self.vectors, last),
+            "content": lambda: cosines(self.content, histories),
+            "last_content": lambda: cosines(self.content, last),
+            SASREC: logits,
+            POPULARITY: lambda: np.log1p(np.append(self.counts, 0.0)[known]),
+        }
+        return {
+            source: compute[source]().astype(np.float64) for source in sources if source in compute
+        }
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""
@@ -282,15 +335,20 @@ class Retrieval:
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""
-        for name, file in _MATRIX.items():
-            np.save(folder / file, getattr(self.item_item.weights, name), allow_pickle=False)
+        _save_matrix(folder, ITEM_ITEM, self.item_item.weights)
+        if self.neighbors is not None:
+            _save_matrix(folder, NEIGHBORS, self.neighbors.weights)
+        if self.content is not None:
+            _save_matrix(folder, CONTENT, self.content.rows)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
         settings = {
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
-            "blend": None if self.blend is None else asdict(self.blend),
+            "neighbors_decay": None if self.neighbors is None else self.neighbors.decay,
+            "terms": None if self.content is None else self.content.rows.shape[1],
+            "reranker": None if self.reranker is None else asdict(self.reranker),
             "fitted_on": self.fitted_on,
         }
         text = json.dumps(settings, indent=2)
@@ -305,18 +363,23 @@ class Retrieval:
         """
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            indptr, indices, data = (_read(folder / file) for file in _MATRIX.values())
-            size = len(indptr) - 1
-            weights = sparse.csr_array((data, indices, indptr), shape=(size, size))
-            weights.check_format(full_check=True)
-            vectors = folder / VECTORS
+            weights = _read_matrix(folder, ITEM_ITEM)
+            vectors, size = folder / VECTORS, weights.shape[0]
+            reranker, neighbors, content = settings["reranker"], None, None
+            if settings["neighbors_decay"] is not None:
+                decay = float(settings["neighbors_decay"])
+                neighbors = ItemItem(_read_matrix(folder, NEIGHBORS), decay)
+            if settings["terms"] is not None:
+                content = ContentIndex(_read_matrix(folder, CONTENT, (size, settings["terms"])))
             return cls(
                 ItemItem(weights, float(settings["decay"])),
                 _read(folder / COUNTS),
                 float(settings["smoothing"]),
                 VectorIndex(_read(vectors)) if vectors.is_file() else None,
-                None if settings["blend"] is None else Blend(**settings["blend"]),
-                settings.get("fitted_on"),
+                content,
+                neighbors,
+                reranker=None if reranker is None else Reranker(**reranker),
+                fitted_on=settings.get("fitted_on"),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
@@ -390,6 +453,17 @@ def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
     return np.concatenate(pairs)
 
 
+def _without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(n, w) the first place of each item, in order, filled up with -1."""
+    order = np.argsort(items, axis=1, kind="stable")
+    ordered = np.take_along_axis(items, order, axis=1)
+    again = np.zeros(items.shape, np.bool_)
+    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    again |= items < 0
+    to_left = np.argsort(again, axis=1, kind="stable")
+    return np.take_along_axis(np.where(again, -1, items), to_left, axis=1)
+
+
 def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:
     return np.asarray(np.diff(shares.indptr) > 0)
 
@@ -405,6 +479,24 @@ def _look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[
         return np.zeros(columns.shape)
     found = (keys[place] == wanted) & (columns >= 0)
     return np.where(found, matrix.data[place], 0.0)
+
+
+def _save_matrix(folder: Path, stem: str, matrix: sparse.csr_array) -> None:
+    for part in _PARTS:
+        np.save(folder / f"{stem}.{part}.npy", getattr(matrix, part), allow_pickle=False)
+
+
+def _read_matrix(folder: Path, stem: str, shape: tuple[int, int] | None = None) -> sparse.csr_array:
+    """Read a square matrix, or one of the given shape.
+
+    Raises:
+        ValueError: its arrays contradict each other.
+    """
+    indptr, indices, data = (_read(folder / f"{stem}.{part}.npy") for part in _PARTS)
+    size = len(indptr) - 1
+    matrix = sparse.csr_array((data, indices, indptr), shape=shape or (size, size))
+    matrix.check_format(full_check=True)
+    return matrix
 
 
 def _read(file: Path) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+
+from recsys.interactions import Histories
+from recsys.retrieval.item_item import decayed
+
+BLOCK = 16  # queries that are multiplied together
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +26,9 @@ class VectorIndex:
     """
 
     vectors: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.vectors)
 
     @classmethod
     def of(cls, vectors: NDArray[np.floating[Any]]) -> VectorIndex:
@@ -52,6 +61,46 @@ class VectorIndex:
         found[cosines <= 0] = -1
         return found, cosines
 
+    def mean(self, histories: Histories, decay: float) -> NDArray[np.float32]:
+        """(n, D) unit vectors of histories: the sum of their items' vectors, decayed with age.
+
+        Args:
+            histories: n sequences, oldest first; items without a vector here are skipped.
+            decay: weight of an item relative to the next one.
+        """
+        whole = decayed(histories, len(self.vectors), decay) @ self.vectors
+        length = np.linalg.norm(whole, axis=1, keepdims=True)
+        return np.asarray(np.divide(whole, length, out=np.zeros_like(whole), where=length > 0))
+
+    def cosines(
+        self, queries: NDArray[np.float32], items: NDArray[np.integer]
+    ) -> NDArray[np.float32]:
+        """(n, c) cosines of unit vectors (n, D) and items (n, c); 0 for items without a vector."""
+        inside = (items >= 0) & (items < len(self.vectors))
+        theirs = self.vectors[np.where(inside, items, 0)]
+        return np.where(inside, np.einsum("nd,ncd->nc", queries, theirs), np.float32(0))
+
+    def nearest(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        hidden: NDArray[np.int64],
+        masks: Sequence[NDArray[np.bool_] | None],
+    ) -> NDArray[np.int32]:
+        """The k items with the largest positive cosine to each query, best first.
+
+        Args:
+            queries: (n, D) unit vectors.
+            k: number of items.
+            hidden: `row * items + item` of the pairs to leave out.
+            masks: (items,) bool for each query, the items it may get; None for all.
+
+        Returns:
+            (n, k) items, padded with -1.
+        """
+        scores = product(queries, self.vectors)
+        return best_entries(np.where(scores > 0, scores, -np.inf), k, hidden, masks)
+
     def neighbours(self, k: int) -> sparse.csr_array:
         """(items, items) the k nearest other items of each, weighted by cosine to the power of 4.
 
@@ -65,3 +114,45 @@ class VectorIndex:
         weight = np.divide(weight, total, out=weight, where=total > 0)
         row = np.nonzero(kept)[0]
         return sparse.csr_array((weight[kept], (row, found[kept])), shape=(size, size))
+
+
+def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, items) dot products, in blocks of one size.
+
+    A query thus gets the same bits alone and beside others.
+    """
+    blocks = np.zeros((-(-len(queries) // BLOCK) * BLOCK, queries.shape[1]), np.float32)
+    blocks[: len(queries)] = queries
+    found = [block @ vectors.T for block in blocks.reshape(-1, BLOCK, queries.shape[1])]
+    return np.concatenate([*found, np.zeros((0, len(vectors)), np.float32)])[: len(queries)]
+
+
+def best_entries(
+    scores: NDArray[np.float32],
+    k: int,
+    hidden: NDArray[np.int64],
+    masks: Sequence[NDArray[np.bool_] | None],
+) -> NDArray[np.int32]:
+    """(n, k) columns with the largest finite scores, best first, padded with -1.
+
+    Args:
+        scores: (n, items); is changed.
+        k: number of items.
+        hidden: `row * items + item` of the pairs to leave out.
+        masks: (items,) bool for each row, the items it may get; None for all.
+    """
+    found = np.full((len(scores), k), -1, np.int32)
+    width = min(k, scores.shape[1])
+    if not width:
+        return found
+    scores.reshape(-1)[hidden] = -np.inf
+    for row, mask in zip(scores, masks, strict=True):
+        if mask is not None:
+            row[~mask] = -np.inf
+    best = np.argpartition(-scores, width - 1, axis=1)[:, :width]
+    value = np.take_along_axis(scores, best, axis=1)
+    order = np.lexsort((best, -value), axis=1)
+    best = np.take_along_axis(best, order, axis=1)
+    value = np.take_along_axis(value, order, axis=1)
+    found[:, :width] = np.where(value > -np.inf, best, -1)
+    return found

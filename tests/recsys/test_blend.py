@@ -8,18 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy import sparse
 
 from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
+from recsys.bundle import CATALOG, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.listing import MODEL, Lists, Union
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
+from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.reranker import FEATURES
 from recsys.testing import tiny_model
+from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 60, (5, 4, 4)
@@ -36,17 +41,29 @@ TABLE = pa.table(
 )
 RNG = np.random.default_rng(0)
 TRAINED = Histories.of([RNG.integers(0, ITEMS, 6) for _ in range(40)])
-BLEND = Blend(0.6, 0.8, 1.5, candidates=12, nodes=200)
+VECTORS = np.random.default_rng(1).normal(size=(ITEMS, 5))
+CONTENT = np.random.default_rng(2).normal(size=(ITEMS, 3))
+UNIT = CONTENT / np.linalg.norm(CONTENT, axis=1, keepdims=True)
+SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None).frozen()
+WEIGHTS = {
+    name: float(weight)
+    for name, weight in zip(
+        sorted(FEATURES), np.random.default_rng(3).normal(size=len(FEATURES)), strict=True
+    )
+}
+BLEND = Reranker(WEIGHTS, candidates=12, nodes=400)
 EVEN = {"must": [{"key": "even", "match": True}]}
 
 
-def make_retrieval(blend: Blend | None = BLEND, items: int = ITEMS) -> Retrieval:
+def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Retrieval:
     return Retrieval(
         ItemItem.directional(TRAINED, items),
         decayed_counts(TRAINED.items, items),
         0.1,
-        VectorIndex.of(np.random.default_rng(1).normal(size=(items, 5))),
-        blend,
+        VectorIndex.of(np.resize(VECTORS, (items, 5))),
+        ContentIndex(sparse.csr_array(np.resize(UNIT, (items, 3)).astype(np.float32))),
+        ItemItem.cosine(TRAINED, items),
+        reranker=reranker,
     )
 
 
@@ -61,6 +78,8 @@ def build(path, retrieval: Retrieval | None):
         if retrieval is not None:
             (folder / RETRIEVAL).mkdir()
             retrieval.save(folder / RETRIEVAL)
+            (folder / EVAL).mkdir()
+            SASREC.save(folder / EVAL)
     return path
 
 
@@ -78,28 +97,75 @@ def ids_of(result):
     return [r.item_id for r in result.recommendations]
 
 
+def slow_cosine(vectors, history, item) -> float:
+    """Cosine of an item and the sum of the history's unit vectors, weighted by 0.6 to their age."""
+    whole = [0.0] * len(vectors[0])
+    for age, seen in enumerate(reversed(history)):
+        unit = vectors[seen] / math.hypot(*vectors[seen])
+        whole = [w + 0.6**age * float(u) for w, u in zip(whole, unit, strict=True)]
+    if not history:
+        return 0.0
+    dot = sum(w * float(v) for w, v in zip(whole, vectors[item], strict=True))
+    return dot / math.hypot(*whole) / math.hypot(*vectors[item])
+
+
+def slow_features(source, values) -> list[dict[str, float]]:
+    """Features of each candidate from a source's values, None where the model has no score."""
+    known = [v for v in values if v is not None]
+    if source == "popularity":
+        return [{source: v} for v in values]
+    best, worst = max(known, default=0.0), min(known, default=0.0)
+    features = []
+    for v in values:
+        filled = worst if v is None else v
+        above = len(known) if v is None else sum(other > v for other in known)
+        gap = filled - best
+        if source in ("item_item", "last_item", "neighbors"):
+            gap = filled / best if best else 0.0
+        row = {f"{source}.value": filled, f"{source}.rank": math.log(1 + above)}
+        row[f"{source}.gap"] = gap
+        if source == "model":
+            row["model.missing"] = float(v is None)
+        features.append(row)
+    return features
+
+
 def slow_blend(rec, request) -> list[tuple[str, float]]:
-    """The formula, item by item, over the model's 20 beams and retrieval's candidates."""
-    retrieval, blend = rec.retrieval, rec.retrieval.blend
+    """The definition of the score, item by item, over the model's 20 beams and the candidates."""
+    retrieval, reranker = rec.retrieval, rec.retrieval.reranker
     plain = rec.recommend_batch([replace(request, k=20, blend=False, boosts=())])[0]
     seen = [IDS.index(i) for i in request.history]
     asked = Histories.of([seen])
     hidden = [IDS.index(i) for i in request.exclude_items] + seen * request.exclude_seen
     allowed = np.array([request.filter is None or i % 2 == 0 for i in range(ITEMS)])
-    found = retrieval.candidates(
-        asked, blend.candidates, False, excluded=Histories.of([hidden]), allowed=[allowed]
+    found = retrieval.propose(
+        asked,
+        max(20, reranker.candidates),
+        False,
+        excluded=Histories.of([hidden]),
+        allowed=[allowed],
     )
-    names = dict.fromkeys([*ids_of(plain), *(IDS[i] for i in found.items[0] if i >= 0)])
-    exact = rec.score([request.history], [list(names)])[0]
-    weights = [math.exp(blend.sharpness * s) for s in exact]
-    items = np.array([[IDS.index(name) for name in names]])
-    retrieved = np.exp(retrieval.log_prob(retrieval.shares(asked), items)[0])
-    near = retrieval.nearness(asked, items)[0]
+    names = list(dict.fromkeys([*ids_of(plain), *(IDS[i] for i in found.items[0] if i >= 0)]))
+    items = [IDS.index(name) for name in names]
+    values = {"model": list(rec.score([request.history], [names])[0])}
+    for source, past in (("item_item", seen), ("last_item", seen[-1:])):
+        values[source] = list(retrieval.shares(Histories.of([past])).toarray()[0][items])
+    for source, index in (("vectors", VECTORS), ("content", CONTENT)):
+        values[source] = [slow_cosine(index, seen, i) for i in items]
+        values[f"last_{source}"] = [slow_cosine(index, seen[-1:], i) for i in items]
+    values["neighbors"] = list(retrieval.neighbors.score(asked, False).toarray()[0][items])
+    values["sasrec"] = list((SASREC.states(asked) @ SASREC.vectors.T)[0][items])
+    counts = np.bincount(TRAINED.items, minlength=ITEMS)
+    values["popularity"] = [math.log(1 + counts[i]) for i in items]
+    totals = [0.0] * len(items)
+    for source, column in values.items():
+        for place, row in enumerate(slow_features(source, column)):
+            totals[place] += sum(reranker.weights.get(n, 0.0) * f for n, f in row.items())
+    norm = math.log(sum(math.exp(t) for t in totals))
     scores = []
-    for name, w, p, a in zip(names, weights, retrieved, near, strict=True):
-        mixed = (1 - blend.weight) * w / sum(weights) + blend.weight * p
+    for name, total in zip(names, totals, strict=True):
         gain = sum(b["weight"] for b in request.boosts if IDS.index(name) % 2 == 0)
-        scores.append((name, math.log(mixed) + blend.nearness * a + gain))
+        scores.append((name, total - norm + gain))
     return sorted(scores, key=lambda pair: -pair[1])[: request.k]
 
 
@@ -114,9 +180,9 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     ],
     ids=["plain", "seen", "empty", "filter", "boost"],
 )
-def test_blended_lists_follow_the_formula(rec, request_):
+def test_blended_lists_follow_the_definition(rec, request_):
     if request_.boosts:  # beams are those of the boosted search; candidates are all there is to add
-        rec.retrieval = replace(rec.retrieval, blend=replace(BLEND, candidates=ITEMS))
+        rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, candidates=ITEMS))
     found = rec.recommend_batch([request_])[0]
     wanted = slow_blend(rec, request_)
     assert ids_of(found) == [name for name, _ in wanted]
@@ -139,12 +205,14 @@ def test_items_have_their_source_and_reason(rec):
     assert any(r.because in history for r in found.recommendations)
 
 
-def test_candidates_beyond_the_node_budget_are_left_out(rec):
-    rec.retrieval = replace(rec.retrieval, blend=replace(BLEND, nodes=0))
-    request = RecommendRequest(["id-3"], 20)
-    found = rec.recommend_batch([request])[0]
-    plain = rec.recommend_batch([replace(request, blend=False)])[0]
-    assert sorted(ids_of(found)) == sorted(ids_of(plain))
+def test_candidates_beyond_the_node_budget_have_no_model_score(rec):
+    rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, nodes=0))
+    request = RecommendRequest(["id-3"], 30)
+    beams = ids_of(rec.recommend_batch([replace(request, blend=False)])[0])
+    worst = {"model.missing": -100.0, "model.value": 1.0}
+    rec.retrieval = replace(rec.retrieval, reranker=Reranker(worst, candidates=12, nodes=0))
+    found = ids_of(rec.recommend_batch([request])[0])
+    assert found == beams[:30]
 
 
 def test_requests_for_the_models_own_list_are_not_blended(rec):
@@ -163,7 +231,7 @@ def test_requests_for_the_models_own_list_are_not_blended(rec):
 
 def test_the_bundle_chooses_unless_the_request_does(tmp_path):
     request = RecommendRequest(["id-3"], 10)
-    off = Recommender.load(build(tmp_path / "off", make_retrieval(replace(BLEND, weight=0))))
+    off = Recommender.load(build(tmp_path / "off", make_retrieval(replace(BLEND, weights={}))))
     assert off.recommend_batch([request])[0].certificate != "approximate"
     assert off.recommend_batch([replace(request, blend=True)])[0].certificate == "approximate"
     none = Recommender.load(build(tmp_path / "none", make_retrieval(None)))
@@ -188,7 +256,7 @@ def test_retrieval_of_another_catalog_is_refused(tmp_path):
 
 def test_blended_requests_get_the_same_bits_alone_and_in_a_batch(folder):
     rec = Recommender.load(folder)
-    rec.retrieval = replace(rec.retrieval, blend=replace(BLEND, nodes=16))
+    rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, nodes=16))
     requests = [
         RecommendRequest([IDS[j] for j in RNG.integers(0, ITEMS, n)], k)
         for n, k in [(0, 10), (1, 5), (9, 20), (4, 7)]

@@ -32,7 +32,7 @@ from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find
 from recsys.interactions import Histories, Interactions
 from recsys.pipeline import Context
-from recsys.retrieval import digest
+from recsys.retrieval import Reranker, digest
 from recsys.splits import leave_one_out
 
 ITEMS, USERS = 40, 60
@@ -573,8 +573,10 @@ def test_a_bundle_of_differently_split_data_is_marked(context: Context) -> None:
 def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blend, alike = SimpleNamespace(weight=0.5), SimpleNamespace(vectors=np.ones((ITEMS, 1)))
-    retrieval = SimpleNamespace(blend=blend, counts=np.zeros(ITEMS), fitted_on=None, vectors=alike)
+    weights, alike = {"popularity": 1.0}, SimpleNamespace(vectors=np.ones((ITEMS, 1)))
+    retrieval = SimpleNamespace(
+        reranker=Reranker(weights), counts=np.zeros(ITEMS), fitted_on=None, vectors=alike
+    )
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
     assert document["rankers"][:2] == ["blended", "model"]
@@ -593,7 +595,7 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(
     context: Context, shop: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
-    retrieval = SimpleNamespace(blend=SimpleNamespace(weight=0.5), counts=counts, fitted_on=None)
+    retrieval = SimpleNamespace(reranker=None, counts=counts, fitted_on=None)
     retrieval.vectors = None
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     with pytest.raises(DataError, match="leak: retrieval has counted"):

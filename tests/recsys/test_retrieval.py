@@ -10,7 +10,8 @@ from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
-from recsys.retrieval import Blend, ItemItem, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval.content import ContentIndex
 
 ITEMS = 9
 histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=7), min_size=1, max_size=6).map(
@@ -141,7 +142,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         decayed_counts(trained.items, ITEMS),
         0.3,
         vectors,
-        blend=Blend(0.7, 0.5, 2.0, 20, 30),
+        content=ContentIndex(sparse.csr_array(np.eye(ITEMS, 12, dtype=np.float32))),
+        neighbors=ItemItem.cosine(trained, ITEMS),
+        reranker=Reranker({"popularity": 0.5, "model.value": 1.5}, 20, 30),
     )
     retrieval.save(tmp_path)
     assert {f.suffix for f in tmp_path.iterdir()} == {".npy", ".json"}
@@ -151,7 +154,10 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     np.testing.assert_array_equal(a.items, b.items)
     np.testing.assert_array_equal(a.log_probs, b.log_probs)
     np.testing.assert_array_equal(a.shares.toarray(), b.shares.toarray())
-    assert again.blend == Blend(0.7, 0.5, 2.0, 20, 30)
+    assert again.reranker == retrieval.reranker
+    assert (again.content.rows != retrieval.content.rows).nnz == 0
+    assert (again.neighbors.weights != retrieval.neighbors.weights).nnz == 0
+    assert again.neighbors.decay == retrieval.neighbors.decay
     np.testing.assert_array_equal(again.vectors.vectors, vectors.vectors)
 
 
@@ -178,23 +184,50 @@ def test_settings_out_of_range_are_refused():
         Retrieval(item_item, np.ones(2), 0.0)
     with pytest.raises(ValueError, match="counts of 3"):
         Retrieval(item_item, np.ones(3))
-    for values, field in (((-1.0,), "weight"), ((1.1,), "weight"), ((0.5, 0.7, -1), "nearness")):
-        with pytest.raises(ValueError, match=field):
-            Blend(*values)
+    for weights, fault in (({"popular": 1.0}, "'popular'"), ({"popularity": np.inf}, "finite")):
+        with pytest.raises(ValueError, match=fault):
+            Reranker(weights)
+    with pytest.raises(ValueError, match="nodes"):
+        Reranker({}, 10, -1)
 
 
-def test_nearness_is_the_cosine_to_the_decayed_history():
-    vectors = VectorIndex.of(np.array([[1.0, 0], [0, 2], [3, 3], [0, 0]]))
-    retrieval = Retrieval(ItemItem.directional(Histories.of([[0, 1]]), 4), np.ones(4), 0.1, vectors)
+def test_cosines_are_to_the_decayed_history():
+    index = VectorIndex.of(np.array([[1.0, 0], [0, 2], [3, 3], [0, 0]]))
     asked = Histories.of([[0, 1], [], [3], [9, 0]])
-    near = retrieval.nearness(asked, np.array([[0, 1, 2, 3, 7]] * 4))
+    near = index.cosines(index.mean(asked, 0.6), np.array([[0, 1, 2, 3, 7]] * 4))
     whole = np.array([0.6, 1.0]) / np.hypot(0.6, 1.0)  # item 0 is one event older: decay 0.6
     wanted = [whole[0], whole[1], whole.sum() / np.sqrt(2), 0, 0]
     np.testing.assert_allclose(near[0], wanted, rtol=1e-6)
     assert not near[1].any()
     assert not near[2].any()  # its only item has no vector
     np.testing.assert_allclose(near[3], [1, 0, np.sqrt(0.5), 0, 0], rtol=1e-6)
-    assert not fitted(Histories.of([[0, 1]])).nearness(asked, np.array([[0]] * 4)).any()
+
+
+@given(histories, st.lists(st.booleans(), min_size=ITEMS, max_size=ITEMS), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_proposals_are_the_best_of_each_source(asked, mask, k):
+    vectors = np.random.default_rng(0).normal(size=(ITEMS, 3))
+    retrieval = fitted(
+        Histories.of([[0, 1, 2], [2, 3, 0], [4, 5]]), vectors=VectorIndex.of(vectors)
+    )
+    allowed = [np.array(mask) if i % 2 else None for i in range(len(asked))]
+    found = retrieval.propose(asked, k, allowed=allowed)
+    first = retrieval.candidates(asked, k, allowed=allowed).items
+    for i, history in enumerate(asked):
+        free = [x for x in range(ITEMS) if x not in history and (i % 2 == 0 or mask[x])]
+        here = found.items[i][found.items[i] >= 0].tolist()
+        assert len(set(here)) == len(here)
+        assert set(here) <= set(free)
+        assert here[: (first[i] >= 0).sum()] == first[i][first[i] >= 0].tolist()
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        query = sum((0.6**a * unit[x] for a, x in enumerate(history[::-1])), np.zeros(3))
+        near = sorted((x for x in free if unit[x] @ query > 1e-6), key=lambda x: -unit[x] @ query)
+        assert set(near[:k]) <= set(here)
+        weights = retrieval.item_item.weights.toarray()[history[-1]] if len(history) else []
+        after = sorted(
+            (x for x in free if len(history) and weights[x] > 0), key=lambda x: -weights[x]
+        )
+        assert set(after[:k]) <= set(here)
 
 
 def test_neighbours_are_weighted_by_the_fourth_power_of_cosine():

@@ -14,7 +14,7 @@ from recsys.artifacts import read_manifest
 from recsys.interactions import Histories
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
-from recsys.retrieval.retrieval import Blend
+from recsys.retrieval.reranker import Reranker
 from recsys.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ window.fetch = (...what) => {
 """
 PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle one
 
+RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
+
 
 def title(item):
     colour = ("Red", "Green", "Blue")[item % 3]
@@ -54,7 +56,7 @@ def bundle(tmp_path_factory, random_bundle):
         ITEMS,
         codes=CODES,
         draft=True,
-        retrieval=Retrieval(ItemItem.directional(walks, ITEMS), counts, blend=Blend(0.3)),
+        retrieval=Retrieval(ItemItem.directional(walks, ITEMS), counts, reranker=RERANKER),
         evaluation={
             "target": {"recall@10": 0.5, "users": 40},
             "retrieval": {

@@ -1,4 +1,4 @@
-"""Stage retrieval: fitted on training events alone; a blend chosen on validation."""
+"""Stage retrieval: fitted on training events alone; the reranker is fitted on validation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys.retrieval import Retrieval, digest
 from recsys.splits import TRAIN
 from recsys.training import bundle, draft, retrieval, target
 
-FAST = {"weights": [0.5, 0.9], "sharpness": [1.0], "nearness": [0.0], "nodes": 20, "beams": 10}
+FAST = {"nodes": 20, "beams": 10, "candidates": 10}
 
 
 @pytest.fixture
@@ -27,22 +27,24 @@ def context(make_context):
     return context
 
 
-def test_the_blend_that_was_chosen_is_in_the_bundle(context):
+def test_what_is_served_is_at_least_as_good_as_each_part(context):
     path = retrieval.stage(context)
     info = read_manifest(path, "retrieval").info
     assert info["fitted_on"] == "train"
     validation = info["validation"]
-    assert validation["blended"]["ndcg@10"] >= validation["model"]["ndcg@10"]
+    served = validation["parts"].pop("served")
+    assert {"popularity", "item-kNN", "directional", "model"} <= set(validation["parts"])
+    assert served["ndcg@10"] >= validation["parts"]["model"]["ndcg@10"]
     draft.stage(context)
     folder = bundle.stage(context)
     found = Bundle.load(folder).retrieval
-    assert found.blend == Retrieval.load(path).blend
-    assert found.blend.nodes == 20
+    assert found.reranker == Retrieval.load(path).reranker
+    assert found.reranker.nodes == 20
     trained = Dataset.load(context.workspace.dataset).train_histories
     assert found.fitted_on == digest(trained)
     assert read_manifest(folder).info["ids_fitted_on"] == digest(trained)
     validated = json.loads((folder / "eval" / "validation.json").read_text())
-    assert validated["retrieval"] == validation
+    assert validated["retrieval"] == read_manifest(path, "retrieval").info["validation"]
     assert read_manifest(folder).parents["retrieval"] == read_manifest(path).digest
     recommender, request = Recommender.load(folder), RecommendRequest(["i3"], 5)
     assert len(recommender.fallback(request).recommendations) == 5
@@ -67,22 +69,13 @@ def test_nothing_but_training_events_is_learned(context, shop):
         np.testing.assert_array_equal(array, np.load(after / file))
 
 
-def test_a_current_artifact_is_kept_and_no_users_mean_no_blend(context, make_context):
+def test_a_current_artifact_is_kept_and_no_users_fit_nothing(context, make_context):
     path = retrieval.stage(context)
     before = (path / "manifest.json").stat().st_mtime_ns
     assert retrieval.stage(context) == path
     assert (path / "manifest.json").stat().st_mtime_ns == before
     retrieval.stage(make_context(retrieval={**FAST, "users": 0}))
-    assert Retrieval.load(path).blend is None
-
-
-def test_a_grid_that_never_helps_leaves_the_models_list_alone(make_context):
-    context = make_context(retrieval={**FAST, "weights": []})
-    target.stage(context)
-    path = retrieval.stage(context)
-    assert Retrieval.load(path).blend.weight == 0
-    info = read_manifest(path).info["validation"]
-    assert info["blended"] == info["model"]
+    assert Retrieval.load(path).reranker is None
 
 
 def test_a_run_without_retrieval_makes_a_bundle_without(context):
@@ -95,15 +88,6 @@ def test_a_run_without_retrieval_makes_a_bundle_without(context):
 def test_a_number_out_of_range_is_refused_by_name(make_context):
     with pytest.raises(ConfigError, match="beams"):
         retrieval.stage(make_context(retrieval={"beams": 0}))
-
-
-def test_slack_is_spent_on_rare_targets(context, make_context):
-    path = retrieval.stage(context)
-    strict = read_manifest(path).info["validation"]["blended"]
-    retrieval.stage(make_context(retrieval={**FAST, "slack": 0.9}))
-    found = read_manifest(path).info["validation"]["blended"]
-    assert found["ndcg@10"] <= strict["ndcg@10"]
-    assert found["rare_recall@10"] >= strict["rare_recall@10"]
 
 
 def test_vectors_take_part_where_the_semantic_ids_have_some(context, make_context):

@@ -173,7 +173,7 @@ def test_ids_and_target_learn_from_it_and_a_report_shows_it(make_context, shop):
         sasrec=SMALL,
         ids={"levels": 3, "codebook_size": 4, "features": {"collaborative": "sasrec"}},
         target={"soft_labels": 0.5, "soft_labels_from": "sasrec", "epochs": 2},
-        retrieval={"weights": [0.5], "sharpness": [1.0], "nearness": [0.0], "users": 20},
+        retrieval={"users": 20},
     )
     parts = [stage.stage(context) for stage in (sasrec, ids, target, draft, retrieval)]
     made = read_manifest(parts[0]).digest

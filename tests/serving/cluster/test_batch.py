@@ -21,7 +21,7 @@ from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
 from recsys.interactions import Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import Blend, ItemItem, Retrieval, decayed_counts
+from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.serving.batch import workers
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
@@ -36,6 +36,8 @@ HISTORIES: list[list[str] | None] = [
 ]
 HISTORIES[7:10] = [None, [], ["gone"]]
 IDS = [f"user-{n}" for n in range(len(HISTORIES))]
+
+RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
 
 
 def write_users(path, ids=IDS, histories=HISTORIES, rows=7):
@@ -99,7 +101,9 @@ def retrieving(tmp_path_factory, random_bundle):
     rng = np.random.default_rng(8)
     trained = Histories.of([rng.integers(0, 300, 6) for _ in range(60)])
     retrieval = Retrieval(
-        ItemItem.directional(trained, 300), decayed_counts(trained.items, 300), blend=Blend(0.5)
+        ItemItem.directional(trained, 300),
+        decayed_counts(trained.items, 300),
+        reranker=RERANKER,
     )
     folder: Path = tmp_path_factory.mktemp("retrieving") / "bundle"
     random_bundle(folder, 300, retrieval=retrieval, price=np.arange(300) / 2)

@@ -1,0 +1,120 @@
+"""ContentIndex: nearest items by the cosine of their words and attribute values (TF-IDF)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy import sparse
+
+from recsys.dataset import ITEM_COLUMNS
+from recsys.interactions import Histories
+from recsys.retrieval.item_item import best_items, decayed
+
+COMMONEST = 5000  # terms of more items are left out: they say little and cost much
+
+
+@dataclass(frozen=True, eq=False)
+class ContentIndex:
+    """Sparse vectors of items; an item without terms has no neighbours.
+
+    Attributes:
+        rows: (items, terms) float32 CSR with rows of length 1, or 0.
+    """
+
+    rows: sparse.csr_array
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[0])
+
+    @classmethod
+    def of(cls, items: pa.Table) -> ContentIndex | None:
+        """The index of a catalog: words of titles and texts, and attribute values, half and half.
+
+        Args:
+            items: table with `item_id`, `title`, `text` and attribute columns. Numbers and
+                embeddings are left out.
+
+        Returns:
+            None if no term describes several items.
+        """
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        parts = []
+        for documents in (_words(items), _attribute_values(items)):
+            terms = TfidfVectorizer(
+                analyzer=list, min_df=2, max_df=COMMONEST, sublinear_tf=True, dtype=np.float32
+            )
+            try:
+                parts.append(terms.fit_transform(documents))
+            except ValueError:  # no term is left
+                continue
+        if not parts:
+            return None
+        return cls(_unit(sparse.csr_array(sparse.hstack(parts, format="csr"))))
+
+    @cached_property
+    def _columns(self) -> sparse.csr_array:
+        return sparse.csr_array(self.rows.T)
+
+    def mean(self, histories: Histories, decay: float) -> sparse.csr_array:
+        """(n, terms) unit vectors of histories: the sum of their items' rows, decayed with age."""
+        return _unit(decayed(histories, len(self), decay) @ self.rows)
+
+    def cosines(self, queries: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
+        """(n, c) cosines of unit vectors and items (n, c); 0 for items without terms."""
+        inside = (items >= 0) & (items < len(self))
+        n, width = items.shape
+        theirs = self.rows[np.where(inside, items, 0).reshape(-1)]
+        own = queries[np.repeat(np.arange(n), width)]
+        found = np.asarray(theirs.multiply(own).sum(axis=1)).reshape(n, width)
+        return np.where(inside, found, 0).astype(np.float32)
+
+    def nearest(
+        self,
+        queries: sparse.csr_array,
+        k: int,
+        hidden: NDArray[np.int64],
+        masks: Sequence[NDArray[np.bool_] | None],
+    ) -> NDArray[np.int32]:
+        """The k items with the largest positive cosine to each query (`VectorIndex.nearest`)."""
+        cosines = sparse.csr_array(queries @ self._columns)
+        cosines.sort_indices()
+        return best_items(cosines, k, hidden, masks)
+
+
+def _unit(rows: sparse.csr_array) -> sparse.csr_array:
+    rows = sparse.csr_array(rows)
+    squares = np.add.reduceat(np.append(rows.data**2, 0), rows.indptr[:-1])
+    length = np.sqrt(np.where(np.diff(rows.indptr) > 0, squares, 1))
+    rows.data = (rows.data / np.repeat(length, np.diff(rows.indptr))).astype(np.float32)
+    return rows
+
+
+def _words(items: pa.Table) -> list[list[str]]:
+    """Lower-case words of each item's title and text; none for a title that is the item's id."""
+    import re
+
+    lines = zip(*(items[name].to_pylist() for name in ITEM_COLUMNS), strict=True)
+    return [
+        re.findall(r"\w+", f"{'' if title == item else title} {text or ''}".lower())
+        for item, title, text in lines
+    ]
+
+
+def _attribute_values(items: pa.Table) -> list[list[str]]:
+    """`attribute=value` terms of each item."""
+    terms: list[list[str]] = [[] for _ in range(items.num_rows)]
+    for name in items.column_names:
+        kind = items[name].type
+        kind = kind.value_type if pa.types.is_list(kind) else kind
+        if name in ITEM_COLUMNS or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            continue
+        for own, value in zip(terms, items[name].to_pylist(), strict=True):
+            values = value if isinstance(value, list) else [value]
+            own.extend(f"{name}={v}" for v in values if v not in (None, ""))
+    return terms

@@ -1,0 +1,167 @@
+"""Reranker: one score for each candidate of a request, from what several sources say about it.
+
+A source gives each candidate a number: co-occurrence evidence, a cosine, a logit, or the model's
+log-probability. Each number becomes three features: itself, log(1 + rank) among the
+candidates, and its distance to the best. The score is linear in the features, and the softmax of
+the scores is the estimated probability that a candidate is the next item (the conditional logit
+of McFadden, 1974). `recsys.training.reranking` fits it on validation users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MODEL, POPULARITY = "model", "popularity"
+SHARES = ("item_item", "last_item", "neighbors")
+"""Evidence by order given the history and given its last item, and by common users."""
+COSINES = ("vectors", "last_vectors", "content", "last_content")
+"""Cosines with the history and with its last item, by item vectors and by content."""
+SASREC = "sasrec"
+"""Logits of SASRec."""
+SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, MODEL)
+FORMS = ("value", "rank", "gap")
+
+
+def names_of(source: str) -> list[str]:
+    """Names of the features of a source."""
+    if source == POPULARITY:
+        return [source]
+    return [f"{source}.{form}" for form in FORMS] + ([f"{source}.missing"] * (source == MODEL))
+
+
+FEATURES = frozenset(name for source in SOURCES for name in names_of(source))
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """Weights of the features, and how many candidates there are.
+
+    Attributes:
+        weights: feature -> weight; a feature without an entry has weight 0. Empty: the model's
+            list is served unchanged.
+        candidates: items that each source of retrieval proposes.
+        nodes: most nodes of the target's tree for these items; the model's probability of items
+            that do not fit is unknown (`model.missing`).
+    """
+
+    weights: Mapping[str, float]
+    candidates: int = 40
+    nodes: int = 32
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.weights) - FEATURES)
+        if unknown:
+            raise ValueError(f"weights: unknown feature {unknown[0]!r}")
+        if not all(np.isfinite(weight) for weight in self.weights.values()):
+            raise ValueError("weights: every weight must be finite")
+        for name in ("candidates", "nodes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources whose features have weight."""
+        used = {name.split(".")[0] for name, weight in self.weights.items() if weight}
+        return [source for source in SOURCES if source in used]
+
+    @classmethod
+    def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
+        """Rank by the value of one source alone.
+
+        Example:
+            >>> Reranker.of_source("popularity", 40, 32).weights
+            {'popularity': 1.0}
+        """
+        weights = {source: 1.0} if source == POPULARITY else {f"{source}.value": 1.0}
+        if source == MODEL:
+            weights[f"{MODEL}.missing"] = -1.0  # after every item that the model has scored
+        return cls(weights, candidates, nodes)
+
+    def score(
+        self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Log-probabilities of the candidates among each other.
+
+        Args:
+            values: source -> (n, w) values, for all of `sources`; NaN where there is none.
+            there: (n, w) which places hold a candidate.
+
+        Returns:
+            (n, w), -inf where there is no candidate.
+        """
+        total = np.zeros(there.shape)
+        for source in self.sources:
+            for name, feature in features_of(source, values[source], there).items():
+                if weight := self.weights.get(name, 0.0):
+                    total += weight * feature
+        total = np.where(there, total, -np.inf)
+        most = total.max(axis=1, keepdims=True, initial=-np.inf)
+        shifted = total - np.where(np.isfinite(most), most, 0)
+        # Summed in order, so that padding does not change the last bits.
+        norm = np.exp(shifted).cumsum(axis=1)[:, -1:]
+        return np.asarray(shifted - np.log(np.where(norm > 0, norm, 1)))
+
+
+def feature_matrix(
+    values: Mapping[str, NDArray[np.floating[Any]]],
+    there: NDArray[np.bool_],
+    sources: Sequence[str] = SOURCES,
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Names and (n, w, F) values of the features of some sources."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for source in sources:
+        found |= features_of(source, values[source], there)
+    return list(found), np.stack(list(found.values()), axis=-1).astype(np.float32)
+
+
+def features_of(
+    source: str, values: NDArray[np.floating[Any]], there: NDArray[np.bool_]
+) -> dict[str, NDArray[np.float64]]:
+    """The features of one source; 0 where there is no candidate.
+
+    Args:
+        source: one of `SOURCES`.
+        values: (n, w); NaN where the model has not scored a candidate.
+        there: (n, w) which places hold a candidate.
+
+    Returns:
+        feature -> (n, w). An unscored candidate has the least value that the request has.
+    """
+    values = np.asarray(values, np.float64)
+    known = there & ~np.isnan(values)
+    if source == POPULARITY:
+        return {source: np.where(known, values, 0)}
+    high = np.where(known, values, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
+    low = np.where(known, values, np.inf).min(axis=1, keepdims=True, initial=np.inf)
+    high, low = (np.where(np.isfinite(bound), bound, 0.0) for bound in (high, low))
+    filled = np.where(known, values, low)
+    gap = filled - high
+    if source in SHARES:
+        gap = np.divide(filled, high, out=np.zeros_like(filled), where=high > 0)
+    found = {
+        f"{source}.value": np.where(there, filled, 0),
+        f"{source}.rank": np.where(there, np.log1p(_ranks(values, known)), 0),
+        f"{source}.gap": np.where(there, gap, 0),
+    }
+    if source == MODEL:
+        found[f"{source}.missing"] = (there & ~known).astype(np.float64)
+    return found
+
+
+def _ranks(values: NDArray[np.floating[Any]], known: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(n, w) number of known candidates with a larger value; all of them for an unknown one."""
+    falling = np.where(known, -values, np.inf)
+    order = np.argsort(falling, axis=1, kind="stable")
+    ordered = np.take_along_axis(falling, order, axis=1)
+    place = np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    new = np.ones(values.shape, np.bool_)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    ranks = np.empty(values.shape, np.int64)
+    first = np.maximum.accumulate(np.where(new, place, 0), axis=1)
+    np.put_along_axis(ranks, order, first, axis=1)
+    return ranks

@@ -1,0 +1,98 @@
+"""Fitting the reranker: the right weights are found, and what is served is never below a part."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from recsys.retrieval.reranker import MODEL, SOURCES, Reranker, feature_matrix
+from recsys.training.reranking import Candidates, choose, cross_fit, fit, rank_targets
+
+SHAPE = Reranker({}, candidates=8, nodes=4)
+USERS, WIDTH = 900, 12
+
+
+def make(weights: dict[str, float], users: int = USERS) -> Candidates:
+    """Users whose next item is drawn from the softmax of a weighted sum of values."""
+    rng = np.random.default_rng(0)
+    items = np.stack([rng.permutation(50)[:WIDTH] for _ in range(users)]).astype(np.int32)
+    values = {source: rng.normal(size=items.shape) for source in SOURCES}
+    scores = sum(weight * values[source] for source, weight in weights.items())
+    noisy = scores + rng.gumbel(size=items.shape)
+    targets = items[np.arange(users), noisy.argmax(axis=1)]
+    return Candidates(items, values, targets)
+
+
+def test_the_weights_that_drew_the_items_are_found():
+    found = make({"content": 2.0, "popularity": -1.0}, users=6000)
+    fitted = fit(found, SHAPE, ["content", "popularity"])
+    assert (fitted.candidates, fitted.nodes) == (8, 4)
+    names, features = feature_matrix(found.values, found.there, ["content", "popularity"])
+    scores = features @ np.array([fitted.weights.get(name, 0) for name in names])
+    drawn = 2 * found.values["content"] - found.values["popularity"]
+    centred = [part - part.mean(axis=1, keepdims=True) for part in (scores, drawn)]
+    assert np.corrcoef(*(part.ravel() for part in centred))[0, 1] > 0.99
+
+
+def test_ranks_count_the_candidates_before_the_next_item():
+    items = np.array([[4, 7, 9, -1], [1, 2, 3, 5], [1, 2, 3, -1]], np.int32)
+    values = {source: np.zeros(items.shape) for source in SOURCES}
+    values["popularity"] = np.array([[1.0, 3, 2, 99], [5, 5, 7, 5], [1, 1, 1, 1]])
+    found = Candidates(items, values, np.array([9, 5, 8], np.int32))
+    by_popularity = Reranker.of_source("popularity", 8, 4)
+    assert rank_targets(found, by_popularity).tolist() == [1, 3, 4]
+
+
+def test_a_users_rank_does_not_depend_on_their_own_next_item():
+    found = make({"content": 1.0})
+    before = cross_fit(found, SHAPE)
+    other = found.targets.copy()
+    other[0] = found.items[0, (found.items[0] == found.targets[0]).argmax() - 1]
+    changed = Candidates(found.items, found.values, other)
+    scores = []
+    for data in (found, changed):
+        rows = np.flatnonzero(np.random.default_rng(0).permutation(USERS) % 3 != 0)
+        mine = 0 not in rows
+        scores.append(fit(data.take(rows), SHAPE) if mine else None)
+    assert scores[0] == scores[1]
+    assert len(before) == USERS
+
+
+def test_a_part_that_ranks_better_alone_is_served():
+    found = make({MODEL: 3.0}, users=60)
+    noise = np.random.default_rng(1)
+    misled = Candidates(
+        found.items, {s: noise.normal(size=found.items.shape) for s in SOURCES}, found.targets
+    )
+    ranks = np.zeros(60, np.int64)  # the model's own lists are perfect
+    reranker, info = choose(misled, SHAPE, {MODEL: ranks})
+    assert (reranker.weights, info["served"]) == ({}, MODEL)
+    assert info["parts"]["served"] == {"ndcg@10": 1.0, "recall@10": 1.0}
+    assert info["parts"]["reranker"]["ndcg@10"] < 1.0
+
+
+def test_too_few_users_fit_no_weights():
+    found = make({"content": 2.0}, users=20)
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(20, 99)})
+    assert fit(found, SHAPE) is None
+    assert cross_fit(found, SHAPE) is None
+    assert info["served"] == "content"
+    assert reranker.weights == {"content.value": 1.0}
+    assert info["without"] == {}
+
+
+def test_each_source_is_left_out_once():
+    found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
+    info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})[1]
+    assert info["served"] == "reranker"
+    assert set(info["without"]) == set(SOURCES)
+    assert min(info["without"], key=info["without"].get) == "content"
+
+
+def test_metrics_are_those_of_the_ranks():
+    found = make({"content": 2.0}, users=40)
+    info = choose(found, SHAPE, {MODEL: np.array([0, 1, 9, 10] * 10)})[1]
+    gains = (1 + 1 / math.log2(3) + 1 / math.log2(11)) / 4
+    assert info["parts"][MODEL] == {"ndcg@10": pytest.approx(gains), "recall@10": 0.75}

@@ -1,0 +1,186 @@
+"""Fits the reranker on validation users, and compares it with each of its parts.
+
+The weights maximise the probability of each user's next item among the candidates, with an L2
+penalty. Users whose next item is no candidate teach nothing. What the reranker is worth is measured
+by cross-fitting: the users of each fold are ranked with the weights fitted on the other folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.retrieval.reranker import MODEL, SOURCES, Reranker, feature_matrix
+from recsys.training.validation import TOP, ranking_metrics
+
+FOLDS = 3
+NEWTON_STEPS, HALVINGS = 30, 20
+PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
+LEAST_USERS = 30  # whose next item is a candidate; with fewer, no weights are fitted
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of validation users, and which of them came next.
+
+    Attributes:
+        items: (n, w) int32, -1 for padding.
+        values: source -> (n, w), as for `Reranker.score`.
+        targets: (n,) the next items.
+    """
+
+    items: NDArray[np.int32]
+    values: Mapping[str, NDArray[np.float64]]
+    targets: NDArray[np.int32]
+
+    @property
+    def there(self) -> NDArray[np.bool_]:
+        """(n, w) places that hold a candidate."""
+        return self.items >= 0
+
+    def take(self, rows: NDArray[np.int64]) -> Candidates:
+        """Some of the users."""
+        values = {source: part[rows] for source, part in self.values.items()}
+        return Candidates(self.items[rows], values, self.targets[rows])
+
+
+def fit(found: Candidates, shape: Reranker, sources: Sequence[str] = SOURCES) -> Reranker | None:
+    """Weights for the features of some sources; None with too few users to learn from.
+
+    Args:
+        found: validation users.
+        shape: its numbers of candidates and nodes are kept.
+        sources: whose features may have weight.
+    """
+    hit = (found.items == found.targets[:, None]) & found.there
+    rows = np.flatnonzero(hit.any(axis=1))
+    if len(rows) < LEAST_USERS:
+        return None
+    found, place = found.take(rows), hit[rows].argmax(axis=1)
+    names, features = feature_matrix(found.values, found.there, sources)
+    starts = np.append(0, np.cumsum(found.there.sum(axis=1))[:-1])
+    chosen = starts + (np.cumsum(found.there, axis=1)[np.arange(len(place)), place] - 1)
+    real = features[found.there].astype(np.float64)
+    scale = real.std(axis=0)
+    real = np.divide(real - real.mean(axis=0), scale, out=np.zeros_like(real), where=scale > 0)
+    fitted = _maximise(real, starts, chosen)
+    weights = np.divide(fitted, scale, out=np.zeros_like(fitted), where=scale > 0)
+    named = {name: float(w) for name, w in zip(names, weights, strict=True) if w}
+    return Reranker(named, shape.candidates, shape.nodes)
+
+
+def _maximise(
+    features: NDArray[np.float64], starts: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The weights of the greatest penalised likelihood, by Newton's method.
+
+    Args:
+        features: (N, F) standardised features of the candidates of all users, one after another.
+        starts: (n,) the first candidate of each user.
+        chosen: (n,) the candidate that came next.
+
+    Returns:
+        (F,) weights.
+    """
+    width = np.diff(np.append(starts, len(features)))
+    wanted = features[chosen].sum(axis=0)
+
+    def value(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        scores = features @ weights
+        scores -= np.repeat(np.maximum.reduceat(scores, starts), width)
+        odds = np.exp(scores)
+        total = np.add.reduceat(odds, starts)
+        likelihood = (scores[chosen] - np.log(total)).sum()
+        return likelihood - PENALTY * weights @ weights, odds / np.repeat(total, width)
+
+    weights = np.zeros(features.shape[1])
+    best, share = value(weights)
+    for _ in range(NEWTON_STEPS):
+        weighted = features * share[:, None]
+        expected = np.add.reduceat(weighted, starts, axis=0)
+        slope = wanted - expected.sum(axis=0) - 2 * PENALTY * weights
+        bend = weighted.T @ features - expected.T @ expected
+        step = np.linalg.solve(bend + 2 * PENALTY * np.eye(len(weights)), slope)
+        for _ in range(HALVINGS):
+            found, its_share = value(weights + step)
+            if found >= best:
+                break
+            step /= 2
+        else:
+            return weights
+        gained, best, share = found - best, found, its_share
+        weights = weights + step
+        if gained < 1e-6 * abs(best):
+            break
+    return weights
+
+
+def cross_fit(
+    found: Candidates, shape: Reranker, sources: Sequence[str] = SOURCES
+) -> NDArray[np.int64] | None:
+    """(n,) rank of each user's next item by weights that other users gave; None with too few."""
+    fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
+    ranks = np.zeros(len(fold), np.int64)
+    for number in range(FOLDS):
+        reranker = fit(found.take(np.flatnonzero(fold != number)), shape, sources)
+        if reranker is None:
+            return None
+        rows = np.flatnonzero(fold == number)
+        ranks[rows] = rank_targets(found.take(rows), reranker)
+    return ranks
+
+
+def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
+    """(n,) number of candidates before the next item; the number of places if it is none."""
+    scores = reranker.score(found.values, found.there)
+    hit = (found.items == found.targets[:, None]) & found.there
+    place = hit.argmax(axis=1)
+    own = scores[np.arange(len(place)), place][:, None]
+    earlier = np.arange(scores.shape[1]) < place[:, None]
+    before = ((scores > own) | ((scores == own) & earlier)).sum(axis=1)
+    return np.asarray(np.where(hit.any(axis=1), before, scores.shape[1]), np.int64)
+
+
+def choose(
+    found: Candidates, shape: Reranker, alone: Mapping[str, NDArray[np.int64]]
+) -> tuple[Reranker, dict[str, Any]]:
+    """The best of the fitted reranker and of each source alone, by NDCG@10.
+
+    Args:
+        found: validation users.
+        shape: its numbers of candidates and nodes are kept.
+        alone: name -> (n,) ranks of the next items in the full lists of each part.
+
+    Returns:
+        What to serve, fitted on all users; and for the manifest: `served`, the metrics of the
+        reranker (`cross-fitted`) and of each part, and `without`: the NDCG@10 that the reranker
+        has without each source.
+    """
+    metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
+    servable = {
+        source: Reranker.of_source(source, shape.candidates, shape.nodes) for source in SOURCES
+    }
+    ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
+    servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
+    without: dict[str, float] = {}
+    crossed, fitted = cross_fit(found, shape), fit(found, shape)
+    if crossed is not None and fitted is not None:
+        servable["reranker"], ranks["reranker"] = fitted, crossed
+        metrics["reranker"] = _metrics(crossed)
+        for source in SOURCES:
+            others = [name for name in SOURCES if name != source]
+            if (fewer := cross_fit(found, shape, others)) is not None:
+                without[source] = _metrics(fewer)["ndcg@10"]
+    best = max(servable, key=lambda name: _metrics(ranks[name])["ndcg@10"])
+    metrics["served"] = _metrics(ranks[best])
+    info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
+    return servable[best], info
+
+
+def _metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
+    gains = np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
+    return {name: round(value, 6) for name, value in ranking_metrics(gains).items()}
