@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from recsys.artifacts import MANIFEST, sha256
 from recsys.config import as_dict
 from recsys.data import filtering, stream, synthetic, times
+from recsys.data.cleaning import CleanConfig
 from recsys.data.raw import Columns, ReaderConfig
 from recsys.data.readers import READERS, STREAMING
 from recsys.data.stats import describe
@@ -49,6 +51,10 @@ class DataConfig:
         index: file of semantic IDs to import; by default the reader looks beside `path`.
         columns: column names of a `table` or `recbole` source.
         time_unit: unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size.
+        time_zone: of times without a zone in a `table` source, such as `Europe/Berlin`.
+        day_first: whether 03/04/2024 is the third of April, in a `table` source; by default the
+            data decide.
+        clean: rules that clean a `table` source.
         duplicates: `keep`, `drop-exact` (rows equal in all columns including time), `keep-first`
             (one event for each user and item) or `drop-near` (also the same user and item, or the
             same text of a user, within a day).
@@ -72,6 +78,9 @@ class DataConfig:
     index: str | None = None
     columns: Columns = field(default_factory=Columns)
     time_unit: times.TimeUnit = "auto"
+    time_zone: str = "UTC"
+    day_first: bool | None = None
+    clean: CleanConfig = field(default_factory=CleanConfig)
     duplicates: filtering.Duplicates = "drop-exact"
     min_rating: float | None = None
     k_core: int = 0
@@ -104,6 +113,12 @@ class DataConfig:
                 f"data.engine: source {self.source!r} is read in memory only "
                 f"({', '.join(STREAMING)} can stream); remove data.engine"
             )
+        try:
+            ZoneInfo(self.time_zone)
+        except (KeyError, ValueError, OSError) as error:
+            raise ConfigError(
+                f"data.time_zone: {self.time_zone!r} is not a time zone such as Europe/Berlin"
+            ) from error
         if not self.memory_gb >= MIN_MEMORY_GB:
             raise ConfigError(
                 f"data.memory_gb: expected {MIN_MEMORY_GB} or more, found {self.memory_gb}"
@@ -111,13 +126,20 @@ class DataConfig:
 
     def reader(self) -> ReaderConfig:
         """The configuration of the reader, with the paths on disk."""
-        found = {
-            name: _find(name, getattr(self, name)) for name in ("attributes", "items", "index")
-        }
         path = _find("path", self.path)
         if path is None:
             raise ConfigError(f"data.path: source {self.source!r} needs a path")
-        return ReaderConfig(path, **found, columns=self.columns, time_unit=self.time_unit)
+        return ReaderConfig(
+            path,
+            attributes=_find("attributes", self.attributes),
+            items=_find("items", self.items),
+            index=_find("index", self.index),
+            columns=self.columns,
+            time_unit=self.time_unit,
+            time_zone=self.time_zone,
+            day_first=self.day_first,
+            clean=self.clean,
+        )
 
 
 def stage(context: Context) -> Path:
@@ -250,7 +272,8 @@ def build(config: DataConfig, seed: int = 0) -> Prepared:
     dataset = Dataset(
         interactions, _labels(interactions, columns, split, config), raw.items, raw.codes
     )
-    return Prepared(dataset, split, {name: count for name, count in raw.counts.items() if count})
+    counts = raw.counts | (raw.report.counts if raw.report else {})
+    return Prepared(dataset, split, {name: count for name, count in counts.items() if count})
 
 
 def _labels(

@@ -6,6 +6,7 @@ that the reader took. File formats are known only to the readers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.catalog import CODE_COLUMN
+from recsys.data.cleaning import CleanConfig
+from recsys.data.report import Report
 from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
@@ -28,28 +31,47 @@ EVENT_COLUMNS = {
     "rating": pa.float32(),
     "split": pa.uint8(),
     "content": pa.int64(),
+    "behaviour": pa.uint8(),
 }
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a `table` source.
+    """Names of the columns of a `table` or `recbole` source; those that are None are recognised.
+
+    The value `none` says that no column has the role, if the role is not needed.
 
     Attributes:
         user: user id, any type.
-        item: item id, any type; the items file has it too.
-        timestamp: unix seconds, or an ISO date; without it the rows must be in order of time.
+        item: item id, any type; in the items file too, unless `id` names another column there.
+        timestamp: the time of the event, or `file-order` if the rows are in order of time.
         rating: a number.
         title: in the items file.
         text: in the items file, the description of the item.
+        behaviour: type of the event, such as `view` or `purchase`.
+        session: visit or order; the user, if no column holds the user.
+        id: in the items file, the item id.
+        price: in the items file, a number with or without a currency.
+        category: in the items file, a category or a path of categories.
+        available: in the items file, whether the item can be bought, or the number in stock.
+        available_from: in the items file, the time from which it can be bought.
+        available_until: in the items file, the time until which it can be bought.
     """
 
-    user: str = "user"
-    item: str = "item"
-    timestamp: str = "timestamp"
-    rating: str = "rating"
-    title: str = "title"
-    text: str = "text"
+    user: str | None = None
+    item: str | None = None
+    timestamp: str | None = None
+    rating: str | None = None
+    title: str | None = None
+    text: str | None = None
+    behaviour: str | None = None
+    session: str | None = None
+    id: str | None = None
+    price: str | None = None
+    category: str | None = None
+    available: str | None = None
+    available_from: str | None = None
+    available_until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +85,10 @@ class ReaderConfig:
         index: file of semantic IDs to import; None looks beside `path` if the format has one.
         columns: column names of a `table` or `recbole` source.
         time_unit: unit of numeric times.
+        time_zone: of times without a zone, in a `table` source.
+        day_first: whether 03/04/2024 is the third of April; None lets the data decide.
+        clean: rules that clean a `table` source.
+        now: unix seconds of the present; later events are impossible.
     """
 
     path: Path
@@ -71,6 +97,10 @@ class ReaderConfig:
     index: Path | None = None
     columns: Columns = field(default_factory=Columns)
     time_unit: TimeUnit = "auto"
+    time_zone: str = "UTC"
+    day_first: bool | None = None
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    now: float = field(default_factory=time.time)
 
 
 class ItemCatalog(NamedTuple):
@@ -96,11 +126,15 @@ class EventStream:
         read_items: makes the items from a table whose column `item` lists every item once, by first
             appearance.
         counts: decisions taken; complete when `events` is exhausted.
+        behaviours: as in `RawData`; complete when `events` is exhausted.
+        report: as in `RawData`; complete when `read_items` has returned.
     """
 
     events: Iterator[pa.Table]
     read_items: Callable[[pa.Table], ItemCatalog]
     counts: dict[str, int]
+    behaviours: list[str] = field(default_factory=list)
+    report: Report | None = None
 
     def gather(self) -> RawData:
         """Read the whole source into memory."""
@@ -109,7 +143,8 @@ class EventStream:
             raise DataError("the source has no events")
         events = pa.concat_tables(parts).combine_chunks()
         items, codes, counts = self.read_items(events)
-        return RawData(events, items, codes, self.counts | counts)
+        counts = self.counts | counts
+        return RawData(events, items, codes, counts, tuple(self.behaviours), self.report)
 
 
 @dataclass(frozen=True)
@@ -118,19 +153,24 @@ class RawData:
 
     Attributes:
         events: `user` and `item` (string), and if the source has them `timestamp` (int64, unix
-            seconds), `rating` (float32), `split` (uint8, `recsys.splits` labels) and `content`
+            seconds), `rating` (float32), `split` (uint8, `recsys.splits` labels), `content`
             (int64, a number for the text of a review, 0 for an empty one, used to find copied
-            reviews). Without timestamps the rows of a user are in order of time.
+            reviews) and `behaviour` (uint8, the place of the type in `behaviours`). Without
+            timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.
         codes: (items, L) int32 imported semantic IDs, or None.
         counts: decisions taken, by name (`items_without_metadata`, ...).
+        behaviours: names of the event types, as in the source.
+        report: what was found in the source and done about it; None for sources without cleaning.
     """
 
     events: pa.Table
     items: pa.Table
     codes: NDArray[np.int32] | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    behaviours: tuple[str, ...] = ()
+    report: Report | None = None
 
     def __post_init__(self) -> None:
         for name in ("user", "item"):
@@ -164,6 +204,7 @@ def events_table(
     rating: Any = None,
     split: Any = None,
     content: Any = None,
+    behaviour: Any = None,
 ) -> pa.Table:
     """Make the table of events from array-like columns; None columns are omitted."""
     columns = {
@@ -173,6 +214,7 @@ def events_table(
         "rating": rating,
         "split": split,
         "content": content,
+        "behaviour": behaviour,
     }
     table = pa.table(
         {

@@ -137,7 +137,7 @@ def prepare(
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
-    counts.update(source.counts | decided)
+    counts.update(source.counts | decided | (source.report.counts if source.report else {}))
 
     alive, users = np.ones(rows.count, bool), len(shuffled.users)
     if rules.k_core:

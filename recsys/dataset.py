@@ -25,6 +25,7 @@ from recsys.interactions import Histories, Interactions
 from recsys.splits import LABELS, TRAIN, SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
+AVAILABILITY = ("available", "available_from", "available_until")
 INTERACTIONS = "interactions"  # stem of the file, or the folder of parts
 Targets = Literal["next", "all"]
 
@@ -128,7 +129,7 @@ class Dataset:
     @property
     def attributes(self) -> list[str]:
         """Names of the attribute columns."""
-        return [c for c in self.items.column_names if c not in ITEM_COLUMNS]
+        return [c for c in self.items.column_names if c not in (*ITEM_COLUMNS, *AVAILABILITY)]
 
     @property
     def train_histories(self) -> Histories:
