@@ -137,14 +137,16 @@ def recognise_items(
     """
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, given, ITEM_WORDS)
+
+    def fits(role: str) -> Callable[[str], bool]:
+        return lambda name: _content_agrees(role, name, sample, rules)
+
     if "id" not in roles and given.get("item") in sample.table.column_names:
         roles["id"] = Found(item, "named in the settings")
     for role, groups in ITEM_WORDS.items():
         if role in roles or given.get(role) == NO_COLUMN:
             continue
-        found = _by_name(
-            role, groups, sample, roles, lambda n, r=role: _content_agrees(r, n, sample, rules)
-        )
+        found = _by_name(role, groups, sample, roles, fits(role))
         if role == "id":
             found = _by_overlap(found, _free(sample, roles), sample, events)
         _take(role, found, sample, roles, groups)
@@ -297,13 +299,13 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     distinct = pc.count_distinct(values).as_py()
     if role in ("user", "item", "session"):
         repeats = distinct <= 0.98 * len(values) and (distinct > 1 or role != "user")
-        return repeats or len(values) < ENOUGH_ROWS
+        return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
-        return distinct >= 0.5 * len(values)
+        return bool(distinct >= 0.5 * len(values))
     if role == "behaviour":
         longest = pc.max(pc.utf8_length(values)).as_py()
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
-        return distinct <= MAX_TYPES and longest <= 60 and few
+        return bool(distinct <= MAX_TYPES and longest <= 60 and few)
     if role == "available":
         return share_of_answers(values) >= 0.9
     if role in ("rating", "price"):

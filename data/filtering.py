@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -260,8 +260,28 @@ def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _keep(raw: RawData, keep: NDArray[np.bool_], reason: str) -> RawData:
+def numbered(events: pa.Table) -> dict[str, NDArray[Any]]:
+    """The columns as arrays; users and items are numbered by first appearance."""
+    return {
+        name: _numbers(events[name])
+        if name in ("user", "item")
+        else events[name].to_numpy(zero_copy_only=False)
+        for name in events.column_names
+    }
+
+
+def only(raw: RawData, keep: NDArray[np.bool_], reason: str) -> RawData:
+    """The events to keep; `reason` is named if none is left.
+
+    Raises:
+        DataError: none is left.
+    """
     if not keep.any():
         raise nothing_left(reason)
-    counts = raw.counts | {reason: int((~keep).sum())}
-    return replace(raw, events=raw.events.filter(pa.array(keep)), counts=counts)
+    return replace(raw, events=raw.events.filter(pa.array(keep)))
+
+
+def _keep(raw: RawData, keep: NDArray[np.bool_], reason: str) -> RawData:
+    """As `only`, and count the dropped events under `reason`."""
+    raw = only(raw, keep, reason)
+    return replace(raw, counts=raw.counts | {reason: int((~keep).sum())})

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.artifacts import MANIFEST, sha256
 from recsys.config import as_dict
 from recsys.data import filtering, stream, synthetic, times
+from recsys.data import report as reports
+from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
-from recsys.data.raw import Columns, ReaderConfig
+from recsys.data.histories import Facts, HistoryCleaner
+from recsys.data.raw import EVENT_COLUMNS, Columns, RawData, ReaderConfig
 from recsys.data.readers import READERS, STREAMING
+from recsys.data.report import Report
 from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError, RecsysError
-from recsys.interactions import Interactions
+from recsys.interactions import Behaviour, Interactions
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
-from recsys.splits import global_temporal, leave_one_out
+from recsys.splits import (
+    ENOUGH_USERS,
+    global_temporal,
+    label_last_targets,
+    leave_one_out,
+    users_to_ask,
+)
 
 SYNTHETIC = "synthetic"
 Split = Literal["leave-one-out", "global-temporal", "own"]
 Engine = Literal["auto", "memory", "stream"]
 STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as much
 MIN_MEMORY_GB = 1.0
+TABLE = "table"
+REPORT = "report.html"
 EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
 MEANS = ("engine", "memory_gb")
@@ -55,6 +68,8 @@ class DataConfig:
         day_first: whether 03/04/2024 is the third of April, in a `table` source; by default the
             data decide.
         clean: rules that clean a `table` source.
+        behaviours: roles of event types in a `table` source, by name: `target`, `context` or
+            `negative`; the others are guessed.
         duplicates: `keep`, `drop-exact` (rows equal in all columns including time), `keep-first`
             (one event for each user and item) or `drop-near` (also the same user and item, or the
             same text of a user, within a day).
@@ -62,7 +77,8 @@ class DataConfig:
         k_core: drop users and items with fewer events until there are none; 0 keeps all.
         min_length: drop users with fewer events; 0 keeps all.
         split: `leave-one-out`, `global-temporal`, or `own` for the split of the source. The default
-            is `own` if the source has one, else `leave-one-out`.
+            is `own` if the source has one, `global-temporal` for a `table` source with times and at
+            least 30 validation and test users, else `leave-one-out`.
         ratio: shares of training and validation events under `global-temporal`.
         dates: start of validation and test (ISO dates in UTC, or unix seconds), instead of `ratio`.
         synthetic: size of the synthetic shop.
@@ -81,6 +97,7 @@ class DataConfig:
     time_zone: str = "UTC"
     day_first: bool | None = None
     clean: CleanConfig = field(default_factory=CleanConfig)
+    behaviours: dict[Any, str] = field(default_factory=dict)
     duplicates: filtering.Duplicates = "drop-exact"
     min_rating: float | None = None
     k_core: int = 0
@@ -113,6 +130,7 @@ class DataConfig:
                 f"data.engine: source {self.source!r} is read in memory only "
                 f"({', '.join(STREAMING)} can stream); remove data.engine"
             )
+        check_roles(self.behaviours)
         try:
             ZoneInfo(self.time_zone)
         except (KeyError, ValueError, OSError) as error:
@@ -175,13 +193,25 @@ def stage(context: Context) -> Path:
     if config.engine == "stream" or (config.engine == "auto" and large):
         info: dict[str, Any] = {}
         with output.write(info) as folder:
-            info |= write_streamed(config, folder)
+            made, report = write_streamed(config, folder)
+            info |= made
+            _write_report(report, info, folder, context.settings.name)
         return output.path
-    dataset, split, decisions = build(config, seed)
+    dataset, split, decisions, report = build(config, seed)
     info = {"stats": describe(dataset), "split": split, "decisions": decisions}
     with output.write(info) as folder:
         dataset.save(folder)
+        _write_report(report, info, folder, context.settings.name)
     return output.path
+
+
+def _write_report(report: Report | None, info: dict[str, Any], folder: Path, name: str) -> None:
+    """Show the report of a cleaned source, and write it into `info` and `folder`."""
+    if report is None:
+        return
+    info["cleaning"] = report.as_json()
+    (folder / REPORT).write_text(reports.render(info["cleaning"], name), encoding="utf-8")
+    reports.show(info["cleaning"])
 
 
 def _prepared(context: Context) -> Path:
@@ -202,13 +232,13 @@ def _prepared(context: Context) -> Path:
     return path
 
 
-def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:
+def write_streamed(config: DataConfig, folder: Path) -> tuple[dict[str, Any], Report | None]:
     """Write the data set of a large source into `folder`, part by part.
 
     Returns:
-        the `info` of the manifest.
+        the `info` of the manifest, and the report of a source that was cleaned.
     """
-    split: Split = config.split or "leave-one-out"
+    split = config.split or (None if config.source == TABLE else "leave-one-out")
     if split == "own":
         raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
     rules = stream.Rules(
@@ -216,18 +246,20 @@ def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:
         config.min_rating,
         config.k_core,
         config.min_length,
-        split == "global-temporal",
+        split,
         config.ratio,
         _dates(config),
+        config.clean,
+        check_roles(config.behaviours),
     )
     source = STREAMING[config.source].stream(config.reader())
     try:
-        stats, decisions = stream.prepare(source, rules, folder, config.memory_gb)
+        made = stream.prepare(source, rules, folder, config.memory_gb)
     except ValueError as error:
         if isinstance(error, RecsysError):
             raise
         raise ConfigError(f"data.split: {error}") from error
-    return {"stats": stats, "split": split, "decisions": decisions}
+    return made._asdict(), source.report
 
 
 class Prepared(NamedTuple):
@@ -237,11 +269,13 @@ class Prepared(NamedTuple):
         dataset: the canonical data.
         split: the kind of split that was used.
         decisions: the count of each decision that was taken; zero counts are omitted.
+        report: of a source that was cleaned.
     """
 
     dataset: Dataset
     split: Split
     decisions: dict[str, int]
+    report: Report | None = None
 
 
 def build(config: DataConfig, seed: int = 0) -> Prepared:
@@ -251,45 +285,129 @@ def build(config: DataConfig, seed: int = 0) -> Prepared:
     else:
         raw = READERS[config.source].read(config.reader())
     raw = filtering.in_time_order(raw)
-    raw = filtering.drop_duplicates(raw, config.duplicates)
+    behaviours: tuple[Behaviour, ...] = ()
+    if raw.report is None:
+        raw = filtering.drop_duplicates(raw, config.duplicates)
+    else:
+        raw, behaviours = _clean_histories(raw, config)
     if config.min_rating is not None:
         raw = filtering.drop_ratings_below(raw, config.min_rating)
     if config.k_core:
         raw = filtering.k_core(raw, config.k_core)
     if config.min_length:
         raw = filtering.drop_short(raw, config.min_length)
-    columns = {
-        name: raw.events[name].to_numpy(zero_copy_only=False) for name in raw.events.column_names
-    }
-    interactions = Interactions.of(
-        columns["user"],
-        columns["item"],
-        columns.get("timestamp"),
-        columns.get("rating"),
-        item_ids=np.asarray(raw.items["item_id"].to_pylist(), np.str_),
+    interactions = _interactions(raw, with_types=bool(behaviours))
+    split = config.split or _default_split(interactions, raw, config, behaviours)
+    labels, keep = _labels(interactions, raw.events, split, config, behaviours)
+    dataset = Dataset(interactions.where(keep), labels[keep], raw.items, raw.codes, behaviours)
+    counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
+    counts |= raw.report.counts if raw.report else {}
+    decisions = {name: count for name, count in counts.items() if count}
+    return Prepared(dataset, split, decisions, raw.report)
+
+
+def _clean_histories(raw: RawData, config: DataConfig) -> tuple[RawData, tuple[Behaviour, ...]]:
+    """Apply the rules for whole histories, and drop duplicates, to events in time order."""
+    report = raw.report or Report()
+    users = raw.events["user"].combine_chunks().dictionary_encode()
+    columns = filtering.numbered(raw.events)
+    pairs = pa.table({name: columns[name] for name in ("user", "behaviour") if name in columns})
+    counted = pairs.group_by(pairs.column_names).aggregate([([], "count_all")])
+    count = counted["count_all"].to_numpy()
+    types = counted["behaviour"].to_numpy() if "behaviour" in columns else np.zeros(len(count), int)
+    ratings = columns.get("rating", np.zeros(0, np.float32))
+    facts = Facts.of(
+        users.dictionary, (counted["user"].to_numpy(), types, count), ratings, len(raw.behaviours)
     )
-    split: Split = config.split or ("own" if "split" in columns else "leave-one-out")
-    dataset = Dataset(
-        interactions, _labels(interactions, columns, split, config), raw.items, raw.codes
+    roles = check_roles(config.behaviours)
+    cleaner = HistoryCleaner(facts, config.clean, raw.behaviours, roles, report)
+    raw = filtering.only(raw, cleaner.wanted(columns), "events_of_bots_dropped")
+    raw = filtering.drop_duplicates(raw, config.duplicates)
+    report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
+    cleaned, keep = cleaner.clean(filtering.numbered(raw.events))
+    events = raw.events
+    for name in ("behaviour", "rating"):
+        if name in cleaned and name in events.column_names:
+            place = events.column_names.index(name)
+            events = events.set_column(place, name, pa.array(cleaned[name], EVENT_COLUMNS[name]))
+    if "behaviour" in events.column_names and not cleaner.behaviours:
+        events = events.drop_columns("behaviour")
+    raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
+    return raw, cleaner.behaviours
+
+
+def _interactions(raw: RawData, *, with_types: bool) -> Interactions:
+    """The events of a source, which are in time order, with dense users and items."""
+    events = raw.events
+    users = events["user"].combine_chunks().dictionary_encode()
+    item_ids = raw.items["item_id"].combine_chunks()
+    item = pc.index_in(events["item"], value_set=item_ids).to_numpy().astype(np.int32)
+    user = users.indices.to_numpy().astype(np.int32)
+    has_time = "timestamp" in events.column_names
+    rating = np.full(len(user), np.nan, np.float32)
+    if "rating" in events.column_names:
+        rating = events["rating"].to_numpy().astype(np.float32)
+    return Interactions(
+        user,
+        item,
+        events["timestamp"].to_numpy()
+        if has_time
+        else np.arange(len(user)) - np.searchsorted(user, user),
+        rating,
+        np.asarray(users.dictionary.to_pylist(), np.str_),
+        np.asarray(item_ids.to_pylist(), np.str_),
+        has_time,
+        events["behaviour"].to_numpy() if with_types else None,
     )
-    counts = raw.counts | (raw.report.counts if raw.report else {})
-    return Prepared(dataset, split, {name: count for name, count in counts.items() if count})
+
+
+def _default_split(
+    interactions: Interactions,
+    raw: RawData,
+    config: DataConfig,
+    behaviours: tuple[Behaviour, ...],
+) -> Split:
+    """The source's own split; by time for an export with enough users; else leave-one-out."""
+    if "split" in raw.events.column_names:
+        return "own"
+    if config.source != TABLE or not interactions.has_time:
+        return "leave-one-out"
+    labels, _ = _labels(interactions, raw.events, "global-temporal", config, behaviours)
+    target = _targets(interactions, behaviours)
+    asked = users_to_ask(interactions.user, labels, target)
+    if asked.min() >= ENOUGH_USERS:
+        return "global-temporal"
+    if raw.report is not None:
+        raw.report.note(stream.too_few(asked))
+    return "leave-one-out"
+
+
+def _targets(interactions: Interactions, behaviours: tuple[Behaviour, ...]) -> NDArray[np.bool_]:
+    """(n,) whether each event is a target."""
+    if interactions.behaviour is None:
+        return np.ones(len(interactions), bool)
+    return np.array([b.role == "target" for b in behaviours])[interactions.behaviour]
 
 
 def _labels(
     interactions: Interactions,
-    columns: Mapping[str, NDArray[Any]],
+    events: pa.Table,
     split: Split,
     config: DataConfig,
-) -> NDArray[np.uint8]:
+    behaviours: tuple[Behaviour, ...],
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """(n,) labels, and (n,) the events to keep."""
+    keep = np.ones(len(interactions), bool)
     if split == "own":
-        if "split" not in columns:
+        if "split" not in events.column_names:
             raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
-        return columns["split"].astype(np.uint8)  # in the order of `interactions` already
+        return events["split"].to_numpy().astype(np.uint8), keep
     if split == "leave-one-out":
-        return leave_one_out(interactions)
+        if interactions.behaviour is None:
+            return leave_one_out(interactions), keep
+        return label_last_targets(interactions.user, _targets(interactions, behaviours))
     try:
-        return global_temporal(interactions, config.ratio, _dates(config))
+        return global_temporal(interactions, config.ratio, _dates(config)), keep
     except ValueError as error:
         raise ConfigError(f"data.split: {error}") from error
 

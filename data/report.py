@@ -127,12 +127,14 @@ class Report:
         counts: rule -> number of cases, by the names in `RULES`.
         examples: rule -> up to three cases.
         notes: further sentences.
+        behaviours: name, role, weight and number of events of each type.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    behaviours: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, rule: str, count: int, examples: Iterable[str] = ()) -> None:
         """Count cases of a rule; examples are only kept if there are cases."""
@@ -163,6 +165,7 @@ class Report:
         """The report as JSON values."""
         return {
             "columns": self.columns,
+            "behaviours": self.behaviours,
             "findings": list(self.findings()),
             "notes": self.notes,
         }
@@ -192,6 +195,14 @@ def show(document: dict[str, Any]) -> None:
     for row in document["columns"]:
         columns.add_row(*(escape(row[key]) for key in ("file", "role", "column", "why", "values")))
     console.print(columns)
+    if document["behaviours"]:
+        types = Table("event type", "role", "weight", "events", title_justify="left")
+        types.title = "Event types"
+        for row in document["behaviours"]:
+            types.add_row(
+                escape(row["name"]), row["role"], f"{row['weight']:g}", f"{row['events']:,}"
+            )
+        console.print(types)
     findings = Table("cases", "found", "done", "to choose otherwise", title_justify="left")
     findings.title = "Cleaning"
     for row in document["findings"]:

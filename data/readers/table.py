@@ -132,17 +132,23 @@ class _EventReader:
         """Canonical events, part by part."""
         whole = {role: self._is_whole(role) for role in ("user", "item")}
         used = {found.column for found in self.roles.values()}
+        left = 0
         for file in files:
             damage = Damage()
             cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
             for batch in file.batches(used, damage):
                 table = self._without_open_quotes(batch, file, damage)
-                if table.num_rows:
-                    yield self._canonical(table, file.path, whole, cleaner)
+                events = self._canonical(table, file.path, whole, cleaner)
+                if events.num_rows:
+                    left += events.num_rows
+                    yield events
             damage.check(file.path, self.config.clean.damaged_rows)
             self.report.add("damaged_rows_skipped", damage.rows, damage.examples)
             time = self.roles.get("timestamp")
             cleaner.finish(time.column if time else None)
+        if not left:
+            counts = ", ".join(f"{rule}: {count}" for rule, count in self.report.counts.items())
+            raise DataError(f"{files[0].path}: no usable rows are left ({counts})")
 
     def _is_whole(self, role: str) -> bool:
         texts = self.sample.texts(self.roles[role].column)

@@ -19,6 +19,7 @@ from recsys.artifacts import verify, write_artifact
 from recsys.config import Settings
 from recsys.data import prepare as prepare_module
 from recsys.data import stream
+from recsys.data.cleaning import CleanConfig
 from recsys.data.prepare import DataConfig, build, stage, write_streamed
 from recsys.data.raw import Columns
 from recsys.data.stats import describe
@@ -32,8 +33,9 @@ FILE_ORDER = Columns(timestamp="file-order")
 row = st.tuples(
     st.sampled_from("uvwxyz"),
     st.sampled_from(["a", "b", "10", "2", "é", "f"]),
-    st.integers(0, 4).map(lambda day: 1_500_000_000 + 50_000 * day),
-    st.sampled_from([1.0, 4.0, 5.0, None]),
+    st.integers(0, 6).map(lambda at: 1_500_000_000 + 50_000 * (at // 2) + 600 * (at % 2)),
+    st.sampled_from([1.0, 2.0, 4.0, 5.0, None]),
+    st.sampled_from(["view", "add_to_cart", "purchase", "return"]),
 )
 rules = st.fixed_dictionaries(
     {},
@@ -43,6 +45,9 @@ rules = st.fixed_dictionaries(
         "k_core": st.integers(1, 3),
         "min_length": st.integers(1, 3),
         "split": st.sampled_from(["leave-one-out", "global-temporal"]),
+        "clean": st.builds(
+            CleanConfig, bots=st.sampled_from([0, 500]), negative_feedback=st.booleans()
+        ),
     },
 )
 
@@ -59,7 +64,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def streamed(config: DataConfig, folder: Path) -> tuple[Dataset, dict[str, Any]]:
     info: dict[str, Any] = {}
     with write_artifact(folder, "dataset", info=info) as made:
-        info |= write_streamed(config, made)
+        info |= write_streamed(config, made)[0]
     assert not list(folder.glob("*/source*"))
     return Dataset.load(folder), info
 
@@ -73,11 +78,16 @@ def agree(config: DataConfig, folder: Path) -> Dataset | None:
             streamed(config, folder)
         return None
     made, info = streamed(config, folder)
+    assert len(made.interactions) == len(expected.dataset.interactions)
     for name in ("user", "item", "timestamp", "rating", "user_ids", "item_ids"):
         np.testing.assert_array_equal(
             getattr(made.interactions, name), getattr(expected.dataset.interactions, name), name
         )
     assert made.interactions.has_time == expected.dataset.interactions.has_time
+    assert made.behaviours == expected.dataset.behaviours
+    if made.behaviours:
+        types = (made.interactions.behaviour, expected.dataset.interactions.behaviour)
+        np.testing.assert_array_equal(*types)
     assert made.split.tolist() == expected.dataset.split.tolist()
     assert made.items.equals(expected.dataset.items)
     assert info["split"] == expected.split
@@ -87,15 +97,26 @@ def agree(config: DataConfig, folder: Path) -> Dataset | None:
 
 
 @pytest.mark.usefixtures("small_parts")
-@given(rows=st.lists(row, min_size=1, max_size=60), section=rules, timed=st.booleans())
-@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(row, min_size=1, max_size=60),
+    section=rules,
+    timed=st.booleans(),
+    typed=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
 def test_parts_are_what_memory_gives(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], section: Any, timed: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Any],
+    section: Any,
+    timed: bool,
+    typed: bool,
 ) -> None:
     folder = tmp_path_factory.mktemp("s")
-    names = ("user", "item", "timestamp", "rating")
+    names = ("user", "item", "timestamp", "rating", "event")
     table = pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
     columns = Columns() if timed else Columns(timestamp="file-order")
+    if not typed:
+        table = table.drop_columns("event")
     if not timed:
         table = table.drop_columns("timestamp")
     pq.write_table(table, folder / "e.parquet")
@@ -141,7 +162,10 @@ def test_parts_can_be_read_one_at_a_time(raw: Path, home: Path) -> None:
     verify(home / "t", "dataset")
     parts = list(Dataset.parts(home / "t"))
     assert [len(part.user) for part in parts] == [6, 6, 3, 6, 3]
-    whole = Events(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    assert made.events.behaviour is None
+    whole = Events(
+        *(np.concatenate(columns) for columns in zip(*(p[:5] for p in parts), strict=True))
+    )
     for name, expected in made.events._asdict().items():
         np.testing.assert_array_equal(getattr(whole, name), expected)
     assert info["stats"]["splits"]["test"]["users"] == 8
@@ -212,6 +236,6 @@ def test_the_manifest_of_a_large_data_set_reads_like_any_other(raw: Path, home: 
     path = stage(Context.of(Settings({"name": "t", "data": section})))
     manifest = verify(path, "dataset")
     assert sorted(manifest.files) == [
-        "interactions/part-00000.parquet", "items.parquet", "users.parquet",
+        "interactions/part-00000.parquet", "items.parquet", "report.html", "users.parquet",
     ]  # fmt: skip
     assert json.loads(json.dumps(manifest.info))["stats"]["interactions"] == 3
