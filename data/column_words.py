@@ -31,7 +31,7 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "item itemid iid itemno itemnumber itemcode product productid prodid productcode productno"
         " productnr sku skuid article articleid articleno articlenumber artikel artikelid"
         " artikelnummer artikelnr artnr artikelcode asin movie movieid book bookid track trackid"
-        " song songid video videoid produit produitid idproduit refproduit referenceproduit"
+        " song songid artist artistid video videoid produit produitid idproduit refproduit"
         " producto productoid idproducto codigoproducto prodotto prodottoid idprodotto"
         " codiceprodotto articulo articuloid idarticulo articolo idarticolo produkt produktid"
         " produktnummer productnummer stockcode goods goodsid what",

@@ -6,6 +6,7 @@ and the flag that decides.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class Sample:
 
     def texts(self, name: str) -> pa.ChunkedArray:
         """The filled values of a column as strings; none for lists and records."""
-        column = self.table[name]
+        column = self.table.column(self.table.column_names.index(name))
         if pa.types.is_nested(column.type):
             return pa.chunked_array([], pa.string())
         try:
@@ -238,9 +239,9 @@ def _by_overlap(
         for _, name in candidates:
             values = pc.unique(sample.texts(name))
             inside = pc.sum(pc.is_in(values, value_set=known)).as_py() or 0
-            shares[name] = inside / max(min(len(values), len(known)), 1)
-        best = max(shares.values(), default=0.0)
-        if best >= SHARE_OF_KNOWN:
+            if inside >= SHARE_OF_KNOWN * max(min(len(values), len(known)), 1):
+                shares[name] = inside / (len(values) + len(known) - inside)
+        if best := max(shares.values(), default=0.0):
             return [(0, name) for name, share in shares.items() if share == best]
     return named
 
@@ -319,7 +320,7 @@ def _unknown(role: str, sample: Sample, equal: list[str]) -> DataError:
     """The error for a role that several columns, or none, could have."""
     could = " and ".join(map(repr, equal))
     start = f"both {could} could be" if equal else "no column is recognised as"
-    setting = "--column " + f"{role}={(equal or sample.table.column_names or ['NAME'])[0]}"
+    setting = "--column " + shlex.quote(f"{role}={equal[0] if equal else 'NAME'}")
     return DataError(
         f"{sample.path}: {start} {NEEDED[role]}; name the column with {setting} "
         f"(data.columns.{role}). The columns are:\n{sample.show()}"
@@ -333,8 +334,8 @@ def _without_time(sample: Sample, roles: Roles) -> DataError:
     if like:
         hint = (
             f" The name {like[0]!r} looks like a time, but most of its values are not times after "
-            "1990 in a known form; name it with --column "
-            f"timestamp={like[0]} to use it all the same."
+            "1990 in a known form; correct them, or name it with --column "
+            f"{shlex.quote(f'timestamp={like[0]}')} and see which rows cannot be read."
         )
     return DataError(
         f"{sample.path}: no column holds the time of the events.{hint} Name the column with "

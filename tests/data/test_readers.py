@@ -432,7 +432,7 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("user item\nu a\n", "no column is recognised as the user.*--column user=user item"),
+        ("user item\nu a\n", "no column is recognised as the user.*--column user=NAME"),
         ("user,item,user\nu,a,v\n", "2 columns are called 'user'"),
         (f"user,item,timestamp,rating,rating\nu,a,{T},1,2\n", "2 columns are called 'rating'"),
         ('user,"item', "Empty CSV"),

@@ -173,6 +173,7 @@ def test_the_converted_movielens_is_refused(make: Callable[..., Prepared]) -> No
 
 
 def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:
+    from recsys.data.cleaning import CleanConfig
     from recsys.data.raw import Columns
 
     columns = Columns(
@@ -184,6 +185,7 @@ def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -
         "recbole-ml-100k/ml-100k.inter",
         items="recbole-ml-100k/ml-100k.item",
         columns=columns,
+        clean=CleanConfig(near_duplicates_minutes=0, negative_feedback=False),
     ).dataset
     original = make("movielens", "movielens-100k").dataset
     assert made.interactions.user_ids.tolist() == original.interactions.user_ids.tolist()
