@@ -34,7 +34,7 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " song songid artist artistid video videoid produit produitid idproduit refproduit"
         " producto productoid idproducto codigoproducto prodotto prodottoid idprodotto"
         " codiceprodotto articulo articuloid idarticulo articolo idarticolo produkt produktid"
-        " produktnummer productnummer stockcode goods goodsid what",
+        " produktnummer productnummer referenceproduit stockcode goods goodsid what",
         "isbn ean gtin upc parentasin variantid offerid listingid contentid content businessid"
         " gameid newsid hotelid courseid recipeid animeid venueid reference",
     ),

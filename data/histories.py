@@ -112,9 +112,9 @@ class HistoryCleaner:
         places = {b.name: place for place, b in enumerate(self.behaviours)}
         self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
 
-    def wanted(self, columns: Columns) -> NDArray[np.bool_]:
+    def wanted(self, user: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(n,) the rows of users who are one person."""
-        return ~self._unwanted[columns["user"]]
+        return np.asarray(~self._unwanted[user])
 
     def clean(self, columns: Columns) -> tuple[Columns, NDArray[np.bool_]]:
         """Merge repeated steps and drop negative feedback.
@@ -189,7 +189,8 @@ def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray
             number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
             unwanted[user] = normalised(name) in PLACEHOLDERS or number
         _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
-    if config.bots:
+    if config.bots and not unwanted.all():
+        usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
         _report_users("events_of_bots_dropped", bots, facts, report)
         unwanted = unwanted | bots

@@ -27,7 +27,7 @@ from recsys.errors import DataError
 
 Kind = Literal["delimited", "json", "parquet"]
 DELIMITERS = (",", "\t", ";", "|")
-BLOCK = 1 << 22  # bytes of text read at a time
+BLOCK = 1 << 20  # bytes of text read at a time
 BATCH = 1 << 18  # rows read at a time from a Parquet file
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
@@ -126,6 +126,19 @@ class TableFile:
                     yield batch.rename_columns([name.strip() for name in batch.column_names])
         if not rows and not damage.rows:
             raise DataError(f"{self.path}: no rows in it")
+
+    def read(self, damage: Damage) -> pa.Table:
+        """Read the whole file; a column that changes its type between blocks becomes text.
+
+        Raises:
+            DataError: as `batches`, or a column that changes between plain values and lists.
+        """
+        parts = list(self.batches(damage=damage))
+        try:
+            return pa.concat_tables(parts, promote_options="permissive")
+        except pa.ArrowException:
+            with _readable(self.path):
+                return pa.concat_tables(map(_as_text, parts), promote_options="permissive")
 
     def sample(self, rows: int) -> pa.Table:
         """The first rows, with all columns."""
@@ -282,6 +295,15 @@ def _json_table(block: bytes, first: int, damage: Damage) -> pa.Table:
         return pa.table(
             {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
         )
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    return pa.table(
+        {
+            name: column if pa.types.is_nested(column.type) else pc.cast(column, pa.string())
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
+    )
 
 
 def _plain(value: Any) -> str | None:

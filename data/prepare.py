@@ -20,7 +20,13 @@ from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
 from recsys.data.histories import Facts, HistoryCleaner
-from recsys.data.raw import EVENT_COLUMNS, Columns, RawData, ReaderConfig
+from recsys.data.raw import (
+    EVENT_COLUMNS,
+    Columns,
+    RawData,
+    ReaderConfig,
+    numbered,
+)
 from recsys.data.readers import READERS, STREAMING
 from recsys.data.report import Report
 from recsys.data.stats import describe
@@ -309,22 +315,13 @@ def build(config: DataConfig, seed: int = 0) -> Prepared:
 def _clean_histories(raw: RawData, config: DataConfig) -> tuple[RawData, tuple[Behaviour, ...]]:
     """Apply the rules for whole histories, and drop duplicates, to events in time order."""
     report = raw.report or Report()
-    users = raw.events["user"].combine_chunks().dictionary_encode()
-    columns = filtering.numbered(raw.events)
-    pairs = pa.table({name: columns[name] for name in ("user", "behaviour") if name in columns})
-    counted = pairs.group_by(pairs.column_names).aggregate([([], "count_all")])
-    count = counted["count_all"].to_numpy()
-    types = counted["behaviour"].to_numpy() if "behaviour" in columns else np.zeros(len(count), int)
-    ratings = columns.get("rating", np.zeros(0, np.float32))
-    facts = Facts.of(
-        users.dictionary, (counted["user"].to_numpy(), types, count), ratings, len(raw.behaviours)
-    )
     roles = check_roles(config.behaviours)
-    cleaner = HistoryCleaner(facts, config.clean, raw.behaviours, roles, report)
-    raw = filtering.only(raw, cleaner.wanted(columns), "events_of_bots_dropped")
+    cleaner = HistoryCleaner(_facts(raw), config.clean, raw.behaviours, roles, report)
+    user, _ = numbered(raw.events["user"])
+    raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
     raw = filtering.drop_duplicates(raw, config.duplicates)
     report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
-    cleaned, keep = cleaner.clean(filtering.numbered(raw.events))
+    cleaned, keep = cleaner.clean(filtering.as_arrays(raw.events))
     events = raw.events
     for name in ("behaviour", "rating"):
         if name in cleaned and name in events.column_names:
@@ -336,25 +333,39 @@ def _clean_histories(raw: RawData, config: DataConfig) -> tuple[RawData, tuple[B
     return raw, cleaner.behaviours
 
 
+def _facts(raw: RawData) -> Facts:
+    """Facts about all events, which are in time order."""
+    user, user_ids = numbered(raw.events["user"])
+    pairs = pa.table({"user": user, "kind": np.zeros(len(user), np.uint8)})
+    if "behaviour" in raw.events.column_names:
+        pairs = pairs.set_column(1, "kind", raw.events["behaviour"])
+    counted = pairs.group_by(["user", "kind"]).aggregate([([], "count_all")])
+    found = (counted[name].to_numpy() for name in ("user", "kind", "count_all"))
+    ratings = np.zeros(0, np.float32)
+    if "rating" in raw.events.column_names:
+        ratings = pc.unique(raw.events["rating"].drop_null()).to_numpy()
+    return Facts.of(user_ids, tuple(found), ratings, len(raw.behaviours))
+
+
 def _interactions(raw: RawData, *, with_types: bool) -> Interactions:
     """The events of a source, which are in time order, with dense users and items."""
     events = raw.events
-    users = events["user"].combine_chunks().dictionary_encode()
+    user, user_ids = numbered(events["user"])
+    item, found = numbered(events["item"])
     item_ids = raw.items["item_id"].combine_chunks()
-    item = pc.index_in(events["item"], value_set=item_ids).to_numpy().astype(np.int32)
-    user = users.indices.to_numpy().astype(np.int32)
+    place = np.asarray(pc.index_in(found, value_set=item_ids), np.int32)
     has_time = "timestamp" in events.column_names
     rating = np.full(len(user), np.nan, np.float32)
     if "rating" in events.column_names:
         rating = events["rating"].to_numpy().astype(np.float32)
     return Interactions(
-        user,
-        item,
+        user.astype(np.int32),
+        place[item],
         events["timestamp"].to_numpy()
         if has_time
         else np.arange(len(user)) - np.searchsorted(user, user),
         rating,
-        np.asarray(users.dictionary.to_pylist(), np.str_),
+        np.asarray(user_ids.to_pylist(), np.str_),
         np.asarray(item_ids.to_pylist(), np.str_),
         has_time,
         events["behaviour"].to_numpy() if with_types else None,

@@ -24,6 +24,7 @@ from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
+UNIFY_ROWS = 1 << 17
 EVENT_COLUMNS = {
     "user": pa.string(),
     "item": pa.string(),
@@ -138,10 +139,15 @@ class EventStream:
 
     def gather(self) -> RawData:
         """Read the whole source into memory."""
-        parts = list(self.events)
+        parts: list[pa.Table] = []
+        for part in self.events:
+            parts.append(_with_numbers(part))
+            # Ids repeat in the dictionaries of the parts until these are unified.
+            if sum(p.num_rows for p in parts[1:]) >= max(UNIFY_ROWS, parts[0].num_rows // 4):
+                parts = [_unified(parts)]
         if not parts:
             raise DataError("the source has no events")
-        events = pa.concat_tables(parts).combine_chunks()
+        events = _unified(parts)
         items, codes, counts = self.read_items(events)
         counts = self.counts | counts
         return RawData(events, items, codes, counts, tuple(self.behaviours), self.report)
@@ -152,11 +158,11 @@ class RawData:
     """A data set as its source has it, over outside ids.
 
     Attributes:
-        events: `user` and `item` (string), and if the source has them `timestamp` (int64, unix
-            seconds), `rating` (float32), `split` (uint8, `recsys.splits` labels), `content`
-            (int64, a number for the text of a review, 0 for an empty one, used to find copied
-            reviews) and `behaviour` (uint8, the place of the type in `behaviours`). Without
-            timestamps the rows of a user are in order of time.
+        events: `user` and `item` (string, or a dictionary of them), and if the source has them
+            `timestamp` (int64, unix seconds), `rating` (float32), `split` (uint8, `recsys.splits`
+            labels), `content` (int64, a number for the text of a review, 0 for an empty one, used
+            to find copied reviews) and `behaviour` (uint8, the place of the type in `behaviours`).
+            Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.
         codes: (items, L) int32 imported semantic IDs, or None.
@@ -177,8 +183,9 @@ class RawData:
             if name not in self.events.column_names:
                 raise DataError(f"events lack the column {name!r}")
         for name, column in zip(self.events.column_names, self.events.columns, strict=True):
-            if column.type != EVENT_COLUMNS.get(name):
-                raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
+            kind = column.type.value_type if _is_numbered(column) else column.type
+            if kind != EVENT_COLUMNS.get(name):
+                raise DataError(f"events.{name} is {kind}, not {EVENT_COLUMNS.get(name)}")
             if name != "rating" and column.null_count:
                 raise DataError(f"events.{name} is empty in {column.null_count} rows")
         missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
@@ -188,12 +195,53 @@ class RawData:
         if pc.count_distinct(ids).as_py() != len(ids):
             repeated = pc.value_counts(ids).filter(pc.greater(pc.value_counts(ids).field(1), 1))
             raise DataError(f"item {repeated[0]['values'].as_py()!r} is described twice")
-        known = pc.is_in(self.events["item"], value_set=ids.combine_chunks())
-        if not pc.all(known).as_py() and self.events.num_rows:
-            unknown = self.events["item"].filter(pc.invert(known))[0].as_py()
+        found = distinct(self.events["item"])
+        known = pc.is_in(found, value_set=ids.combine_chunks())
+        if not pc.all(known).as_py() and len(found):
+            unknown = found.filter(pc.invert(known))[0].as_py()
             raise DataError(f"item {unknown!r} occurs in events but not among the items")
         if self.codes is not None and len(self.codes) != self.items.num_rows:
             raise DataError(f"codes: {len(self.codes)} rows for {self.items.num_rows} items")
+
+
+def _is_numbered(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_dictionary(column.type))
+
+
+def _with_numbers(events: pa.Table) -> pa.Table:
+    """Events whose ids are dictionaries: four bytes for each row instead of the string."""
+    for name in ("user", "item"):
+        place = events.column_names.index(name)
+        events = events.set_column(place, name, events[name].dictionary_encode())
+    return events
+
+
+def _unified(parts: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
+    """Number the distinct values by first appearance.
+
+    Returns:
+        (n,) numbers, and the values by number; ids are strings.
+    """
+    encoded = column.combine_chunks()
+    if not _is_numbered(column):
+        encoded = encoded.dictionary_encode("encode")
+    numbers = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+    if not _is_numbered(column):
+        return numbers, encoded.dictionary
+    used, first = np.unique(numbers, return_index=True)
+    order = np.argsort(first)
+    rank = np.zeros(len(encoded.dictionary), np.int64)
+    rank[used[order]] = np.arange(len(used))
+    return rank[numbers], encoded.dictionary.take(pa.array(used[order]))
+
+
+def distinct(column: pa.ChunkedArray) -> pa.Array:
+    """The distinct values by first appearance."""
+    return numbered(column)[1]
 
 
 def events_table(
@@ -254,7 +302,7 @@ def describe_all(described: Iterable[str], events: pa.Table) -> tuple[list[str],
     """
     ids = dict.fromkeys(described)
     known = len(ids)
-    ids.update(dict.fromkeys(pc.unique(events["item"]).to_pylist()))
+    ids.update(dict.fromkeys(distinct(events["item"]).to_pylist()))
     return list(ids), len(ids) - known
 
 

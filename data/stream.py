@@ -237,7 +237,7 @@ def _cleaned(
     left = "rows_below_min_rating_dropped" if cleaner is None else "events_of_bots_dropped"
     for columns in _by_whole_users(batches):
         if cleaner is not None:
-            columns = _where(columns, cleaner.wanted(columns))
+            columns = _where(columns, cleaner.wanted(columns["user"]))
             if not len(columns["user"]):
                 continue
             if left == "events_of_bots_dropped":

@@ -27,7 +27,7 @@ from recsys.data.columns import (
 )
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.opening import Damage, TableFile, as_strings, find_tables, open_table
-from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, events_table
+from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import Report
 from recsys.data.time_formats import TimeRules, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
@@ -85,7 +85,7 @@ def stream(config: ReaderConfig) -> EventStream:
     reader = _EventReader(config, sample, roles, times, report)
 
     def read_items(found: pa.Table) -> ItemCatalog:
-        ids = pc.unique(found["item"])
+        ids = distinct(found["item"])
         if items is None or described is None:
             return _items(None, ids, config, report)
         mine = recognise_items(
@@ -93,11 +93,7 @@ def stream(config: ReaderConfig) -> EventStream:
         )
         _report_columns(report, described, mine)
         damage = Damage()
-        parts = list(items.batches(damage=damage))
-        try:
-            table = pa.concat_tables(parts, promote_options="permissive")
-        except pa.ArrowException as error:
-            raise DataError(f"{items.path}: a column changes its type: {error}") from error
+        table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)
         report.add("damaged_rows_skipped", damage.rows, damage.examples)
         cleaner = ItemCleaner(items.path, mine, config.clean, times, report)
@@ -274,8 +270,6 @@ def _items(
     Raises:
         DataError: no event is on an item of the items file, or an attribute has a reserved name.
     """
-    if isinstance(ids, pa.ChunkedArray):
-        ids = ids.combine_chunks()
     if described is None:
         described = pa.table({name: pa.array([], pa.string()) for name in ITEM_COLUMNS})
     missing = ids.filter(pc.invert(pc.is_in(ids, value_set=described["item_id"].combine_chunks())))
