@@ -19,6 +19,7 @@ from recsys.data.opening import as_strings
 from recsys.data.report import EXAMPLES, Report
 from recsys.data.time_formats import TimeRules, read_times, show_day_first
 from recsys.dataset import AVAILABILITY
+from recsys.errors import DataError
 
 MARKUP = r"<[A-Za-z/!][^>]*>|&(#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]+);"
 BLANKS = r"\s+"
@@ -118,11 +119,12 @@ class ItemCleaner:
             try:
                 return {name: pc.cast(column, pa.list_(inner))}
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                kind = pa.struct([])
-        if pa.types.is_nested(kind):
-            self._report.note(f"The column {name!r} of {self._path.name} holds records; left out.")
+                pass  # lists of records: reported below
+        try:
+            texts = as_strings(column, name, self._path)
+        except DataError:
+            self._report.note(f"Column {name!r} of {self._path.name} holds {kind}; it is left out.")
             return {}
-        texts = as_strings(column, name, self._path)
         empty = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
         texts = pc.if_else(pc.or_kleene(empty, pc.is_null(texts)), None, texts)
         if self._config.constant_columns and self._says_nothing(texts):

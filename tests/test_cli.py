@@ -245,7 +245,7 @@ def test_synthetic_data_are_printed_as_table_and_json(invoke, tmp_path):
 def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     """It once replaced them by a made-up shop, without a word."""
     events = tmp_path / "events.csv"
-    lines = [f"u{u},i{(u + n) % 7},{n}" for u in range(8) for n in range(6)]
+    lines = [f"u{u},i{(u + n) % 7},{1_700_000_000 + n}" for u in range(8) for n in range(6)]
     events.write_text("\n".join(["user,item,time", *lines]), encoding="utf-8")
     table = ("data", "prepare", "--source", "table", "--path", str(events), "--name", "neg")
     assert invoke(*table)[0] == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from rich.markup import escape
 
 from recsys.catalog import CODE_COLUMN
 from recsys.data.cleaning import RowCleaner
@@ -32,6 +33,7 @@ from recsys.data.report import Report
 from recsys.data.time_formats import TimeRules, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
+from recsys.progress import say
 
 MAX_TYPES = 255
 NO_TYPE = "(empty)"
@@ -78,6 +80,11 @@ def stream(config: ReaderConfig) -> EventStream:
     given = asdict(config.columns)
     times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
     roles = recognise_events(sample, given, described, times)
+    if "timestamp" not in roles:
+        report.note(
+            "There are no times: the rows of each user count as in order of time, events cannot be "
+            "merged into steps, and the split is by each user's last events."
+        )
     times = _day_first(events, roles, times)
     _report_columns(report, sample, roles)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
@@ -241,6 +248,9 @@ def _day_first(files: list[TableFile], roles: Roles, times: TimeRules) -> TimeRu
 
 
 def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
+    """Show the roles before the work starts, and add them to the report."""
+    mapping = ", ".join(f"{role} = {found.column}" for role, found in roles.items())
+    say(f"data: columns of {sample.path.name}: {escape(mapping)}")
     for role, found in roles.items():
         values = pc.unique(sample.texts(found.column).slice(0, 100)).to_pylist()[:3]
         report.columns.append(
