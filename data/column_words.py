@@ -17,7 +17,8 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " idclient numeroclient numclient acheteur cliente clienteid idcliente usuario usuarioid"
         " idusuario comprador utente utenteid idutente acquirente klant klantid klantnummer"
         " gebruiker gebruikerid benutzer benutzerid nutzer nutzerid person personid besucher"
-        " besucherid visiteur visiteurid subscriberid viewerid listenerid who",
+        " besucherid visiteur visiteurid subscriberid viewerid listenerid idvisitor"
+        " who",
         "account accountid profileid username email emailaddress customeremail useremail contactid"
         " deviceid cookieid anonymousid userpseudoid fullvisitorid household householdid",
     ),
@@ -34,9 +35,10 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " song songid artist artistid video videoid produit produitid idproduit refproduit"
         " producto productoid idproducto codigoproducto prodotto prodottoid idprodotto"
         " codiceprodotto articulo articuloid idarticulo articolo idarticolo produkt produktid"
-        " produktnummer productnummer referenceproduit stockcode goods goodsid what",
+        " produktnummer productnummer referenceproduit stockcode goods goodsid"
+        " lineitemsku what",
         "isbn ean gtin upc parentasin variantid offerid listingid contentid content businessid"
-        " gameid newsid hotelid courseid recipeid animeid venueid reference",
+        " game gameid newsid hotelid courseid recipeid animeid venueid reference",
     ),
     "timestamp": (
         "timestamp ts time datetime eventtime eventtimestamp unixtime unixreviewtime epoch when"

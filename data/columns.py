@@ -299,7 +299,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return False
     distinct = pc.count_distinct(values).as_py()
     if role in ("user", "item", "session"):
-        repeats = distinct <= 0.98 * len(values) and (distinct > 1 or role != "user")
+        repeats = distinct < len(values) and (distinct > 1 or role != "user")
         return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
         return bool(distinct >= 0.5 * len(values))

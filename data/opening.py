@@ -133,7 +133,11 @@ class TableFile:
         Raises:
             DataError: as `batches`, or a column that changes between plain values and lists.
         """
-        parts = list(self.batches(damage=damage))
+        return self._joined(list(self.batches(damage=damage)))
+
+    def _joined(self, parts: list[pa.Table]) -> pa.Table:
+        if all(part.schema.equals(parts[0].schema) for part in parts):
+            return pa.concat_tables(parts)
         try:
             return pa.concat_tables(parts, promote_options="permissive")
         except pa.ArrowException:
@@ -142,11 +146,14 @@ class TableFile:
 
     def sample(self, rows: int) -> pa.Table:
         """The first rows, with all columns."""
-        with _readable(self.path):
-            batch = next(iter(self.batches()), None)
-        if batch is None:
+        parts: list[pa.Table] = []
+        for batch in self.batches():
+            parts.append(batch)
+            if sum(part.num_rows for part in parts) >= rows:
+                break
+        if not parts:
             raise DataError(f"{self.path}: no rows in it, or none with the header's columns")
-        return batch.slice(0, rows)
+        return self._joined(parts).slice(0, rows)
 
     def _open(self) -> Any:
         return pa.input_stream(str(self.path), compression=self.compression)

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from recsys.artifacts import MANIFEST, sha256
 from recsys.config import as_dict
-from recsys.data import filtering, stream, synthetic, times
+from recsys.data import filtering, memory, stream, synthetic, times
 from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
-from recsys.data.histories import Facts, HistoryCleaner
-from recsys.data.raw import (
-    EVENT_COLUMNS,
-    Columns,
-    RawData,
-    ReaderConfig,
-    numbered,
-)
+from recsys.data.memory import Prepared
+from recsys.data.raw import Columns, ReaderConfig
 from recsys.data.readers import READERS, STREAMING
 from recsys.data.report import Report
+from recsys.data.rules import Rules, Split
 from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
-from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError, RecsysError
-from recsys.interactions import Behaviour, Interactions
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
-from recsys.splits import (
-    ENOUGH_USERS,
-    global_temporal,
-    label_last_targets,
-    leave_one_out,
-    users_to_ask,
-)
 
 SYNTHETIC = "synthetic"
-Split = Literal["leave-one-out", "global-temporal", "own"]
 Engine = Literal["auto", "memory", "stream"]
 STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as much
 MIN_MEMORY_GB = 1.0
-TABLE = "table"
 REPORT = "report.html"
 EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
@@ -244,44 +223,16 @@ def write_streamed(config: DataConfig, folder: Path) -> tuple[dict[str, Any], Re
     Returns:
         the `info` of the manifest, and the report of a source that was cleaned.
     """
-    split = config.split or (None if config.source == TABLE else "leave-one-out")
-    if split == "own":
+    if config.split == "own":
         raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
-    rules = stream.Rules(
-        config.duplicates,
-        config.min_rating,
-        config.k_core,
-        config.min_length,
-        split,
-        config.ratio,
-        _dates(config),
-        config.clean,
-        check_roles(config.behaviours),
-    )
     source = STREAMING[config.source].stream(config.reader())
     try:
-        made = stream.prepare(source, rules, folder, config.memory_gb)
+        made = stream.prepare(source, _rules(config), folder, config.memory_gb)
     except ValueError as error:
         if isinstance(error, RecsysError):
             raise
         raise ConfigError(f"data.split: {error}") from error
     return made._asdict(), source.report
-
-
-class Prepared(NamedTuple):
-    """The result of `build`.
-
-    Attributes:
-        dataset: the canonical data.
-        split: the kind of split that was used.
-        decisions: the count of each decision that was taken; zero counts are omitted.
-        report: of a source that was cleaned.
-    """
-
-    dataset: Dataset
-    split: Split
-    decisions: dict[str, int]
-    report: Report | None = None
 
 
 def build(config: DataConfig, seed: int = 0) -> Prepared:
@@ -290,137 +241,21 @@ def build(config: DataConfig, seed: int = 0) -> Prepared:
         raw = synthetic.generate(config.synthetic, seed)
     else:
         raw = READERS[config.source].read(config.reader())
-    raw = filtering.in_time_order(raw)
-    behaviours: tuple[Behaviour, ...] = ()
-    if raw.report is None:
-        raw = filtering.drop_duplicates(raw, config.duplicates)
-    else:
-        raw, behaviours = _clean_histories(raw, config)
-    if config.min_rating is not None:
-        raw = filtering.drop_ratings_below(raw, config.min_rating)
-    if config.k_core:
-        raw = filtering.k_core(raw, config.k_core)
-    if config.min_length:
-        raw = filtering.drop_short(raw, config.min_length)
-    interactions = _interactions(raw, with_types=bool(behaviours))
-    split = config.split or _default_split(interactions, raw, config, behaviours)
-    labels, keep = _labels(interactions, raw.events, split, config, behaviours)
-    dataset = Dataset(interactions.where(keep), labels[keep], raw.items, raw.codes, behaviours)
-    counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
-    counts |= raw.report.counts if raw.report else {}
-    decisions = {name: count for name, count in counts.items() if count}
-    return Prepared(dataset, split, decisions, raw.report)
+    return memory.prepare(raw, _rules(config))
 
 
-def _clean_histories(raw: RawData, config: DataConfig) -> tuple[RawData, tuple[Behaviour, ...]]:
-    """Apply the rules for whole histories, and drop duplicates, to events in time order."""
-    report = raw.report or Report()
-    roles = check_roles(config.behaviours)
-    cleaner = HistoryCleaner(_facts(raw), config.clean, raw.behaviours, roles, report)
-    user, _ = numbered(raw.events["user"])
-    raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
-    raw = filtering.drop_duplicates(raw, config.duplicates)
-    report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
-    cleaned, keep = cleaner.clean(filtering.as_arrays(raw.events))
-    events = raw.events
-    for name in ("behaviour", "rating"):
-        if name in cleaned and name in events.column_names:
-            place = events.column_names.index(name)
-            events = events.set_column(place, name, pa.array(cleaned[name], EVENT_COLUMNS[name]))
-    if "behaviour" in events.column_names and not cleaner.behaviours:
-        events = events.drop_columns("behaviour")
-    raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
-    return raw, cleaner.behaviours
-
-
-def _facts(raw: RawData) -> Facts:
-    """Facts about all events, which are in time order."""
-    user, user_ids = numbered(raw.events["user"])
-    pairs = pa.table({"user": user, "kind": np.zeros(len(user), np.uint8)})
-    if "behaviour" in raw.events.column_names:
-        pairs = pairs.set_column(1, "kind", raw.events["behaviour"])
-    counted = pairs.group_by(["user", "kind"]).aggregate([([], "count_all")])
-    found = (counted[name].to_numpy() for name in ("user", "kind", "count_all"))
-    ratings = np.zeros(0, np.float32)
-    if "rating" in raw.events.column_names:
-        ratings = pc.unique(raw.events["rating"].drop_null()).to_numpy()
-    return Facts.of(user_ids, tuple(found), ratings, len(raw.behaviours))
-
-
-def _interactions(raw: RawData, *, with_types: bool) -> Interactions:
-    """The events of a source, which are in time order, with dense users and items."""
-    events = raw.events
-    user, user_ids = numbered(events["user"])
-    item, found = numbered(events["item"])
-    item_ids = raw.items["item_id"].combine_chunks()
-    place = np.asarray(pc.index_in(found, value_set=item_ids), np.int32)
-    has_time = "timestamp" in events.column_names
-    rating = np.full(len(user), np.nan, np.float32)
-    if "rating" in events.column_names:
-        rating = events["rating"].to_numpy().astype(np.float32)
-    return Interactions(
-        user.astype(np.int32),
-        place[item],
-        events["timestamp"].to_numpy()
-        if has_time
-        else np.arange(len(user)) - np.searchsorted(user, user),
-        rating,
-        np.asarray(user_ids.to_pylist(), np.str_),
-        np.asarray(item_ids.to_pylist(), np.str_),
-        has_time,
-        events["behaviour"].to_numpy() if with_types else None,
+def _rules(config: DataConfig) -> Rules:
+    return Rules(
+        config.duplicates,
+        config.min_rating,
+        config.k_core,
+        config.min_length,
+        config.split,
+        config.ratio,
+        _dates(config),
+        config.clean,
+        check_roles(config.behaviours),
     )
-
-
-def _default_split(
-    interactions: Interactions,
-    raw: RawData,
-    config: DataConfig,
-    behaviours: tuple[Behaviour, ...],
-) -> Split:
-    """The source's own split; by time for an export with enough users; else leave-one-out."""
-    if "split" in raw.events.column_names:
-        return "own"
-    if config.source != TABLE or not interactions.has_time:
-        return "leave-one-out"
-    labels, _ = _labels(interactions, raw.events, "global-temporal", config, behaviours)
-    target = _targets(interactions, behaviours)
-    asked = users_to_ask(interactions.user, labels, target)
-    if asked.min() >= ENOUGH_USERS:
-        return "global-temporal"
-    if raw.report is not None:
-        raw.report.note(stream.too_few(asked))
-    return "leave-one-out"
-
-
-def _targets(interactions: Interactions, behaviours: tuple[Behaviour, ...]) -> NDArray[np.bool_]:
-    """(n,) whether each event is a target."""
-    if interactions.behaviour is None:
-        return np.ones(len(interactions), bool)
-    return np.array([b.role == "target" for b in behaviours])[interactions.behaviour]
-
-
-def _labels(
-    interactions: Interactions,
-    events: pa.Table,
-    split: Split,
-    config: DataConfig,
-    behaviours: tuple[Behaviour, ...],
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """(n,) labels, and (n,) the events to keep."""
-    keep = np.ones(len(interactions), bool)
-    if split == "own":
-        if "split" not in events.column_names:
-            raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
-        return events["split"].to_numpy().astype(np.uint8), keep
-    if split == "leave-one-out":
-        if interactions.behaviour is None:
-            return leave_one_out(interactions), keep
-        return label_last_targets(interactions.user, _targets(interactions, behaviours))
-    try:
-        return global_temporal(interactions, config.ratio, _dates(config)), keep
-    except ValueError as error:
-        raise ConfigError(f"data.split: {error}") from error
 
 
 def _dates(config: DataConfig) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Prepares data that do not fit in memory: applies the rules of `prepare.build` part by part.
+"""Prepares data that do not fit in memory: applies the rules of `recsys.data.memory` part by part.
 
 Rows arrive numbered and sorted from `recsys.data.shuffle`. The filters of `recsys.data.filtering`
 process whole users. Memory holds a part of the rows, a few numbers per user and item, the
@@ -8,10 +8,10 @@ catalog, and one byte per row that says whether the row is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.cleaning import CleanConfig
 from recsys.data.histories import Facts, HistoryCleaner
 from recsys.data.raw import EventStream, RawData, events_table
+from recsys.data.rules import Rules, Split, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
 from recsys.dataset import Events, write_catalog, write_events
 from recsys.errors import ConfigError
-from recsys.interactions import Role
 from recsys.progress import track
 from recsys.splits import (
     ENOUGH_USERS,
@@ -39,34 +38,6 @@ from recsys.splits import (
 
 PART_ROWS = 1 << 22  # rows of an output part before filtering; a long user may exceed it
 BLOCK_ROWS = 1 << 22  # rows read at a time where users may be divided
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How rows are filtered and split; see `DataConfig`.
-
-    Attributes:
-        duplicates: policy for repeated rows.
-        min_rating: drop rows with a lower rating; None keeps all.
-        k_core: 0 keeps all.
-        min_length: events that a user must have.
-        split: `leave-one-out`, `global-temporal`, or None: by time if the events have times and
-            enough users can be asked.
-        ratio: shares of a split by time.
-        dates: start of validation and test (unix seconds), instead of shares.
-        clean: rules for the histories of a source that is cleaned.
-        roles: of event types, by name, from the settings.
-    """
-
-    duplicates: filtering.Duplicates = "drop-exact"
-    min_rating: float | None = None
-    k_core: int = 0
-    min_length: int = 0
-    split: Literal["leave-one-out", "global-temporal"] | None = "leave-one-out"
-    ratio: tuple[float, float] = (0.8, 0.1)
-    dates: tuple[int, int] | None = None
-    clean: CleanConfig = field(default_factory=CleanConfig)
-    roles: Mapping[str, Role] = field(default_factory=dict)
 
 
 @dataclass
@@ -128,7 +99,7 @@ class Written(NamedTuple):
 
     stats: dict[str, Any]
     decisions: dict[str, int]
-    split: Literal["leave-one-out", "global-temporal"]
+    split: Split
 
 
 class _Numbers(NamedTuple):
@@ -191,14 +162,14 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     behaviours = cleaner.behaviours if cleaner else ()
     target = np.array([b.role == "target" for b in behaviours] or [True])
     dates = None
-    if rules.split == "global-temporal" or (rules.split is None and rows.has_time):
+    choose = rules.split is None and source.report is not None and rows.has_time
+    if rules.split == "global-temporal" or choose:
         dates = _dates(rows, alive, rules)
-    if rules.split is None and dates is not None:
+    if source.report is not None and choose and dates is not None:
         asked = _users_to_ask(rows, alive, of_user, dates, target)
         if asked.min() < ENOUGH_USERS:
             dates = None
-            if source.report is not None:
-                source.report.note(too_few(asked))
+            source.report.note(too_few(asked))
     tally = Tally(catalog.num_rows)
     written = 0
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
@@ -213,15 +184,6 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     every = dict(counts) | (source.report.counts if source.report else {})
     decisions = {name: count for name, count in every.items() if count}
     return Written(stats, decisions, "leave-one-out" if dates is None else "global-temporal")
-
-
-def too_few(asked: NDArray[np.int64]) -> str:
-    """The note for a split by time that leaves too few users in validation and test."""
-    return (
-        f"A split by time would leave {asked[0]} validation and {asked[1]} test users with a "
-        f"history, fewer than {ENOUGH_USERS}, so each user's last events are held out instead "
-        "(leave-one-out); --set data.split=global-temporal splits by time all the same."
-    )
 
 
 def _cleaned(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsys.data.prepare import DataConfig, Prepared, build
+from recsys.data.memory import Prepared
+from recsys.data.prepare import DataConfig, build
 from recsys.data.stats import describe
 from recsys.errors import DataError
 
