@@ -9,20 +9,20 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 
+from recsys.data.damage import Damage
 from recsys.data.files import GZIP, check_gzip
+from recsys.data.json_lines import json_table, line_blocks
 from recsys.errors import DataError
 
 Kind = Literal["delimited", "json", "parquet"]
@@ -35,42 +35,6 @@ PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 PACKED = {b"PK\x03\x04": "an Excel or zip file", b"\xd0\xcf\x11\xe0": "an old Excel file"}
 SUFFIXES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".pq"}
-
-
-@dataclass
-class Damage:
-    """Rows of a file that could not be read.
-
-    Attributes:
-        rows: number of damaged rows.
-        examples: the first few, as line and content.
-        good: number of rows that were read.
-    """
-
-    rows: int = 0
-    examples: list[str] = field(default_factory=list)
-    good: int = 0
-
-    def add(self, line: int | None, text: str, rows: int = 1) -> None:
-        """Count damaged rows, of which `text` is the first."""
-        self.rows += rows
-        if len(self.examples) < 3:
-            place = f"line {line}: " if line else ""
-            self.examples.append(f"{place}{text[:60]}")
-
-    def check(self, path: Path, share: float) -> None:
-        """Refuse a file of which more than a share of the rows is damaged.
-
-        Raises:
-            DataError: it is; the message shows the first damaged row.
-        """
-        if self.rows > share * (self.rows + self.good):
-            raise DataError(
-                f"{path}: {self.rows} of {self.rows + self.good} rows are damaged: they do not "
-                f"have the header's number of columns, or a quote is not closed "
-                f"({'; '.join(self.examples[:1])!r}); correct them, or allow a larger share "
-                "with --set data.clean.damaged_rows=0.1"
-            )
 
 
 @dataclass(frozen=True)
@@ -177,8 +141,8 @@ class TableFile:
             yield pa.Table.from_batches([batch])
 
     def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
-        for block, first in _line_blocks(self._open()):
-            table = _json_table(block, first, damage)
+        for block, first in line_blocks(self._open(), BLOCK):
+            table = json_table(block, first, damage)
             missing = pa.nulls(table.num_rows)
             yield pa.table({n: table[n] if n in table.column_names else missing for n in chosen})
 
@@ -262,46 +226,9 @@ def _json_file(path: Path, encoding: str, compression: str | None) -> TableFile:
     if encoding not in ("utf-8", "ascii"):
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
-        block, first = next(_line_blocks(stream))
-    names = _json_table(block, first, Damage()).column_names
+        block, first = next(line_blocks(stream, BLOCK))
+    names = json_table(block, first, Damage()).column_names
     return TableFile(path, "json", tuple(names), ",", "utf-8", compression)
-
-
-def _line_blocks(stream: Any) -> Iterator[tuple[bytes, int]]:
-    """Blocks of whole lines, with the number of their first line."""
-    line, rest = 1, stream.read(3)
-    rest = b"" if rest == codecs.BOM_UTF8 else rest
-    while block := bytes(stream.read(BLOCK)):
-        whole, newline, end = (rest + block).rpartition(b"\n")
-        rest = end
-        if newline:
-            yield whole + newline, line
-            line += whole.count(b"\n") + 1
-    if rest.strip():
-        yield rest, line
-
-
-def _json_table(block: bytes, first: int, damage: Damage) -> pa.Table:
-    """The objects of a block of lines, the first of which has the number `first`."""
-    options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    try:
-        return pa.json.read_json(pa.BufferReader(block), options)
-    except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
-        rows = []
-        for number, line in enumerate(block.splitlines(), first):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise TypeError("not an object")
-                rows.append({name: _plain(value) for name, value in row.items()})
-            except (ValueError, TypeError, RecursionError):
-                damage.add(number, line[:60].decode(errors="replace"))
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.table(
-            {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
-        )
 
 
 def _as_text(table: pa.Table) -> pa.Table:
@@ -311,14 +238,6 @@ def _as_text(table: pa.Table) -> pa.Table:
             for name, column in zip(table.column_names, table.columns, strict=True)
         }
     )
-
-
-def _plain(value: Any) -> str | None:
-    """A value as it stands in the file, as a string; null is None."""
-    if value is None or isinstance(value, str):
-        (value or "").encode()  # half of a surrogate pair is an error
-        return value
-    return "|".join(map(str, value)) if isinstance(value, list) else json.dumps(value)
 
 
 def _compression(path: Path) -> str | None:
@@ -379,6 +298,8 @@ def _readable(path: Path) -> Iterator[None]:
         if path.is_file():
             check_gzip(path)  # its error says where the file is cut off
         text = str(error).split("\n", 1)[0][:200]
+        if "Empty CSV" in text:
+            text = "no rows after the first line, or a quote that is opened and not closed"
         if path.suffix in (".parquet", ".pq"):
             raise DataError(f"{path}: not a parquet file: {text}") from error
         raise DataError(f"{path}: cannot be read: {text}") from error

@@ -26,8 +26,9 @@ from recsys.data.columns import (
     recognise_events,
     recognise_items,
 )
+from recsys.data.damage import Damage
 from recsys.data.item_cleaning import ItemCleaner
-from recsys.data.opening import Damage, TableFile, as_strings, find_tables, open_table
+from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import Report
 from recsys.data.time_formats import TimeRules, read_times, show_day_first

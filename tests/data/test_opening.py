@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recsys.data.opening import Damage, find_tables, open_table
+from recsys.data.damage import Damage
+from recsys.data.opening import find_tables, open_table
 from recsys.errors import DataError
 
 TEXT = "kunde;artikel;grösse\n1;00123;1,5\n2;00124;2\n"

@@ -435,7 +435,7 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
         ("user item\nu a\n", "no column is recognised as the user.*--column user=NAME"),
         ("user,item,user\nu,a,v\n", "2 columns are called 'user'"),
         (f"user,item,timestamp,rating,rating\nu,a,{T},1,2\n", "2 columns are called 'rating'"),
-        ('user,"item', "Empty CSV"),
+        ('user,"item', "a quote that is opened and not closed"),
         (f"user,item,timestamp\nu,a\0,{T}\n", r"events: item 'a\\x00' ends with the character NUL"),
         ("user,item,timestamp\nu,a,1\nu,b,noon\n", "'timestamp' looks like a time, but"),
         ("user,item,timestamp\nu,a,1\nu\n", "no column holds the time"),
