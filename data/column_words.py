@@ -63,6 +63,8 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " etoiles estrellas stelle sterren valoracion valutazione beoordeling notation",
         "score rate note grade vote reviewscore calificacion puntuacion voto punteggio",
     ),
+    "clock": ("uhrzeit time timeofday heure hora ora tijd zeit",),
+    "quantity": ("quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal",),
 }
 ITEM_WORDS: dict[str, tuple[str, ...]] = {
     "id": (*EVENT_WORDS["item"], "id code nummer numero key"),

@@ -26,6 +26,9 @@ NO_COLUMN = "none"  # the value of a setting that says that no column has the ro
 MAX_TYPES = 60  # distinct names of event types
 MAX_RATINGS = 101  # distinct values of a rating
 SHARE_OF_TIMES = 0.5
+SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
+NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
+CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
@@ -100,7 +103,7 @@ def recognise_events(
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
-    for role in ("item", "timestamp", "user", "session", "behaviour", "rating"):
+    for role in ("item", "timestamp", "user", "session", "behaviour", "rating", "quantity"):
         if role in roles or given.get(role) in (NO_COLUMN, FILE_ORDER):
             continue
         found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
@@ -109,6 +112,7 @@ def recognise_events(
         if role == "timestamp" and not found:
             found = _by_content(role, sample, roles, fits(role))
         _take(role, found, sample, roles, EVENT_WORDS[role])
+    _take_clock(sample, given, roles)
     if "user" not in roles and "session" in roles:
         session = roles["session"]
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
@@ -289,6 +293,26 @@ def _take(
     roles[role] = Found(name, why)
 
 
+def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -> None:
+    """Find the time of day in a column of its own, if the time of the events is a date alone."""
+    if given.get("clock") is not None or "timestamp" not in roles:
+        return
+    dates = sample.texts(roles["timestamp"].column)
+    if pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
+        return
+    found = [
+        name for _, name in _free(sample, roles) if _share(sample.texts(name), CLOCK) >= SURE_SHARE
+    ]
+    if len(found) == 1:
+        roles["clock"] = Found(found[0], "by content: the time of day of each date")
+
+
+def _share(values: pa.ChunkedArray, pattern: str) -> float:
+    """The share of values that match a pattern."""
+    matches = pc.cast(pc.match_substring_regex(values, pattern), pa.float64())
+    return float(pc.mean(matches).as_py() or 0.0)
+
+
 def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> bool:
     """Whether the values of a column can have a role."""
     values = sample.texts(name)
@@ -308,11 +332,12 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
         return bool(distinct <= MAX_TYPES and longest <= 60 and few)
     if role == "available":
-        return share_of_answers(values) >= 0.9
-    if role in ("rating", "price"):
-        form = r"^-?\d{1,9}([.,]\d+)?$" if role == "rating" else r"\d"
-        numbers = pc.mean(pc.cast(pc.match_substring_regex(values, form), pa.float64())).as_py()
-        return bool(numbers >= 0.9) and (role == "price" or distinct <= MAX_RATINGS)
+        return share_of_answers(values) >= SURE_SHARE
+    if role == "price":
+        return _share(values, r"\d") >= SURE_SHARE
+    if role in ("rating", "quantity"):
+        few = distinct <= MAX_RATINGS or role == "quantity"
+        return few and _share(values, NUMBER) >= SURE_SHARE
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ DECIMAL = r"^-?(\d{1,18})?\.?\d{1,18}([eE][-+]?\d{1,2})?$"
 ANSWER = r"(?i)^(true|false)$"
 CURRENCY = r"(?i)(€|\$|£|¥|₹|zł|kr\b|\b(EUR|USD|GBP|CHF|JPY|CAD|AUD|PLN|SEK|NOK|DKK)\b)"
 AMOUNT = r"^-?\d[\d.,'\s]*$"
+ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas writes such columns
 PATHS = (" > ", ">", " / ", "/", "|", "::")  # separators of category paths
 
 
@@ -127,7 +129,7 @@ class ItemCleaner:
             return {}
         empty = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
         texts = pc.if_else(pc.or_kleene(empty, pc.is_null(texts)), None, texts)
-        if self._config.constant_columns and self._says_nothing(texts):
+        if self._config.constant_columns and self._says_nothing(name, texts):
             self._report.add("columns_without_information_dropped", 1, [name])
             return {}
         if texts.null_count == len(texts):
@@ -137,7 +139,9 @@ class ItemCleaner:
             values = typed(texts)
         return self._categories(name, values) if pa.types.is_string(values.type) else {name: values}
 
-    def _says_nothing(self, texts: pa.ChunkedArray) -> bool:
+    def _says_nothing(self, name: str, texts: pa.ChunkedArray) -> bool:
+        if ROW_NUMBER.fullmatch(name):
+            return True
         distinct = pc.count_distinct(texts, mode="only_valid").as_py()
         return distinct == 0 or (distinct == 1 and not texts.null_count and len(texts) > 1)
 

@@ -51,6 +51,8 @@ class Columns:
         text: in the items file, the description of the item.
         behaviour: type of the event, such as `view` or `purchase`.
         session: visit or order; the user, if no column holds the user.
+        clock: the time of day, if `timestamp` holds dates alone.
+        quantity: number of pieces; a negative one is a return, if no column holds the type.
         id: in the items file, the item id.
         price: in the items file, a number with or without a currency.
         category: in the items file, a category or a path of categories.
@@ -67,6 +69,8 @@ class Columns:
     text: str | None = None
     behaviour: str | None = None
     session: str | None = None
+    clock: str | None = None
+    quantity: str | None = None
     id: str | None = None
     price: str | None = None
     category: str | None = None

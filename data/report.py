@@ -106,7 +106,7 @@ RULES: dict[str, Rule] = {
         "data.clean.category_paths=false keeps the texts",
     ),
     "columns_without_information_dropped": Rule(
-        "columns of the items file are empty or have one value in all rows",
+        "columns of the items file are empty, have one value in all rows, or number the rows",
         "dropped",
         "data.clean.constant_columns=false keeps them",
     ),

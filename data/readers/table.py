@@ -181,11 +181,19 @@ class _EventReader:
             if whole[role]:
                 made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
         if "timestamp" in self.roles:
-            made["timestamp"] = read_times(column["timestamp"], self.times, self.counts)
+            times = column["timestamp"]
+            if "clock" in column:
+                parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
+                times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
+            made["timestamp"] = read_times(times, self.times, self.counts)
         if "rating" in self.roles:
             made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
         if "behaviour" in self.roles:
             made["behaviour"] = self._types(as_strings(column["behaviour"], "behaviour", path))
+        elif "quantity" in self.roles:
+            pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
+            back = pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]")
+            made["behaviour"] = self._types(pc.if_else(back, "return", "purchase"))
         rows = cleaner.clean(pa.table(made), column)
         return events_table(**{name: rows[name] for name in rows.column_names})
 

@@ -262,6 +262,29 @@ def test_a_small_export_is_split_by_user(raw: Path) -> None:
     assert "fewer than 30" in made.report.notes[-1]
 
 
+def test_a_date_and_a_clock_are_one_time(raw: Path) -> None:
+    rows = [f"u{n % 3};i{n % 7};3.4.2024;{n % 24}:30" for n in range(60)]
+    write(raw / "e.csv", ["Kunde;Artikel;Datum;Uhrzeit", *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    hours = made.dataset.interactions.timestamp % DAY // 60
+    assert set(hours.tolist()) == {60 * hour + 30 for hour in range(24)}
+
+
+def test_a_negative_quantity_is_a_return(raw: Path) -> None:
+    rows = [f"{n // 4},s{n % 11},{1 + n % 5},{T + n},c{n % 9}" for n in range(99)]
+    rows += [f"C1,s0,-2,{T + 5000},c0", f"C2,s10,-1,{T + 5000},c1"]
+    write(raw / "e.csv", ["InvoiceNo,StockCode,Quantity,InvoiceDate,CustomerID", *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert made.decisions["negative_events_dropped"] == 2
+    assert made.dataset.behaviours == ()
+    pairs = {
+        (str(made.dataset.interactions.user_ids[u]), str(made.dataset.item_ids[i]))
+        for u, i in zip(made.dataset.interactions.user, made.dataset.interactions.item, strict=True)
+    }
+    assert ("c0", "s0") not in pairs
+    assert ("c1", "s0") in pairs
+
+
 def test_a_folder_of_files_is_one_export(raw: Path) -> None:
     (raw / "days").mkdir()
     for day in range(4):
@@ -283,6 +306,16 @@ def test_items_that_share_no_id_are_refused(raw: Path) -> None:
         DataError, match="no item of the events is in this file; the events have s0"
     ):
         build(DataConfig(source="table", path="e.csv", items="i.csv"))
+
+
+def test_columns_that_say_nothing_are_dropped(raw: Path) -> None:
+    write(raw / "e.csv", ["user,item,ts,event", *clean_events()])
+    rows = [f"{n},s{n},{n % 3},EUR,,{'x' if n else ''},00{n},{n}.5" for n in range(12)]
+    write(raw / "i.csv", [",item,size,currency,empty,flag,code,weight", *rows])
+    items = build(DataConfig(source="table", path="e.csv", items="i.csv")).dataset.items
+    assert items.column_names == ["item_id", "title", "text", "size", "flag", "code", "weight"]
+    assert items["code"][3].as_py() == "003"
+    assert items["weight"][3].as_py() == 3.5
 
 
 def test_ids_written_as_decimals_are_the_same_ids(raw: Path) -> None:
