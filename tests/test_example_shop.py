@@ -133,11 +133,8 @@ def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict
     return answer.json()["items"]
 
 
-refused = pytest.mark.xfail(reason="the reader refuses the dirt so far")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("dirty", [False, pytest.param(True, marks=refused)])
+@pytest.mark.parametrize("dirty", [False, True])
 def test_the_export_becomes_answers_over_http(export, tmp_path, monkeypatch, dirty):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
     folder = export
@@ -152,7 +149,6 @@ def test_the_export_becomes_answers_over_http(export, tmp_path, monkeypatch, dir
     assert all(item["title"] in names | {item["item_id"]} for item in items)
 
 
-@refused
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells run one after another in one namespace, as in a kernel, for a smaller shop."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.dataset import ITEM_COLUMNS
+from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
 from recsys.semantic_ids.collaborative import fill_unseen, ppmi_block, predict_from, sasrec_block
@@ -112,7 +112,7 @@ def build_features(
     if config.text_weight > 0:
         block, words = _fit_text(items, config, seed)
         blocks["text"] = config.text_weight * block
-    used = {*ITEM_COLUMNS, config.embedding_column}
+    used = {*ITEM_COLUMNS, *AVAILABILITY, config.embedding_column}
     columns = items.select([c for c in items.column_names if c not in used])
     if config.attribute_weight > 0:
         block, numbers, values = _fit_attributes(columns, config.attribute_dim, seed)
