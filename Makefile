@@ -16,7 +16,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,load,postgres,redis,otel,ray,large]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,load,postgres,redis,otel,ray,large,sql]'
 	touch $@
 
 install: $(VENV)/.base ## create .venv with what running needs

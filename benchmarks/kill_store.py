@@ -24,8 +24,8 @@ from collections import Counter
 from itertools import count
 from pathlib import Path
 
-from recsys.serving.stores import Event, open_store
-from recsys.serving.stores.records import content_digest
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Event, content_digest
 
 WRITERS = 16
 BATCH = 3

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.raw import RawData
+from recsys.data.raw import RawData, distinct
+from recsys.data.raw import numbered as numbers_of
 from recsys.errors import ConfigError, DataError
 
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
@@ -170,17 +171,20 @@ def in_time_order(raw: RawData) -> RawData:
 
     This is the order of `Interactions.of`, so that other columns of the events remain aligned.
     """
-    user = _numbers(raw.events["user"])
-    keys = [np.arange(len(user)), user]
+    keys = [_numbers(raw.events["user"]).astype(np.int32)]
     if "timestamp" in raw.events.column_names:
-        keys.insert(1, raw.events["timestamp"].to_numpy())
-    return replace(raw, events=raw.events.take(pa.array(np.lexsort(keys))))
+        keys.insert(0, raw.events["timestamp"].to_numpy())
+    return replace(raw, events=raw.events.take(pa.array(np.lexsort(keys))))  # a stable sort
 
 
 def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
     """Apply `duplicates` to events in time order, and drop the column of contents."""
     events = raw.events
-    columns = {name: _numbers(events[name]) for name in events.column_names if name != "content"}
+    columns = {
+        name: _numbers(events[name])
+        for name in events.column_names
+        if name not in ("timestamp", "content")
+    }
     given = {
         name: events[name].to_numpy()
         for name in ("timestamp", "content")
@@ -191,7 +195,7 @@ def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
         columns.pop("user"),
         columns.pop("item"),
         given.get("timestamp"),
-        [column for name, column in columns.items() if name != "timestamp"],
+        list(columns.values()),
         given.get("content"),
     )
     if "content" in given:
@@ -230,7 +234,7 @@ def k_core(raw: RawData, k: int) -> RawData:
         k,
     )
     raw = _keep(raw, alive, "rows_outside_core_dropped")
-    in_core = pc.is_in(raw.items["item_id"], value_set=raw.events["item"].combine_chunks())
+    in_core = pc.is_in(raw.items["item_id"], value_set=distinct(raw.events["item"]))
     counts = raw.counts | {"items_outside_core_dropped": pc.sum(pc.invert(in_core)).as_py() or 0}
     codes = None if raw.codes is None else raw.codes[in_core.to_numpy()]
     return replace(raw, items=raw.items.filter(in_core), codes=codes, counts=counts)
@@ -256,12 +260,31 @@ def _pairs(user: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int6
 
 def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Number the distinct values by first appearance."""
-    encoded = column.combine_chunks().dictionary_encode("encode")
-    return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+    return numbers_of(column)[0]
+
+
+def as_arrays(events: pa.Table) -> dict[str, NDArray[Any]]:
+    """The columns as arrays; users and items are numbered by first appearance."""
+    return {
+        name: _numbers(events[name])
+        if name in ("user", "item")
+        else events[name].to_numpy(zero_copy_only=False)
+        for name in events.column_names
+    }
+
+
+def only(raw: RawData, keep: NDArray[np.bool_], reason: str) -> RawData:
+    """The events to keep; `reason` is named if none is left.
+
+    Raises:
+        DataError: none is left.
+    """
+    if not keep.any():
+        raise nothing_left(reason)
+    return raw if keep.all() else replace(raw, events=raw.events.filter(pa.array(keep)))
 
 
 def _keep(raw: RawData, keep: NDArray[np.bool_], reason: str) -> RawData:
-    if not keep.any():
-        raise nothing_left(reason)
-    counts = raw.counts | {reason: int((~keep).sum())}
-    return replace(raw, events=raw.events.filter(pa.array(keep)), counts=counts)
+    """As `only`, and count the dropped events under `reason`."""
+    raw = only(raw, keep, reason)
+    return replace(raw, counts=raw.counts | {reason: int((~keep).sum())})

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
-import numpy as np
-from numpy.typing import NDArray
-
-from recsys.artifacts import MANIFEST, sha256
+from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
 from recsys.config import as_dict
-from recsys.data import filtering, stream, synthetic, times
+from recsys.data import filtering, memory, stream, synthetic, times
+from recsys.data import report as reports
+from recsys.data.behaviours import check_roles
+from recsys.data.cleaning import CleanConfig
+from recsys.data.memory import Prepared
 from recsys.data.raw import Columns, ReaderConfig
 from recsys.data.readers import READERS, STREAMING
+from recsys.data.report import Report
+from recsys.data.rules import Rules, Split
 from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
-from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError, RecsysError
-from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
-from recsys.splits import global_temporal, leave_one_out
 
 SYNTHETIC = "synthetic"
-Split = Literal["leave-one-out", "global-temporal", "own"]
 Engine = Literal["auto", "memory", "stream"]
 STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as much
 MIN_MEMORY_GB = 1.0
+REPORT = "report.html"
 EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
 MEANS = ("engine", "memory_gb")
+WITH_COLUMNS = ("table", "recbole")  # sources that read `data.columns`
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class DataConfig:
         index: file of semantic IDs to import; by default the reader looks beside `path`.
         columns: column names of a `table` or `recbole` source.
         time_unit: unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size.
+        time_zone: of times without a zone in a `table` source, such as `Europe/Berlin`.
+        day_first: whether 03/04/2024 is the third of April, in a `table` source; by default the
+            data decide.
+        clean: rules that clean a `table` source.
+        behaviours: roles of event types in a `table` source, by name: `target`, `context` or
+            `negative`; the others are guessed.
         duplicates: `keep`, `drop-exact` (rows equal in all columns including time), `keep-first`
             (one event for each user and item) or `drop-near` (also the same user and item, or the
             same text of a user, within a day).
@@ -56,7 +63,8 @@ class DataConfig:
         k_core: drop users and items with fewer events until there are none; 0 keeps all.
         min_length: drop users with fewer events; 0 keeps all.
         split: `leave-one-out`, `global-temporal`, or `own` for the split of the source. The default
-            is `own` if the source has one, else `leave-one-out`.
+            is `own` if the source has one, `global-temporal` for a `table` source with times and at
+            least 30 validation and test users, else `leave-one-out`.
         ratio: shares of training and validation events under `global-temporal`.
         dates: start of validation and test (ISO dates in UTC, or unix seconds), instead of `ratio`.
         synthetic: size of the synthetic shop.
@@ -72,6 +80,10 @@ class DataConfig:
     index: str | None = None
     columns: Columns = field(default_factory=Columns)
     time_unit: times.TimeUnit = "auto"
+    time_zone: str = "UTC"
+    day_first: bool | None = None
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    behaviours: dict[Any, str] = field(default_factory=dict)
     duplicates: filtering.Duplicates = "drop-exact"
     min_rating: float | None = None
     k_core: int = 0
@@ -104,6 +116,13 @@ class DataConfig:
                 f"data.engine: source {self.source!r} is read in memory only "
                 f"({', '.join(STREAMING)} can stream); remove data.engine"
             )
+        check_roles(self.behaviours)
+        try:
+            ZoneInfo(self.time_zone)
+        except (KeyError, ValueError, OSError) as error:
+            raise ConfigError(
+                f"data.time_zone: {self.time_zone!r} is not a time zone such as Europe/Berlin"
+            ) from error
         if not self.memory_gb >= MIN_MEMORY_GB:
             raise ConfigError(
                 f"data.memory_gb: expected {MIN_MEMORY_GB} or more, found {self.memory_gb}"
@@ -111,23 +130,32 @@ class DataConfig:
 
     def reader(self) -> ReaderConfig:
         """The configuration of the reader, with the paths on disk."""
-        found = {
-            name: _find(name, getattr(self, name)) for name in ("attributes", "items", "index")
-        }
         path = _find("path", self.path)
         if path is None:
             raise ConfigError(f"data.path: source {self.source!r} needs a path")
-        return ReaderConfig(path, **found, columns=self.columns, time_unit=self.time_unit)
+        return ReaderConfig(
+            path,
+            attributes=_find("attributes", self.attributes),
+            items=_find("items", self.items),
+            index=_find("index", self.index),
+            columns=self.columns,
+            time_unit=self.time_unit,
+            time_zone=self.time_zone,
+            day_first=self.day_first,
+            clean=self.clean,
+        )
 
 
 def stage(context: Context) -> Path:
     """Write the data set of the run, unless it is current.
 
     Settings without a source use the data set that was prepared under the run's name. They never
-    replace it, and never generate a synthetic one.
+    replace it, and never generate a synthetic one. A data set of another source is replaced only by
+    force.
 
     Raises:
-        ConfigError: an unknown source, a path that does not exist, or no source and no data set.
+        ConfigError: an unknown source, a path that does not exist, no source and no data set, or a
+            data set of another source.
         DataError: a malformed file; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
@@ -150,16 +178,29 @@ def stage(context: Context) -> Path:
     output = context.output("dataset", settings, parents)
     if output.is_current():
         return output.path
+    _check_same_source(output)
     if config.engine == "stream" or (config.engine == "auto" and large):
         info: dict[str, Any] = {}
         with output.write(info) as folder:
-            info |= write_streamed(config, folder)
+            made, report = write_streamed(config, folder)
+            info |= made
+            _write_report(report, info, folder, context.settings.name)
         return output.path
-    dataset, split, decisions = build(config, seed)
+    dataset, split, decisions, report = build(config, seed)
     info = {"stats": describe(dataset), "split": split, "decisions": decisions}
     with output.write(info) as folder:
         dataset.save(folder)
+        _write_report(report, info, folder, context.settings.name)
     return output.path
+
+
+def _write_report(report: Report | None, info: dict[str, Any], folder: Path, name: str) -> None:
+    """Show the report of a cleaned source, and write it into `info` and `folder`."""
+    if report is None:
+        return
+    info["cleaning"] = report.as_json()
+    (folder / REPORT).write_text(reports.render(info["cleaning"], name), encoding="utf-8")
+    reports.show(info["cleaning"])
 
 
 def _prepared(context: Context) -> Path:
@@ -172,54 +213,56 @@ def _prepared(context: Context) -> Path:
     given = context.settings.values.get("data")
     if context.force or given or not (path / MANIFEST).is_file():
         raise ConfigError(
-            f"data.source: no source is given for {path}; name a source and its path "
-            "(--config FILE, or --set data.source=table --set data.path=events.csv), or generate a "
-            "synthetic shop with `recsys quickstart`"
+            f"data.source: no source is given for {path}; name a source: your files (`recsys run "
+            "events.csv --items products.csv`), a configuration (--config FILE), or a synthetic "
+            "shop (`recsys quickstart`)"
         )
     say(f"data: no source is named, so the prepared data set {path} is used")
     return path
 
 
-def write_streamed(config: DataConfig, folder: Path) -> dict[str, Any]:
+def _check_same_source(output: Output) -> None:
+    """Refuse to replace a data set that was prepared from another source, unless forced.
+
+    New content of the same file, and other filters, replace it; the same content at another path
+    does too.
+
+    Raises:
+        ConfigError: the message names the setting that differs.
+    """
+    if output.force or not (output.path / MANIFEST).is_file():
+        return
+    found = read_manifest(output.path, output.kind)
+    names = ["source"]
+    if found.parents != output.parents:
+        names += ["path", "items", "attributes", "index"]
+    if output.config["source"] in WITH_COLUMNS:
+        names.append("columns")
+    for name in names:
+        old, new = found.config.get(name), output.config[name]
+        if old != new:
+            raise ConfigError(
+                f"data.{name}: {output.path} was prepared from {old!r}, not from {new!r}; take "
+                "another --name, or replace it with --force"
+            )
+
+
+def write_streamed(config: DataConfig, folder: Path) -> tuple[dict[str, Any], Report | None]:
     """Write the data set of a large source into `folder`, part by part.
 
     Returns:
-        the `info` of the manifest.
+        the `info` of the manifest, and the report of a source that was cleaned.
     """
-    split: Split = config.split or "leave-one-out"
-    if split == "own":
+    if config.split == "own":
         raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
-    rules = stream.Rules(
-        config.duplicates,
-        config.min_rating,
-        config.k_core,
-        config.min_length,
-        split == "global-temporal",
-        config.ratio,
-        _dates(config),
-    )
     source = STREAMING[config.source].stream(config.reader())
     try:
-        stats, decisions = stream.prepare(source, rules, folder, config.memory_gb)
+        made = stream.prepare(source, _rules(config), folder, config.memory_gb)
     except ValueError as error:
         if isinstance(error, RecsysError):
             raise
         raise ConfigError(f"data.split: {error}") from error
-    return {"stats": stats, "split": split, "decisions": decisions}
-
-
-class Prepared(NamedTuple):
-    """The result of `build`.
-
-    Attributes:
-        dataset: the canonical data.
-        split: the kind of split that was used.
-        decisions: the count of each decision that was taken; zero counts are omitted.
-    """
-
-    dataset: Dataset
-    split: Split
-    decisions: dict[str, int]
+    return made._asdict(), source.report
 
 
 def build(config: DataConfig, seed: int = 0) -> Prepared:
@@ -228,47 +271,21 @@ def build(config: DataConfig, seed: int = 0) -> Prepared:
         raw = synthetic.generate(config.synthetic, seed)
     else:
         raw = READERS[config.source].read(config.reader())
-    raw = filtering.in_time_order(raw)
-    raw = filtering.drop_duplicates(raw, config.duplicates)
-    if config.min_rating is not None:
-        raw = filtering.drop_ratings_below(raw, config.min_rating)
-    if config.k_core:
-        raw = filtering.k_core(raw, config.k_core)
-    if config.min_length:
-        raw = filtering.drop_short(raw, config.min_length)
-    columns = {
-        name: raw.events[name].to_numpy(zero_copy_only=False) for name in raw.events.column_names
-    }
-    interactions = Interactions.of(
-        columns["user"],
-        columns["item"],
-        columns.get("timestamp"),
-        columns.get("rating"),
-        item_ids=np.asarray(raw.items["item_id"].to_pylist(), np.str_),
-    )
-    split: Split = config.split or ("own" if "split" in columns else "leave-one-out")
-    dataset = Dataset(
-        interactions, _labels(interactions, columns, split, config), raw.items, raw.codes
-    )
-    return Prepared(dataset, split, {name: count for name, count in raw.counts.items() if count})
+    return memory.prepare(raw, _rules(config))
 
 
-def _labels(
-    interactions: Interactions,
-    columns: Mapping[str, NDArray[Any]],
-    split: Split,
-    config: DataConfig,
-) -> NDArray[np.uint8]:
-    if split == "own":
-        if "split" not in columns:
-            raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
-        return columns["split"].astype(np.uint8)  # in the order of `interactions` already
-    if split == "leave-one-out":
-        return leave_one_out(interactions)
-    try:
-        return global_temporal(interactions, config.ratio, _dates(config))
-    except ValueError as error:
-        raise ConfigError(f"data.split: {error}") from error
+def _rules(config: DataConfig) -> Rules:
+    return Rules(
+        config.duplicates,
+        config.min_rating,
+        config.k_core,
+        config.min_length,
+        config.split,
+        config.ratio,
+        _dates(config),
+        config.clean,
+        check_roles(config.behaviours),
+    )
 
 
 def _dates(config: DataConfig) -> tuple[int, int] | None:

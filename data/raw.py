@@ -6,6 +6,7 @@ that the reader took. File formats are known only to the readers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.catalog import CODE_COLUMN
+from recsys.data.cleaning import CleanConfig
+from recsys.data.report import Report
 from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
+UNIFY_ROWS = 1 << 17
 EVENT_COLUMNS = {
     "user": pa.string(),
     "item": pa.string(),
@@ -28,28 +32,51 @@ EVENT_COLUMNS = {
     "rating": pa.float32(),
     "split": pa.uint8(),
     "content": pa.int64(),
+    "behaviour": pa.uint8(),
 }
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a `table` source.
+    """Names of the columns of a `table` or `recbole` source; those that are None are recognised.
+
+    The value `none` says that no column has the role, if the role is not needed.
 
     Attributes:
         user: user id, any type.
-        item: item id, any type; the items file has it too.
-        timestamp: unix seconds, or an ISO date; without it the rows must be in order of time.
+        item: item id, any type; in the items file too, unless `id` names another column there.
+        timestamp: the time of the event, or `file-order` if the rows are in order of time.
         rating: a number.
         title: in the items file.
         text: in the items file, the description of the item.
+        behaviour: type of the event, such as `view` or `purchase`.
+        session: visit or order; the user, if no column holds the user.
+        clock: the time of day, if `timestamp` holds dates alone.
+        quantity: number of pieces; a negative one is a return, if no column holds the type.
+        id: in the items file, the item id.
+        price: in the items file, a number with or without a currency.
+        category: in the items file, a category or a path of categories.
+        available: in the items file, whether the item can be bought, or the number in stock.
+        available_from: in the items file, the time from which it can be bought.
+        available_until: in the items file, the time until which it can be bought.
     """
 
-    user: str = "user"
-    item: str = "item"
-    timestamp: str = "timestamp"
-    rating: str = "rating"
-    title: str = "title"
-    text: str = "text"
+    user: str | None = None
+    item: str | None = None
+    timestamp: str | None = None
+    rating: str | None = None
+    title: str | None = None
+    text: str | None = None
+    behaviour: str | None = None
+    session: str | None = None
+    clock: str | None = None
+    quantity: str | None = None
+    id: str | None = None
+    price: str | None = None
+    category: str | None = None
+    available: str | None = None
+    available_from: str | None = None
+    available_until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +90,10 @@ class ReaderConfig:
         index: file of semantic IDs to import; None looks beside `path` if the format has one.
         columns: column names of a `table` or `recbole` source.
         time_unit: unit of numeric times.
+        time_zone: of times without a zone, in a `table` source.
+        day_first: whether 03/04/2024 is the third of April; None lets the data decide.
+        clean: rules that clean a `table` source.
+        now: unix seconds of the present; later events are impossible.
     """
 
     path: Path
@@ -71,6 +102,10 @@ class ReaderConfig:
     index: Path | None = None
     columns: Columns = field(default_factory=Columns)
     time_unit: TimeUnit = "auto"
+    time_zone: str = "UTC"
+    day_first: bool | None = None
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    now: float = field(default_factory=time.time)
 
 
 class ItemCatalog(NamedTuple):
@@ -96,20 +131,30 @@ class EventStream:
         read_items: makes the items from a table whose column `item` lists every item once, by first
             appearance.
         counts: decisions taken; complete when `events` is exhausted.
+        behaviours: as in `RawData`; complete when `events` is exhausted.
+        report: as in `RawData`; complete when `read_items` has returned.
     """
 
     events: Iterator[pa.Table]
     read_items: Callable[[pa.Table], ItemCatalog]
     counts: dict[str, int]
+    behaviours: list[str] = field(default_factory=list)
+    report: Report | None = None
 
     def gather(self) -> RawData:
         """Read the whole source into memory."""
-        parts = list(self.events)
+        parts: list[pa.Table] = []
+        for part in self.events:
+            parts.append(_with_numbers(part))
+            # Ids repeat in the dictionaries of the parts until these are unified.
+            if sum(p.num_rows for p in parts[1:]) >= max(UNIFY_ROWS, parts[0].num_rows // 4):
+                parts = [_unified(parts)]
         if not parts:
             raise DataError("the source has no events")
-        events = pa.concat_tables(parts).combine_chunks()
+        events = _unified(parts)
         items, codes, counts = self.read_items(events)
-        return RawData(events, items, codes, self.counts | counts)
+        counts = self.counts | counts
+        return RawData(events, items, codes, counts, tuple(self.behaviours), self.report)
 
 
 @dataclass(frozen=True)
@@ -117,28 +162,34 @@ class RawData:
     """A data set as its source has it, over outside ids.
 
     Attributes:
-        events: `user` and `item` (string), and if the source has them `timestamp` (int64, unix
-            seconds), `rating` (float32), `split` (uint8, `recsys.splits` labels) and `content`
-            (int64, a number for the text of a review, 0 for an empty one, used to find copied
-            reviews). Without timestamps the rows of a user are in order of time.
+        events: `user` and `item` (string, or a dictionary of them), and if the source has them
+            `timestamp` (int64, unix seconds), `rating` (float32), `split` (uint8, `recsys.splits`
+            labels), `content` (int64, a number for the text of a review, 0 for an empty one, used
+            to find copied reviews) and `behaviour` (uint8, the place of the type in `behaviours`).
+            Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.
         codes: (items, L) int32 imported semantic IDs, or None.
         counts: decisions taken, by name (`items_without_metadata`, ...).
+        behaviours: names of the event types, as in the source.
+        report: what was found in the source and done about it; None for sources without cleaning.
     """
 
     events: pa.Table
     items: pa.Table
     codes: NDArray[np.int32] | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    behaviours: tuple[str, ...] = ()
+    report: Report | None = None
 
     def __post_init__(self) -> None:
         for name in ("user", "item"):
             if name not in self.events.column_names:
                 raise DataError(f"events lack the column {name!r}")
         for name, column in zip(self.events.column_names, self.events.columns, strict=True):
-            if column.type != EVENT_COLUMNS.get(name):
-                raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
+            kind = column.type.value_type if _is_numbered(column) else column.type
+            if kind != EVENT_COLUMNS.get(name):
+                raise DataError(f"events.{name} is {kind}, not {EVENT_COLUMNS.get(name)}")
             if name != "rating" and column.null_count:
                 raise DataError(f"events.{name} is empty in {column.null_count} rows")
         missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
@@ -148,12 +199,53 @@ class RawData:
         if pc.count_distinct(ids).as_py() != len(ids):
             repeated = pc.value_counts(ids).filter(pc.greater(pc.value_counts(ids).field(1), 1))
             raise DataError(f"item {repeated[0]['values'].as_py()!r} is described twice")
-        known = pc.is_in(self.events["item"], value_set=ids.combine_chunks())
-        if not pc.all(known).as_py() and self.events.num_rows:
-            unknown = self.events["item"].filter(pc.invert(known))[0].as_py()
+        found = distinct(self.events["item"])
+        known = pc.is_in(found, value_set=ids.combine_chunks())
+        if not pc.all(known).as_py() and len(found):
+            unknown = found.filter(pc.invert(known))[0].as_py()
             raise DataError(f"item {unknown!r} occurs in events but not among the items")
         if self.codes is not None and len(self.codes) != self.items.num_rows:
             raise DataError(f"codes: {len(self.codes)} rows for {self.items.num_rows} items")
+
+
+def _is_numbered(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_dictionary(column.type))
+
+
+def _with_numbers(events: pa.Table) -> pa.Table:
+    """Events whose ids are dictionaries: four bytes for each row instead of the string."""
+    for name in ("user", "item"):
+        place = events.column_names.index(name)
+        events = events.set_column(place, name, events[name].dictionary_encode())
+    return events
+
+
+def _unified(parts: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
+    """Number the distinct values by first appearance.
+
+    Returns:
+        (n,) numbers, and the values by number; ids are strings.
+    """
+    encoded = column.combine_chunks()
+    if not _is_numbered(column):
+        encoded = encoded.dictionary_encode("encode")
+    numbers = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+    if not _is_numbered(column):
+        return numbers, encoded.dictionary
+    used, first = np.unique(numbers, return_index=True)
+    order = np.argsort(first)
+    rank = np.zeros(len(encoded.dictionary), np.int64)
+    rank[used[order]] = np.arange(len(used))
+    return rank[numbers], encoded.dictionary.take(pa.array(used[order]))
+
+
+def distinct(column: pa.ChunkedArray) -> pa.Array:
+    """The distinct values by first appearance."""
+    return numbered(column)[1]
 
 
 def events_table(
@@ -164,6 +256,7 @@ def events_table(
     rating: Any = None,
     split: Any = None,
     content: Any = None,
+    behaviour: Any = None,
 ) -> pa.Table:
     """Make the table of events from array-like columns; None columns are omitted."""
     columns = {
@@ -173,6 +266,7 @@ def events_table(
         "rating": rating,
         "split": split,
         "content": content,
+        "behaviour": behaviour,
     }
     table = pa.table(
         {
@@ -212,7 +306,7 @@ def describe_all(described: Iterable[str], events: pa.Table) -> tuple[list[str],
     """
     ids = dict.fromkeys(described)
     known = len(ids)
-    ids.update(dict.fromkeys(pc.unique(events["item"]).to_pylist()))
+    ids.update(dict.fromkeys(distinct(events["item"]).to_pylist()))
     return list(ids), len(ids) - known
 
 

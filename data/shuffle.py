@@ -35,11 +35,15 @@ class Shuffled:
         users: outside ids by number, (users,) string.
         items: outside ids by number, (items,) string.
         batches: columns `user` and `item` (int32) and the other columns, batch by batch.
+        pairs: users, types (0 without types) and numbers of events, one for each pair that occurs.
+        ratings: distinct ratings.
     """
 
     users: pa.Array
     items: pa.Array
     batches: Iterator[dict[str, NDArray[Any]]]
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+    ratings: NDArray[np.float32]
 
 
 @contextmanager
@@ -71,6 +75,7 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
     try:
         connection.read_parquet(str(source)).create_view("events")
         ids = {name: _number(connection, name) for name in ("user", "item")}
+        pairs, ratings = _tally(connection, columns)
         others = [f'events."{name}"' for name in columns if name not in ("user", "item")]
         order = [f'events."{name}"' for name in ("timestamp", ROW) if name in (*columns, ROW)]
         sorted_rows = connection.sql(  # the column names come from this package
@@ -93,6 +98,8 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
                 }
                 for batch in reader
             ),
+            pairs,
+            ratings,
         )
     finally:
         connection.close()
@@ -110,6 +117,26 @@ def _number(connection: Any, name: str) -> pa.Array:
     )
     found = connection.sql(f"SELECT id FROM {name}s ORDER BY number").to_arrow_table()  # noqa: S608
     return pa.concat_arrays(found["id"].chunks).cast(pa.string())
+
+
+def _tally(
+    connection: Any, columns: list[str]
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]:
+    """`Shuffled.pairs` and `Shuffled.ratings`."""
+    kind = "events.behaviour" if "behaviour" in columns else "0"
+    found = connection.sql(
+        f"""
+        SELECT users.number AS user, {kind} AS kind, count(*) AS events
+        FROM events JOIN users ON events."user" = users.id
+        GROUP BY ALL
+        """  # noqa: S608
+    ).to_arrow_table()
+    user, kinds, counts = (np.asarray(found[n], np.int64) for n in ("user", "kind", "events"))
+    ratings = np.zeros(0, np.float32)
+    if "rating" in columns:
+        values = connection.sql("SELECT DISTINCT rating FROM events WHERE rating IS NOT NULL")
+        ratings = np.asarray(values.to_arrow_table()["rating"], np.float32)
+    return (user, kinds, counts), ratings
 
 
 def _duckdb() -> Any:

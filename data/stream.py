@@ -1,4 +1,4 @@
-"""Prepares data that do not fit in memory: applies the rules of `prepare.build` part by part.
+"""Prepares data that do not fit in memory: applies the rules of `recsys.data.memory` part by part.
 
 Rows arrive numbered and sorted from `recsys.data.shuffle`. The filters of `recsys.data.filtering`
 process whole users. Memory holds a part of the rows, a few numbers per user and item, the
@@ -19,39 +19,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data import filtering
+from recsys.data.histories import Facts, HistoryCleaner
 from recsys.data.raw import EventStream, RawData, events_table
+from recsys.data.rules import Rules, Split, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
 from recsys.dataset import Events, write_catalog, write_events
 from recsys.errors import ConfigError
 from recsys.progress import track
-from recsys.splits import dates_of_shares, label_ends, label_times
+from recsys.splits import (
+    ENOUGH_USERS,
+    dates_of_shares,
+    label_ends,
+    label_last_targets,
+    label_times,
+    users_to_ask,
+)
 
 PART_ROWS = 1 << 22  # rows of an output part before filtering; a long user may exceed it
 BLOCK_ROWS = 1 << 22  # rows read at a time where users may be divided
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How rows are filtered and split; see `DataConfig`.
-
-    Attributes:
-        duplicates: policy for repeated rows.
-        min_rating: drop rows with a lower rating; None keeps all.
-        k_core: 0 keeps all.
-        min_length: events that a user must have.
-        by_time: split by time over all users instead of leave-one-out.
-        ratio: shares of a split by time.
-        dates: start of validation and test (unix seconds), instead of shares.
-    """
-
-    duplicates: filtering.Duplicates = "drop-exact"
-    min_rating: float | None = None
-    k_core: int = 0
-    min_length: int = 0
-    by_time: bool = False
-    ratio: tuple[float, float] = (0.8, 0.1)
-    dates: tuple[int, int] | None = None
 
 
 @dataclass
@@ -102,6 +88,20 @@ class _Rows:
             yield place, self.read("user", place), self.read("item", place)
 
 
+class Written(NamedTuple):
+    """What was written.
+
+    Attributes:
+        stats: as from `recsys.data.stats.describe`.
+        decisions: the count of each decision.
+        split: the kind of split that was used.
+    """
+
+    stats: dict[str, Any]
+    decisions: dict[str, int]
+    split: Split
+
+
 class _Numbers(NamedTuple):
     """Numbers of users and items in the output, by their numbers in the rows."""
 
@@ -109,9 +109,7 @@ class _Numbers(NamedTuple):
     item: NDArray[np.int32]  # -1 for items that are not in the catalog
 
 
-def prepare(
-    source: EventStream, rules: Rules, folder: Path, memory_gb: float
-) -> tuple[dict[str, Any], dict[str, int]]:
+def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -> Written:
     """Write the data set of a source into `folder` (an artifact being written), in parts.
 
     Args:
@@ -121,9 +119,6 @@ def prepare(
             imported semantic IDs, `codes.npy`; temporary files are written here too.
         memory_gb: memory limit of the process, in GiB.
 
-    Returns:
-        statistics as from `recsys.data.stats.describe`, and the count of each decision.
-
     Raises:
         ConfigError: a rule that cannot be applied to this source, or DuckDB is not installed.
         DataError: a malformed source, or no rows are left.
@@ -132,14 +127,22 @@ def prepare(
     work.mkdir()
     (folder / "shuffle").mkdir()
     counts: Counter[str] = Counter()
+    cleaner = None
     with shuffle(source.events, folder / "shuffle", memory_gb) as shuffled:
-        rows, of_user = _cleaned(shuffled.batches, len(shuffled.users), rules, work, counts)
+        if source.report is not None:
+            names = source.behaviours
+            facts = Facts.of(shuffled.users, shuffled.pairs, shuffled.ratings, len(names))
+            cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
+        users = len(shuffled.users)
+        rows, of_user = _cleaned(shuffled.batches, users, rules, work, counts, cleaner)
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
     counts.update(source.counts | decided)
+    if source.report is not None:
+        source.report.add("duplicate_rows_dropped", counts["duplicate_rows_dropped"])
 
-    alive, users = np.ones(rows.count, bool), len(shuffled.users)
+    alive = np.ones(rows.count, bool)
     if rules.k_core:
         alive = filtering.core(rows.pairs, rows.count, users, len(shuffled.items), rules.k_core)
         counts["rows_outside_core_dropped"] = _gone(alive, "rows_outside_core_dropped")
@@ -156,16 +159,31 @@ def prepare(
         (np.cumsum(left > 0) - 1).astype(np.int32),
         np.asarray(pc.fill_null(pc.index_in(shuffled.items, value_set=item_ids), -1), np.int32),
     )
-    dates = _dates(rows, alive, rules) if rules.by_time else None
+    behaviours = cleaner.behaviours if cleaner else ()
+    target = np.array([b.role == "target" for b in behaviours] or [True])
+    dates = None
+    choose = rules.split is None and source.report is not None and rows.has_time
+    if rules.split == "global-temporal" or choose:
+        dates = _dates(rows, alive, rules)
+    if source.report is not None and choose and dates is not None:
+        asked = _users_to_ask(rows, alive, of_user, dates, target)
+        if asked.min() < ENOUGH_USERS:
+            dates = None
+            source.report.note(too_few(asked))
     tally = Tally(catalog.num_rows)
-    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates)):
-        write_events(folder, events, has_time=rows.has_time, part=part)
+    written = 0
+    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
+        write_events(folder, events, has_time=rows.has_time, behaviours=behaviours, part=part)
         tally.add(events)
+        written += len(events.user)
+    counts["rows_after_the_test_event_dropped"] = int(alive.sum()) - written
     ids = shuffled.users.filter(pa.array(left > 0))
     write_catalog(folder, ids, catalog, codes)
     rows.remove()
     stats = tally.describe(users=len(ids), items=catalog, codes=codes, has_time=rows.has_time)
-    return stats, {name: count for name, count in counts.items() if count}
+    every = dict(counts) | (source.report.counts if source.report else {})
+    decisions = {name: count for name, count in every.items() if count}
+    return Written(stats, decisions, "leave-one-out" if dates is None else "global-temporal")
 
 
 def _cleaned(
@@ -174,13 +192,22 @@ def _cleaned(
     rules: Rules,
     work: Path,
     counts: Counter[str],
+    cleaner: HistoryCleaner | None,
 ) -> tuple[_Rows, NDArray[np.int64]]:
     """Write the rows without duplicates and low ratings to files; count the rows of each user."""
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
+    left = "rows_below_min_rating_dropped" if cleaner is None else "events_of_bots_dropped"
     for columns in _by_whole_users(batches):
+        if cleaner is not None:
+            columns = _where(columns, cleaner.wanted(columns["user"]))
+            if not len(columns["user"]):
+                continue
+            if left == "events_of_bots_dropped":
+                left = "negative_events_dropped"
         if rules.min_rating is not None and "rating" not in columns:
             raise filtering.no_ratings(rules.min_rating)
         others = [columns["rating"].view(np.int32).astype(np.int64)] if "rating" in columns else []
+        others += [columns["behaviour"]] if "behaviour" in columns else []
         keep, dropped = filtering.duplicates(
             rules.duplicates,
             columns["user"],
@@ -190,6 +217,11 @@ def _cleaned(
             columns.pop("content", None),
         )
         counts.update(dropped)
+        if cleaner is not None:
+            columns, keep = cleaner.clean(_where(columns, keep))
+            if not keep.any():
+                continue
+            left = "rows_below_min_rating_dropped"
         if rules.min_rating is not None:
             high = columns["rating"] >= rules.min_rating
             counts["rows_below_min_rating_dropped"] += int((keep & ~high).sum())
@@ -199,8 +231,12 @@ def _cleaned(
         here = np.bincount(columns["user"][keep] - first)
         of_user[first : first + len(here)] += here
     if not rows.count:
-        raise filtering.nothing_left("rows_below_min_rating_dropped")
+        raise filtering.nothing_left(left)
     return rows, of_user
+
+
+def _where(columns: dict[str, NDArray[Any]], keep: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
+    return {name: values[keep] for name, values in columns.items()}
 
 
 def _by_whole_users(
@@ -279,12 +315,39 @@ def _dates(rows: _Rows, alive: NDArray[np.bool_], rules: Rules) -> tuple[int, in
     return dates_of_shares(np.concatenate(times), rules.ratio)
 
 
+def _users_to_ask(
+    rows: _Rows,
+    alive: NDArray[np.bool_],
+    of_user: NDArray[np.int64],
+    dates: tuple[int, int],
+    target: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """`recsys.splits.users_to_ask` for a split at `dates`."""
+    asked = np.zeros(2, np.int64)
+    for place in _whole_users(of_user):
+        keep = alive[place]
+        user = rows.read("user", place)[keep].astype(np.int32)
+        labels = label_times(rows.read("timestamp", place)[keep], dates)
+        asked += users_to_ask(user, labels, _targets(rows, place, keep, target))
+    return asked
+
+
+def _targets(
+    rows: _Rows, place: slice, keep: NDArray[np.bool_], target: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """(n,) whether each of the kept rows is a target; (types,) `target` says which types are."""
+    if "behaviour" not in rows.kinds:
+        return np.ones(int(keep.sum()), bool)
+    return np.asarray(target[rows.read("behaviour", place)[keep]])
+
+
 def _parts(
     rows: _Rows,
     alive: NDArray[np.bool_],
     of_user: NDArray[np.int64],
     numbers: _Numbers,
     dates: tuple[int, int] | None,
+    target: NDArray[np.bool_],
 ) -> Iterator[Events]:
     """The kept events in parts of whole users, split at `dates` or by each user's last events."""
     with track("writing parts", rows.count) as bar:
@@ -303,8 +366,17 @@ def _parts(
                 rating = rows.read("rating", place)[keep]
             else:
                 rating = np.full(len(user), np.nan, np.float32)
-            split = label_ends(user) if dates is None else label_times(timestamp, dates)
-            yield Events(user, item, timestamp, rating, split)
+            typed = "behaviour" in rows.kinds
+            behaviour = rows.read("behaviour", place)[keep] if typed else None
+            before = np.ones(len(user), bool)
+            if dates is not None:
+                split = label_times(timestamp, dates)
+            elif typed:
+                split, before = label_last_targets(user, _targets(rows, place, keep, target))
+            else:
+                split = label_ends(user)
+            events = Events(user, item, timestamp, rating, split, behaviour)
+            yield Events(*(None if c is None else c[before] for c in events))  # type: ignore[arg-type]
 
 
 def _gone(alive: NDArray[np.bool_], reason: str) -> int:

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Recommendation": "recsys.recommender",
     "Recommender": "recsys.recommender",
+    "fit": "recsys.fitting",
     "Catalog": "recsys.catalog",
     "Dataset": "recsys.dataset",
     "Histories": "recsys.interactions",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from recsys.constraint import ItemTrie as ItemTrie
     from recsys.dataset import Dataset as Dataset
     from recsys.decoding import beam_search as beam_search
+    from recsys.fitting import fit as fit
     from recsys.interactions import Histories as Histories
     from recsys.interactions import Interactions as Interactions
     from recsys.recommender import Recommendation as Recommendation

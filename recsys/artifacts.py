@@ -23,6 +23,10 @@ from recsys.errors import ArtifactError
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+# What the error says if one of these kinds is missing.
+MADE_BY_RUN = dict.fromkeys(
+    ("dataset", "bundle"), "; `recsys run EVENTS --name {}` makes it, with your file of events"
+)
 # Only files with these suffixes are loaded; no format that can contain a pickle is among them.
 SAFE_SUFFIXES = {
     ".json", ".jsonl", ".parquet", ".safetensors", ".npy", ".html", ".svg", ".png", ".md",
@@ -222,7 +226,8 @@ def read_manifest(path: Path, kind: str | None = None) -> Manifest:
     """
     file = Path(path) / MANIFEST
     if not file.is_file():
-        raise ArtifactError(f"{path} is not an artifact: {MANIFEST} is missing")
+        hint = MADE_BY_RUN.get(kind or "", "").format(Path(path).name)
+        raise ArtifactError(f"{path} is not an artifact: {MANIFEST} is missing{hint}")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         version = values.get("format_version", FORMAT_VERSION)

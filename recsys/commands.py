@@ -16,6 +16,8 @@ from recsys import __version__
 from recsys.options import Json, Name, RunOptions, Seed, expand_options
 
 if TYPE_CHECKING:  # the command loads these when it runs
+    from recsys.data.sources import Tables
+    from recsys.pipeline import Context
     from recsys.recommender import Recommender
     from recsys.text.explain import Explainer
 
@@ -64,9 +66,100 @@ class HistoryOptions:
         return _find_history(dataset, self.user, context.settings.seed)
 
 
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of `recsys run`: where events and items are read from, and for how long it runs."""
+
+    events: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="EVENTS",
+            help="File of events (csv, tsv, parquet, jsonl), a folder, or a database's SQLAlchemy "
+            "URL; without it, the data that were prepared under --name.",
+        ),
+    ] = None
+    items: Annotated[str | None, typer.Option("--items", help="File that describes the items.")] = (
+        None
+    )
+    query: Annotated[
+        str | None, typer.Option("--query", help="SQL query for the events of a database.")
+    ] = None
+    items_query: Annotated[
+        str | None, typer.Option("--items-query", help="SQL query for the items of a database.")
+    ] = None
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column", help="Name of a column, as user=customer_id or item=sku. Repeatable."
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help="Time budget of the whole run (default: by data size)."),
+    ] = None
+
+    def context(self, run: RunOptions) -> Context:
+        """The context of a run; without a configuration it follows the recipe for shops.
+
+        Raises:
+            ConfigError: options that do not fit each other, or files that are not there.
+        """
+        from recsys.fitting import RECIPE, check_settings, table_sections
+
+        columns = self._read_columns()
+        run = replace(run, config=run.config or RECIPE)
+        if self.events is None:
+            return run.context(minutes=self.minutes)
+        from recsys.data.sources import name_of
+
+        run = replace(run, name=run.name or name_of(self.events))
+        settings = run.context(minutes=self.minutes).settings
+        check_settings(settings, columns)  # before a database is read
+        tables = self._find_tables(settings.name, force=run.force)
+        return run.context(minutes=self.minutes, **table_sections(tables, columns))
+
+    def _find_tables(self, name: str, *, force: bool) -> Tables:
+        from recsys.data.sources import Tables, export_queries, find_tables, is_url
+        from recsys.errors import ConfigError
+
+        events = str(self.events)
+        if not is_url(events):
+            if self.query or self.items_query:
+                raise ConfigError(f"--query: EVENTS must be the URL of a database, not {events!r}")
+            return find_tables(events, self.items)
+        found = export_queries(
+            events, name, query=self.query, items_query=self.items_query, force=force
+        )
+        if self.items is None:
+            return found
+        if found.items is not None:
+            raise ConfigError("--items and --items-query: give only one of them")
+        return Tables(found.events, find_tables(self.items).events)
+
+    def _read_columns(self) -> dict[str, str]:
+        """Role -> name of the column."""
+        from recsys.errors import ConfigError
+
+        given = {"--items": self.items, "--query": self.query, "--column": self.column}
+        for option, value in given.items():
+            if value and self.events is None:
+                raise ConfigError(
+                    f"{option}: the events are missing; for example recsys run events.csv "
+                    "--items products.csv"
+                )
+        columns = {}
+        for text in self.column or ():
+            role, sign, column = text.partition("=")
+            if not (sign and role and column):
+                raise ConfigError(f"--column {text!r}: expected ROLE=NAME, such as item=sku")
+            columns[role.strip()] = column
+        return columns
+
+
 @expand_options
 def run(
     *,
+    source: SourceOptions,
     run: RunOptions,
     until: Annotated[
         str,
@@ -76,19 +169,25 @@ def run(
     ] = "evaluate",
     as_json: Json = False,
 ) -> None:
-    """Run the pipeline from a raw file to a report: data, IDs, models, bundle, evaluation.
+    """Run the pipeline from a shop's export to a report: data, IDs, models, bundle, evaluation.
 
-    Stages that are up to date are skipped, so a run that was stopped continues where it stopped.
+    The run is named after the file (or --name). Stages that are up to date are skipped, so a run
+    that was stopped continues where it stopped.
 
-    Example: recsys run --config configs/beauty.yaml
+    Example: recsys run events.csv --items products.csv
     """
     from recsys.errors import ConfigError
     from recsys.pipeline import STAGES
     from recsys.pipeline import run as run_stages
+    from recsys.progress import say
 
     if until not in STAGES:
         raise ConfigError(f"--until {until!r} is not one of {', '.join(STAGES)}")
-    results = run_stages(run.context(), STAGES[: STAGES.index(until) + 1])
+    context = source.context(run)
+    results = run_stages(context, STAGES[: STAGES.index(until) + 1])
+    if until == STAGES[-1]:
+        say(f"Report: {results['evaluate'][0] / 'report.html'}")
+        say(f"Serve it: recsys serve --name {context.settings.name}")
     if as_json:
         _echo_artifacts(results)
 
@@ -395,6 +494,9 @@ def doctor(as_json: Json = False) -> None:
     for key, value in facts.items():
         typer.echo(f"{key:>18}  {value if value not in (None, []) else '-'}")
     if not facts["bundles"]:
-        typer.echo("\nNo bundle yet: run `recsys quickstart`.")
+        typer.echo(
+            "\nNo bundle yet: run `recsys run events.csv --items products.csv` with your files, or "
+            "`recsys quickstart` with a synthetic shop."
+        )
     if facts["real data"] is None:
         typer.echo("\nNo real data found: set RECSYS_DATASETS to the folder that holds it.")

@@ -6,14 +6,16 @@ meaning of the sections. An unknown key is refused, and the error suggests the m
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
@@ -42,7 +44,7 @@ class Settings:
     """The merged settings of one run, as plain values.
 
     Attributes:
-        values: nested mapping: sections (`data`, `ids`, `target`, ...), `name` and `seed`.
+        values: nested mapping: sections (`data`, `ids`, `target`, ...), `name`, `seed`, `minutes`.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -62,7 +64,8 @@ class Settings:
         Args:
             path: YAML file, or None for an empty one; see `find_config`.
             overrides: `section.key=value` strings; the value is parsed as YAML.
-            sections: section -> values that are applied after the overrides; None is skipped.
+            sections: section, such as `data` or `data.columns`, -> values that are applied after
+                the overrides; None is skipped.
             known: allowed top-level keys; empty allows all.
             **top: top-level values that are applied last; None is skipped.
 
@@ -85,18 +88,20 @@ class Settings:
             values = loaded or {}
         for override in overrides:
             _apply(values, override)
-        for section, own in (sections or {}).items():
-            for key, value in own.items():
-                if value is not None:
-                    plain = str(value) if isinstance(value, Path) else value
-                    _put(values, [section, key], plain, f"{section}.{key}={plain}")
+        _merge(values, sections or {})
         values.update({key: value for key, value in top.items() if value is not None})
-        allowed = sorted({"name", "seed", *known})
+        allowed = sorted({"name", "seed", "minutes", *known})
         if known:
             for key in values:
                 if key not in allowed:
                     raise ConfigError(_unknown("section", str(key), allowed))
         return cls(values)
+
+    def merged(self, sections: Mapping[str, Mapping[str, object]]) -> Settings:
+        """These settings with other values; sections as in `load`."""
+        values = copy.deepcopy(self.values)
+        _merge(values, sections)
+        return Settings(values)
 
     @property
     def name(self) -> str:
@@ -116,6 +121,21 @@ class Settings:
     def seed(self) -> int:
         """Seed of everything random in the run (default 0)."""
         return int(_convert(int, self.values.get("seed", 0), "seed"))
+
+    @property
+    def minutes(self) -> float | Literal["auto"] | None:
+        """Time budget of the whole run in minutes; `auto` follows the data; None for no budget.
+
+        Raises:
+            ConfigError: neither `auto` nor a positive number.
+        """
+        minutes = self.values.get("minutes")
+        if minutes is None or minutes == "auto":
+            return minutes
+        number = float(_convert(float, minutes, "minutes"))
+        if not 0 < number < math.inf:
+            raise ConfigError(f"minutes: expected a number above 0, or auto, got {minutes}")
+        return number
 
     def sets(self, section: str, *keys: str) -> bool:
         """Whether a section has a value for one of the keys."""
@@ -149,8 +169,10 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         arguments[key] = _convert(hints[key], value, f"{where}.{key}")
     try:
         return cls(**arguments)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if not where or str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}.{error}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -210,6 +232,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
     except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError
         raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
     _put(values, key.strip().split("."), value, f"--set {override!r}")
+
+
+def _merge(values: dict[str, Any], sections: Mapping[str, Mapping[str, object]]) -> None:
+    """Set the values of sections that are not None."""
+    for section, own in sections.items():
+        for key, value in own.items():
+            if value is not None:
+                plain = str(value) if isinstance(value, Path) else value
+                _put(values, [*section.split("."), key], plain, f"{section}.{key}={plain}")
 
 
 def _put(values: dict[str, Any], path: list[str], value: object, what: str) -> None:

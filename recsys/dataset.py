@@ -1,6 +1,7 @@
 """Dataset: canonical data on disk and in memory, and the examples of each split.
 
-A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split),
+A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split, and
+`behaviour` if events have types, which the metadata of the file's schema describe),
 `items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
 optionally `codes.npy` (imported semantic IDs). Large data have a folder `interactions/` with
 `part-00000.parquet` and so on instead of the first file. Each part holds all rows of some users,
@@ -9,10 +10,11 @@ and the parts in order have the rows of the single file. Raw formats are read by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +23,11 @@ from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_manifest
 from recsys.errors import DataError
-from recsys.interactions import Histories, Interactions
+from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.splits import LABELS, TRAIN, SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
+AVAILABILITY = ("available", "available_from", "available_until")
 INTERACTIONS = "interactions"  # stem of the file, or the folder of parts
 Targets = Literal["next", "all"]
 
@@ -38,6 +41,7 @@ class Events(NamedTuple):
         timestamp: (n,) int64, ascending within a user.
         rating: (n,) float32.
         split: (n,) uint8, `recsys.splits` labels.
+        behaviour: (n,) uint8, a place in `Dataset.behaviours`; None without types.
     """
 
     user: NDArray[np.int32]
@@ -45,6 +49,7 @@ class Events(NamedTuple):
     timestamp: NDArray[np.int64]
     rating: NDArray[np.float32]
     split: NDArray[np.uint8]
+    behaviour: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ class Examples:
 
     Attributes:
         users: (n,) int32 dense users, one row each.
-        histories: n sequences, all events of the user before the split's first event.
-        targets: n non-empty sequences: the split's next item, or all of its items.
+        histories: n sequences, all events of the user before the first target.
+        targets: n non-empty sequences: the split's next target item, or all of them.
     """
 
     users: NDArray[np.int32]
@@ -89,12 +94,14 @@ class Dataset:
         items: table with `item_id`, `title`, `text` and attribute columns (string, list of string,
             number or bool); row i describes dense item i.
         codes: (items, L) int32 imported semantic IDs, or None.
+        behaviours: the types of events; `interactions.behaviour` numbers them. Empty without types.
     """
 
     interactions: Interactions
     split: NDArray[np.uint8]
     items: pa.Table
     codes: NDArray[np.int32] | None = None
+    behaviours: tuple[Behaviour, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.split) != len(self.interactions):
@@ -113,6 +120,13 @@ class Dataset:
             raise DataError("items.item_id must list interactions.item_ids in the same order")
         if self.codes is not None and len(self.codes) != len(self.interactions.item_ids):
             raise DataError(f"codes: {len(self.codes)} rows for {len(self.item_ids)} items")
+        types = self.interactions.behaviour
+        if (types is None) != (not self.behaviours):
+            raise DataError("events have types if and only if the data set names them")
+        if types is not None and types.max(initial=0) >= len(self.behaviours):
+            raise DataError(
+                f"type {types.max()} is not among the {len(self.behaviours)} behaviours"
+            )
 
     @property
     def item_ids(self) -> NDArray[np.str_]:
@@ -123,12 +137,20 @@ class Dataset:
     def events(self) -> Events:
         """The columns of the interactions, with their split."""
         rows = self.interactions
-        return Events(rows.user, rows.item, rows.timestamp, rows.rating, self.split)
+        return Events(rows.user, rows.item, rows.timestamp, rows.rating, self.split, rows.behaviour)
+
+    @property
+    def is_target(self) -> NDArray[np.bool_]:
+        """(n,) whether an event may be predicted: all events, or those of a target type."""
+        types = self.interactions.behaviour
+        if types is None:
+            return np.ones(len(self.interactions), bool)
+        return np.array([b.role == "target" for b in self.behaviours])[types]
 
     @property
     def attributes(self) -> list[str]:
         """Names of the attribute columns."""
-        return [c for c in self.items.column_names if c not in ITEM_COLUMNS]
+        return [c for c in self.items.column_names if c not in (*ITEM_COLUMNS, *AVAILABILITY)]
 
     @property
     def train_histories(self) -> Histories:
@@ -136,24 +158,29 @@ class Dataset:
         return self.interactions.histories.where(self.split == TRAIN)
 
     def examples(self, split: SplitName, targets: Targets = "next") -> Examples:
-        """One example for each user with at least one event in the split.
+        """One example for each user with at least one target event in the split.
 
-        The history of a `valid` example holds the training events; that of a `test` example also
-        holds the validation events. It may be empty under a global-temporal split.
+        The history holds everything before the first of these targets: for `test` also the
+        validation events, and with types also context events of the split itself. It may be empty
+        under a global-temporal split.
         """
-        label = LABELS[split]
         everything = self.interactions.histories
-        asked = everything.where(self.split == label)
+        wanted = (self.split == LABELS[split]) & self.is_target
+        asked = everything.where(wanted)
         users = np.flatnonzero(asked.lengths > 0)
-        histories = everything.where(self.split < label).take(users)
+        first = np.zeros(len(everything), np.int64)  # row of the user's first target
+        first[users] = np.flatnonzero(wanted)[asked.offsets[users]]
+        before = np.arange(len(everything.items)) < first[everything.rows]
+        histories = everything.where(before).take(users)
         asked = asked.take(users)
         if targets == "next":
-            asked = Histories(np.arange(len(users) + 1), asked.items[asked.offsets[:-1]])
+            asked = asked.where(np.isin(np.arange(len(asked.items)), asked.offsets[:-1]))
         return Examples(users.astype(np.int32), histories, asked)
 
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
-        write_events(folder, self.events, has_time=self.interactions.has_time)
+        has_time = self.interactions.has_time
+        write_events(folder, self.events, has_time=has_time, behaviours=self.behaviours)
         write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
 
     @classmethod
@@ -175,7 +202,7 @@ class Dataset:
 
     @classmethod
     def _read(cls, path: Path) -> Dataset:
-        events, has_time = _read_events(path)
+        events, has_time, behaviours = _read_events(path)
         items = pq.read_table(path / "items.parquet")
         codes = path / "codes.npy"
         interactions = Interactions(
@@ -186,12 +213,14 @@ class Dataset:
             np.asarray(pq.read_table(path / "users.parquet")["user_id"].to_pylist(), np.str_),
             np.asarray(items["item_id"].to_pylist(), np.str_),
             has_time,
+            events.behaviour,
         )
         return cls(
             interactions,
             events.split,
             items,
             np.load(codes, allow_pickle=False) if codes.exists() else None,
+            behaviours,
         )
 
     @staticmethod
@@ -212,14 +241,24 @@ class Dataset:
         return read_manifest(Path(path), "dataset")
 
 
-def write_events(folder: Path, events: Events, *, has_time: bool, part: int | None = None) -> None:
+def write_events(
+    folder: Path,
+    events: Events,
+    *,
+    has_time: bool,
+    behaviours: Sequence[Behaviour] = (),
+    part: int | None = None,
+) -> None:
     """Write the interactions of a data set, or a part of them, into `folder`."""
     file = folder / f"{INTERACTIONS}.parquet"
     if part is not None:
         file = folder / INTERACTIONS / f"part-{part:05d}.parquet"
         file.parent.mkdir(exist_ok=True)
-    table = pa.table(events._asdict())
-    pq.write_table(table.replace_schema_metadata({"has_time": str(int(has_time))}), file)
+    columns = {name: column for name, column in events._asdict().items() if column is not None}
+    metadata = {"has_time": str(int(has_time))}
+    if behaviours:
+        metadata["behaviours"] = json.dumps([b._asdict() for b in behaviours])
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
 
 
 def write_catalog(
@@ -238,13 +277,19 @@ def _event_files(path: Path) -> list[Path]:
     return parts or [path / f"{INTERACTIONS}.parquet"]
 
 
-def _read_events(path: Path) -> tuple[Events, bool]:
-    """All events, and whether they have timestamps; parts are read into preallocated arrays."""
+def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
+    """All events, whether they have timestamps, and their types.
+
+    Parts are read into preallocated arrays.
+    """
     files = _event_files(path)
     rows = [pq.read_metadata(file).num_rows for file in files]
-    has_time = (pq.read_schema(files[0]).metadata or {}).get(b"has_time") == b"1"
+    schema = pq.read_schema(files[0])
+    metadata = schema.metadata or {}
+    has_time = metadata.get(b"has_time") == b"1"
+    behaviours = tuple(Behaviour(**b) for b in json.loads(metadata.get(b"behaviours", b"[]")))
     if len(files) == 1:
-        return _columns(pq.read_table(files[0])), has_time
+        return _columns(pq.read_table(files[0])), has_time, behaviours
     total = sum(rows)
     events = Events(
         np.empty(total, np.int32),
@@ -252,21 +297,26 @@ def _read_events(path: Path) -> tuple[Events, bool]:
         np.empty(total, np.int64),
         np.empty(total, np.float32),
         np.empty(total, np.uint8),
+        np.empty(total, np.uint8) if "behaviour" in schema.names else None,
     )
     start = 0
     for file, count in zip(files, rows, strict=True):
         for name, column in _columns(pq.read_table(file))._asdict().items():
-            getattr(events, name)[start : start + count] = column
+            if column is not None:
+                getattr(events, name)[start : start + count] = column
         start += count
-    return events, has_time
+    return events, has_time, behaviours
 
 
 def _columns(table: pa.Table) -> Events:
-    columns = {name: table[name].to_numpy() for name in Events._fields}
+    def column(name: str, kind: type[Any]) -> NDArray[Any]:
+        return np.asarray(table[name].to_numpy(), kind)
+
     return Events(
-        columns["user"].astype(np.int32),
-        columns["item"].astype(np.int32),
-        columns["timestamp"].astype(np.int64),
-        columns["rating"].astype(np.float32),
-        columns["split"].astype(np.uint8),
+        column("user", np.int32),
+        column("item", np.int32),
+        column("timestamp", np.int64),
+        column("rating", np.float32),
+        column("split", np.uint8),
+        column("behaviour", np.uint8) if "behaviour" in table.column_names else None,
     )

@@ -7,10 +7,28 @@ a ragged list of item sequences in CSR form. NumPy only; no file formats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Role = Literal["target", "context", "negative"]
+
+
+class Behaviour(NamedTuple):
+    """A type of event, such as `view` or `purchase`.
+
+    Attributes:
+        name: as the source calls it.
+        role: `target` events are predicted and count as hits; `context` events only appear in
+            histories; `negative` events are never positives.
+        weight: strength as a sign of interest, from 0 to 1.
+    """
+
+    name: str
+    role: Role
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -20,6 +38,8 @@ class Histories:
     Attributes:
         offsets: (n + 1,) int64; sequence i is `items[offsets[i]:offsets[i + 1]]`.
         items: (total,) int32 dense items.
+        behaviours: (total,) uint8 type of the event of each item, a place in `Dataset.behaviours`;
+            None if the data set has no types.
 
     >>> histories = Histories.of([[3, 1], [], [4]])
     >>> len(histories), histories.lengths.tolist(), histories[0].tolist()
@@ -30,12 +50,15 @@ class Histories:
 
     offsets: NDArray[np.int64]
     items: NDArray[np.int32]
+    behaviours: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[0] != 0:
             raise ValueError("Histories.offsets must be 1-D and start with 0")
         if (np.diff(self.offsets) < 0).any() or self.offsets[-1] != len(self.items):
             raise ValueError("Histories.offsets must rise to len(items)")
+        if self.behaviours is not None and len(self.behaviours) != len(self.items):
+            raise ValueError("Histories.behaviours must be as long as items")
 
     @classmethod
     def of(cls, sequences: Iterable[ArrayLike]) -> Histories:
@@ -78,13 +101,18 @@ class Histories:
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
-        return Histories(offsets, self.items[np.arange(offsets[-1]) + shift])
+        return self._of(offsets, np.arange(offsets[-1]) + shift)
 
     def where(self, keep: NDArray[np.bool_]) -> Histories:
         """The same number of sequences with only the items where `keep` (total,) is true."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(np.bincount(self.rows[keep], minlength=len(self)), out=offsets[1:])
-        return Histories(offsets, self.items[keep])
+        return self._of(offsets, keep)
+
+    def _of(self, offsets: NDArray[np.int64], events: NDArray[Any]) -> Histories:
+        """Sequences with new offsets of the chosen events (indices, or a mask)."""
+        types = None if self.behaviours is None else self.behaviours[events]
+        return Histories(offsets, self.items[events], types)
 
     @property
     def last(self) -> Histories:
@@ -118,6 +146,8 @@ class Interactions:
         user_ids: (users,) str, the outside ids.
         item_ids: (items,) str.
         has_time: whether timestamps of different users can be compared.
+        behaviour: (n,) uint8 type of each event, a place in `Dataset.behaviours`; None without
+            types.
     """
 
     user: NDArray[np.int32]
@@ -127,14 +157,14 @@ class Interactions:
     user_ids: NDArray[np.str_]
     item_ids: NDArray[np.str_]
     has_time: bool
+    behaviour: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.user)
-        for name in ("item", "timestamp", "rating"):
-            if len(getattr(self, name)) != n:
-                raise ValueError(
-                    f"Interactions.{name} has {len(getattr(self, name))} rows, not {n}"
-                )
+        for name in ("item", "timestamp", "rating", "behaviour"):
+            column = getattr(self, name)
+            if column is not None and len(column) != n:
+                raise ValueError(f"Interactions.{name} has {len(column)} rows, not {n}")
         for name, ids in (("user", self.user_ids), ("item", self.item_ids)):
             column = getattr(self, name)
             if n and (column.min() < 0 or column.max() >= len(ids)):
@@ -202,7 +232,18 @@ class Interactions:
     def histories(self) -> Histories:
         """All events in time order, one sequence per user."""
         offsets = np.searchsorted(self.user, np.arange(len(self.user_ids) + 1))
-        return Histories(offsets.astype(np.int64), self.item)
+        return Histories(offsets.astype(np.int64), self.item, self.behaviour)
+
+    def where(self, keep: NDArray[np.bool_]) -> Interactions:
+        """The same users and items with only the events where `keep` (n,) is true."""
+        return replace(
+            self,
+            user=self.user[keep],
+            item=self.item[keep],
+            timestamp=self.timestamp[keep],
+            rating=self.rating[keep],
+            behaviour=None if self.behaviour is None else self.behaviour[keep],
+        )
 
 
 def _factorize(values: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:

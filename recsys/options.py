@@ -48,10 +48,11 @@ class RunOptions:
     seed: Seed = None
     force: Force = False
 
-    def context(self, **sections: Mapping[str, object]) -> Context:
+    def context(self, *, minutes: float | None = None, **sections: Mapping[str, object]) -> Context:
         """Read the settings: the file, then `--set`, then the command's own options.
 
         Args:
+            minutes: time budget of the whole run; None keeps that of the file.
             **sections: section -> values of the command's own options; None values are not set.
 
         Raises:
@@ -67,6 +68,7 @@ class RunOptions:
             known=SECTIONS,
             name=self.name,
             seed=self.seed,
+            minutes=minutes,
         )
         return Context.of(settings, force=self.force)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +20,29 @@ from recsys.errors import ConfigError
 from recsys.progress import say
 
 GROUP = "recsys.stages"
+SECTION_GROUP = "recsys.sections"
 STAGES = ("data", "sasrec", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
 SECTIONS = (*STAGES, "teacher", "serve")
 """Sections that a configuration file may have."""
+
+
+SHARES = {
+    "sasrec": 0.24, "ids": 0.04, "target": 0.46, "draft": 0.05, "retrieval": 0.09, "bundle": 0.01,
+    "evaluate": 0.11,
+}  # fmt: skip
+"""Shares of a run's time after the data are prepared, in the order of the stages."""
+LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
+# Users of a sample for each minute of the budget, by the setting that holds the size.
+USERS_A_MINUTE = {"users": 250, "eval_users": 100}
+
+
+def default_minutes(events: int) -> float:
+    """Time budget of a run by the size of its data: 3 minutes, 15 for 200,000 events, at most 60.
+
+    >>> default_minutes(0), default_minutes(200_000), default_minutes(10_000_000)
+    (3.0, 15.0, 60.0)
+    """
+    return round(min(3 + 12 * events / 200_000, 60.0), 1)
 
 
 @dataclass(frozen=True)
@@ -33,20 +53,80 @@ class Context:
         settings: all sections; a stage reads its own (and `seed`).
         workspace: where its parents lie and its output goes.
         force: make the artifact again even if it is current.
+        start: moment at which the run started, by `time.monotonic`.
     """
 
     settings: Settings
     workspace: Workspace
     force: bool = False
+    start: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
         """The context of the run that `settings` names."""
         return cls(settings, Workspace.of(settings.name), force)
 
+    @property
+    def minutes(self) -> float | None:
+        """Time budget of the whole run, or None; `auto` needs the prepared data."""
+        minutes = self.settings.minutes
+        if minutes != "auto":
+            return minutes
+        stats = self.workspace.manifest("dataset").info["stats"]
+        return default_minutes(stats["interactions"])
+
+    def remaining(self) -> float | None:
+        """Minutes until the budget of the run is spent, or None for no budget."""
+        if self.minutes is None:
+            return None
+        return self.minutes - (time.monotonic() - self.start) / 60
+
+    def share(self, stage: str) -> float | None:
+        """Minutes that a stage may take now: its share of what remains, or None for no budget.
+
+        Time that earlier stages did not need goes to the later ones.
+        """
+        remaining = self.remaining()
+        if remaining is None:
+            return None
+        names = list(SHARES)
+        rest = sum(SHARES[name] for name in names[names.index(stage) :])
+        return max(remaining * SHARES[stage] / rest, LEAST_MINUTES)
+
+    def sample(self, stage: str, users: int, key: str = "users") -> int:
+        """Size of a stage's sample of users, which a budget limits unless the settings name it.
+
+        Args:
+            stage: whose section may set it.
+            users: the size without a budget.
+            key: of the setting, one of `USERS_A_MINUTE`.
+        """
+        if self.minutes is None or self.settings.sets(stage, key):
+            return users
+        return min(users, max(int(USERS_A_MINUTE[key] * self.minutes), 100))
+
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""
         return Output(self.workspace.path(kind), kind, config, parents, self.force)
+
+
+def check(settings: Settings) -> None:
+    """Read the sections of all stages, so that a mistake is refused before the first stage.
+
+    The class of a section is an entry point that imports no torch. If it has a method
+    `check_with(settings)`, that method checks the section against the other ones.
+
+    Raises:
+        ConfigError: an unknown key, a wrong value, or sections that do not fit each other.
+    """
+    classes = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
+    if not classes:
+        raise ConfigError("the settings of the stages are not installed; run `pip install -e .`")
+    sections = {name: settings.section(name, cls) for name, cls in classes.items()}
+    for section in sections.values():
+        if hasattr(section, "check_with"):
+            section.check_with(settings)
+    _ = settings.name, settings.seed, settings.minutes  # reading them checks them
 
 
 def load_stage(name: str) -> Callable[[Context], Path | None]:
@@ -62,11 +142,15 @@ def load_stage(name: str) -> Callable[[Context], Path | None]:
 
 
 def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Path, float]]:
-    """Run stages in order.
+    """Check the settings of all stages, then run stages in order.
 
     Returns:
         name -> (artifact, seconds).
+
+    Raises:
+        ConfigError: wrong settings; no stage has run then.
     """
+    check(context.settings)
     results = {}
     for name in stages:
         start = time.perf_counter()

@@ -11,6 +11,7 @@ from recsys.interactions import Interactions
 
 TRAIN, VALID, TEST = 0, 1, 2
 SplitName = Literal["valid", "test"]
+ENOUGH_USERS = 30  # validation or test users below which a split by time says little
 LABELS: dict[str, int] = {"train": TRAIN, "valid": VALID, "test": TEST}
 
 
@@ -34,6 +35,61 @@ def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
     labels[ends - 2] = VALID
     labels[ends - 1] = TEST
     return labels
+
+
+def label_last_targets(
+    user: NDArray[np.int32], target: NDArray[np.bool_]
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """`leave_one_out` where only some events are targets.
+
+    A user's last target is test and the target before it is validation, if an event precedes that.
+    Events between the two belong to test, and all earlier ones to training.
+
+    Args:
+        user: (n,) ascending.
+        target: (n,) whether each event is a target.
+
+    Returns:
+        (n,) uint8 labels, and (n,) whether to keep each event: the events after a user's test
+        target come after the question, and must be dropped.
+    """
+    labels, keep = np.zeros(len(user), np.uint8), np.ones(len(user), bool)
+    rows = np.flatnonzero(target)
+    last = np.diff(user[rows], append=-1) != 0  # of the user's targets
+    before = np.concatenate([[False], last[:-1]]) | (np.arange(len(rows)) == 0)  # the user's first
+    ends = np.flatnonzero(last & ~before)
+    starts = np.searchsorted(user, user[rows[ends]])
+    ends = ends[rows[ends - 1] > starts]
+    valid, test = rows[ends - 1], rows[ends]
+    stops = np.searchsorted(user, user[test], side="right")
+    # Of each user: 2 after the validation target, one more after the test target.
+    steps = np.zeros(len(user) + 1, np.int8)
+    np.add.at(steps, valid + 1, 2)
+    np.add.at(steps, test + 1, 1)
+    np.add.at(steps, stops, -3)
+    phase = np.cumsum(steps[:-1])
+    labels[phase >= TEST] = TEST
+    labels[valid] = VALID
+    keep[phase > TEST] = False
+    return labels, keep
+
+
+def users_to_ask(
+    user: NDArray[np.int32], labels: NDArray[np.uint8], target: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The number of users with a history before a target, for validation and test.
+
+    Args:
+        user: (n,) ascending.
+        labels: (n,) labels of the events.
+        target: (n,) whether each event is a target.
+    """
+    counts = []
+    for label in (VALID, TEST):
+        rows = np.flatnonzero((labels == label) & target)
+        first = rows[np.diff(user[rows], prepend=-1) != 0]
+        counts.append(int(((first > 0) & (user[first - 1] == user[first])).sum()))
+    return np.array(counts)
 
 
 def global_temporal(

@@ -1,11 +1,10 @@
 """Answers: a body becomes a request of the library, and its result a response."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from recsys.decoding.output import Trace
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.serving import diversity
@@ -13,6 +12,8 @@ from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model
 from recsys.serving.schemas.recommendations import (
+    DecodedNode,
+    DecodedTree,
     Note,
     NoteCode,
     RecommendationsRequest,
@@ -20,7 +21,6 @@ from recsys.serving.schemas.recommendations import (
     RecommendedItem,
     Timing,
 )
-from recsys.serving.traces import trace_of
 from recsys.serving.worker import Done
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
@@ -38,12 +38,7 @@ _OF_THE_MODEL: dict[str, Any] = {
 
 
 def to_request(body: RecommendationsRequest, history: Sequence[str]) -> RecommendRequest:
-    """The library's request.
-
-    Raises:
-        ValueError: fields that exclude each other.
-        FilterError: a malformed filter or boost.
-    """
+    """The library's request; a `ValueError` names fields that exclude each other."""
     given: dict[str, Any] = {}
     if body.filter is not None:
         given["filter"] = body.filter
@@ -69,6 +64,24 @@ def for_the_model(body: RecommendationsRequest) -> bool:
     """Whether the request needs the model: a fallback cannot serve it, or is not wanted."""
     special = any(getattr(body, name) != usual for name, usual in _OF_THE_MODEL.items())
     return special or body.blend is False or "trace" in body.include or not body.fallback
+
+
+def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode | None:
+    """What is unusual about a history; None stands for that of an unknown user."""
+    if history is None:
+        return "unknown_user"
+    if not history:
+        return "empty_history"
+    return None if (catalog.known(history) >= 0).any() else "unknown_history"
+
+
+def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:
+    """The recommendations of an answer: all of them, or a diverse choice."""
+    found = result.recommendations
+    if not body.diversity:
+        return found
+    scores, codes = [one.score for one in found], [one.semantic_id for one in found]
+    return [found[i] for i in diversity.diversify(scores, codes, body.diversity, body.k)]
 
 
 def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:
@@ -97,7 +110,7 @@ def items_of(
             values["because"] = one.because
         if "metadata" in include:
             values["metadata"] = metadata(catalog, catalog.find(one.item_id))
-        answer.append(RecommendedItem.made(values))
+        answer.append(RecommendedItem.model_construct(**values))
     return answer
 
 
@@ -109,21 +122,11 @@ def response(
     remark: Note | None,
 ) -> RecommendationsResponse:
     """The answer of a model or of a fallback."""
-    found = result.recommendations
-    certificate = result.certificate
-    if body.diversity:
-        chosen = diversity.diversify(
-            [one.score for one in found],
-            [one.semantic_id for one in found],
-            body.diversity,
-            body.k,
-        )
-        found, certificate = [found[i] for i in chosen], "approximate"
     answer = RecommendationsResponse.model_construct(
         recommendation_id=uuid.uuid4().hex,
         model=model.ref(body.model, result.epoch_number),
-        items=items_of(found, result.epoch.catalog, body.include),
-        certificate=certificate,
+        items=items_of(chosen(result, body), result.epoch.catalog, body.include),
+        certificate="approximate" if body.diversity else result.certificate,
         history_items=len(request.history) - len(result.unknown_items),
         unknown_items=result.unknown_items,
         eligible_items=result.eligible_items,
@@ -145,4 +148,28 @@ def timing(
         compute_ms=0.0 if answer is None else round(answer.compute_s * 1000, 3),
         batch_size=0 if answer is None else answer.batch_size,
         decode={key: float(value) for key, value in stats.items()},
+    )
+
+
+def trace_of(decoded: Trace, first_tokens: Sequence[int]) -> DecodedTree:
+    """What a page draws, given the token of code 0 at each level."""
+    nodes = [
+        DecodedNode.model_construct(
+            id=i,
+            parent=node.parent,
+            depth=node.depth,
+            code=node.token - first_tokens[node.depth - 1],
+            pass_=node.target_pass,
+            draft_log_prob=node.draft_log_prob,
+            target_log_prob=node.target_log_prob,
+            fate=node.fate,
+            items=node.items or 0,
+        )
+        for i, node in enumerate(decoded.nodes)
+    ]
+    return DecodedTree.model_construct(
+        levels=len(first_tokens),
+        passes=max((node.target_pass for node in decoded.nodes), default=0),
+        nodes=nodes,
+        blocked={str(level): count for level, count in decoded.blocked.items()},
     )

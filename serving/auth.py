@@ -5,8 +5,6 @@ protect secrets that people choose. 256 random bits cannot be guessed, however f
 a slow one would delay every request.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -66,14 +64,7 @@ def scope_of(endpoint: Callable[..., Any]) -> Scope:
 
 @dataclass(frozen=True)
 class Key:
-    """A key as the file holds it.
-
-    Attributes:
-        name: unique name, for people, logs and revocation.
-        scope: `read`, `write` or `admin`.
-        sha256: hash of the whole key, in hexadecimal.
-        created: ISO 8601, UTC.
-    """
+    """A key as the file holds it: the hash of the whole key, and its date in ISO 8601."""
 
     name: str
     scope: str
@@ -89,8 +80,7 @@ class Key:
 def create(file: Path, name: str, scope: str) -> str:
     """Create a key and add it to the file (mode 0600), which is created if needed.
 
-    Returns:
-        The key itself. It is stored nowhere and cannot be shown again.
+    Returns the key itself, which is stored nowhere and cannot be shown again.
 
     Raises:
         ConfigError: the name is taken or malformed, the scope is unknown, or the file is malformed.
@@ -177,11 +167,7 @@ class Keyring:
     """
 
     def __init__(self, file: Path) -> None:
-        """Read the file.
-
-        Raises:
-            ConfigError: the file cannot be read, is not a file of keys, or has none.
-        """
+        """Read the file; raises `ConfigError` if it is not a file of keys, or has none."""
         self._file = file
         self._seen = self._state()
         self._keys = read(file)

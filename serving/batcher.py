@@ -9,12 +9,10 @@ two small ones; and because of Python's global lock, sending responses during a 
 batch by as much time as an earlier start would save.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,16 +34,25 @@ class ClosedError(Exception):
     """The batcher is closing and accepts no more requests."""
 
 
+@contextlib.asynccontextmanager
+async def until(deadline: float) -> AsyncIterator[None]:
+    """Cancel the block at a time on the event loop's clock, in seconds.
+
+    Raises:
+        DeadlineExceededError: that time came.
+    """
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            yield
+    except TimeoutError:
+        if timeout.expired():
+            raise DeadlineExceededError from None
+        raise  # of the block itself
+
+
 @dataclass(frozen=True)
 class Answer(Generic[ResultT]):
-    """A result, with its batch and durations.
-
-    Attributes:
-        result: what `run` returned for the request.
-        queue_s: seconds from arrival to the start of the batch.
-        compute_s: seconds that the batch took.
-        batch_size: number of requests in the batch.
-    """
+    """A result, with the size of its batch, its time in the queue, and that of the batch."""
 
     result: ResultT
     queue_s: float
@@ -87,11 +94,8 @@ class Batcher(Generic[RequestT, ResultT]):
     ) -> None:
         """Create a batcher; `start` it in the event loop that will use it.
 
-        Args:
-            run: takes a batch and returns its results in the same order.
-            max_batch: maximum size of a batch.
-            max_wait_ms: maximum time that the oldest request waits for others.
-            queue_limit: maximum number of waiting requests, without those being computed.
+        `run` takes a batch and returns its results in the same order. The oldest request waits for
+        others for `max_wait_ms` at most; `queue_limit` does not count those being computed.
         """
         self._run = run
         self._max_batch = max_batch
@@ -128,9 +132,7 @@ class Batcher(Generic[RequestT, ResultT]):
     async def submit(self, request: RequestT, *, deadline: float) -> Answer[ResultT]:
         """Wait for the answer to `request`. Cancelling the call frees its place in the queue.
 
-        Args:
-            request: passed to `run`.
-            deadline: time on the event loop's clock, in seconds.
+        `deadline` is a time on the event loop's clock, in seconds.
 
         Raises:
             QueueFullError: the queue is full.
@@ -146,12 +148,8 @@ class Batcher(Generic[RequestT, ResultT]):
         self._waiting.append(waiting)
         self._wake.set()
         try:
-            async with asyncio.timeout_at(deadline) as timeout:
+            async with until(deadline):
                 return await waiting.future
-        except TimeoutError:
-            if timeout.expired():
-                raise DeadlineExceededError from None
-            raise  # from `run`
         finally:
             if waiting.future.cancelled():
                 with contextlib.suppress(ValueError):  # it may be in a batch already

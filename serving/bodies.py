@@ -4,8 +4,6 @@ Python's parser accepts numbers that JSON does not have, keeps the last of two e
 follows any nesting. Such bodies are mistakes or attacks, so they are refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, NoReturn

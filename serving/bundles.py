@@ -1,7 +1,5 @@
 """The bundles that an alias may be given: the folder of `serve.bundle` and those beside it."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +21,9 @@ class Version(NamedTuple):
 
 
 class Bundles:
-    """The bundles on disk, by the names of their folders."""
+    """The bundles of `models_dir`, or of the folder of `settings.bundle`, by the folders' names."""
 
     def __init__(self, settings: ServingSettings) -> None:
-        """Look in `settings.models_dir`, or else in the folder of `settings.bundle`."""
         self._own = settings.bundle.absolute()
         self._folder = settings.models_dir or self._own.parent
 
@@ -39,11 +36,7 @@ class Bundles:
         return sorted(name for name in found if not name.startswith("."))
 
     def path(self, name: str) -> Path:
-        """The folder of a bundle, which is never outside of the folder of bundles.
-
-        Raises:
-            UnknownBundleError: there is no such bundle.
-        """
+        """The folder of a bundle, which is never outside of the folder of bundles."""
         if name == self._own.name:
             return self._own
         path = self._folder / name

@@ -7,14 +7,12 @@ reused for that bundle, and computed again for another. Processes that share a s
 journal once a second and make each other's changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,12 +22,13 @@ from numpy.typing import NDArray
 from recsys.errors import RecsysError
 from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
+from recsys.recommender import Recommender
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
-from recsys.serving.stores import Store, StoreError
-from recsys.serving.worker import Recommends
+from recsys.serving.stores.records import StoreError
+from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
@@ -60,11 +59,7 @@ def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
 
 
 def find(catalog: EpochCatalog, item_id: str) -> int:
-    """Find the row of an item.
-
-    Raises:
-        UnknownItemError: there is no item with this id.
-    """
+    """Find the row of an item; `UnknownItemError` if there is none with this id."""
     row = catalog.find(item_id)
     if row < 0:
         raise UnknownItemError(f"The model has no item {item_id!r}.")
@@ -73,20 +68,14 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The items of an epoch in the order of their semantic IDs.
-
-    Attributes:
-        epoch: the epoch.
-        rows: (n,) dense items.
-        codes: (n, L) their codes.
-    """
+    """The items of an epoch in the order of their semantic IDs: (n,) dense items, (n, L) codes."""
 
     epoch: Epoch
     rows: NDArray[np.intp]
     codes: NDArray[np.int32]
 
     @classmethod
-    def of(cls, epoch: Epoch) -> Shelf:
+    def of(cls, epoch: Epoch) -> Self:
         """Sort the items of an epoch."""
         rows = np.flatnonzero(epoch.alive)
         codes = epoch.catalog.codes[rows]
@@ -140,7 +129,7 @@ class CatalogChanges:
         self._changing = asyncio.Lock()
         self._seen = 0  # place in the journal of the last change that the models have
         self._following: asyncio.Task[None] | None = None
-        self._shelves: WeakKeyDictionary[Recommends, Shelf] = WeakKeyDictionary()
+        self._shelves: WeakKeyDictionary[Recommender, Shelf] = WeakKeyDictionary()
 
     def start(self) -> None:
         """Start to follow the changes of other processes."""
@@ -153,12 +142,7 @@ class CatalogChanges:
             await asyncio.gather(self._following, return_exceptions=True)
 
     async def browse(self, query: ItemQuery) -> ItemPage:
-        """Read a page of the catalog.
-
-        Raises:
-            UnknownModelError: no model has the alias.
-            QueueFullError, DeadlineExceededError: as in `Reads`.
-        """
+        """Read a page of the catalog."""
         prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
             return await self._reads(
@@ -168,8 +152,7 @@ class CatalogChanges:
     async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
         """Add items to the catalog or replace them: all or, on an error, none.
 
-        Returns:
-            The epoch of the champion that has them, and the items.
+        Returns the epoch of the champion that has them, and the items.
 
         Raises:
             ItemError: an item is malformed, or gets no semantic ID.
@@ -264,7 +247,7 @@ class CatalogChanges:
         return there
 
     def _page(
-        self, recommender: Recommends, prefix: list[int], text: str, start: int, limit: int
+        self, recommender: Recommender, prefix: list[int], text: str, start: int, limit: int
     ) -> ItemPage:
         epoch = recommender.epoch
         shelf = self._shelves.get(recommender)

@@ -10,13 +10,10 @@ read or set. A rollback is not idempotent, so it is repeated only if it was not 
 is as thread-safe as `httpx.Client`.
 """
 
-from __future__ import annotations
-
 import random
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -97,12 +94,7 @@ class Client:
         """Return the client."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the client."""
         self.close()
 
@@ -126,13 +118,9 @@ class Client:
         k: int = 10,
         **options: Any,
     ) -> RecommendationsResponse:
-        """Top-k for a user, or for a history.
+        """Top-k for a user, or for a history (item ids, oldest first): give one of the two.
 
-        Args:
-            user: outside id.
-            history: item ids, oldest first; give one of the two.
-            k: number of items.
-            **options: other fields of `RecommendationsRequest` (`filter`, `mode`, `include`, ...).
+        `options` are other fields of `RecommendationsRequest` (`filter`, `mode`, `include`, ...).
         """
         body = _subject(user, history) | {"k": k} | options
         return self._ask(RecommendationsResponse, "POST", "/v1/recommendations", json=body)

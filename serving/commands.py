@@ -1,7 +1,5 @@
 """`recsys serve` and `recsys keys`. `recsys --help` reads this module: nothing heavy at the top."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

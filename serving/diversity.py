@@ -5,8 +5,6 @@ largest one to the items chosen before. The similarity of two items is the share
 that their semantic IDs have in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +21,7 @@ def pool(k: int) -> int:
 def diversify(
     scores: Sequence[float], semantic_ids: Sequence[Sequence[int]], diversity: float, k: int
 ) -> list[int]:
-    """Choose k items; returns their positions in the order of choice.
+    """Choose k items (all, if there are fewer); returns their positions in the order of choice.
 
     >>> diversify([-1.0, -1.1, -1.2], [(0, 0), (0, 1), (1, 0)], diversity=0.5, k=2)
     [0, 2]
@@ -32,7 +30,7 @@ def diversify(
         scores: (n,) log-probabilities, best first.
         semantic_ids: (n, L) codes.
         diversity: d, 0 to 1.
-        k: number of items; all of them if there are fewer.
+        k: number of items.
     """
     n = len(scores)
     if not n:

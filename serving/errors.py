@@ -3,8 +3,6 @@
 `KINDS` lists the codes; the OpenAPI document is made from it too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict
@@ -30,7 +28,7 @@ from recsys.serving.models import (
 )
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
-from recsys.serving.stores import StoreError
+from recsys.serving.stores.records import StoreError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
@@ -79,8 +77,9 @@ KINDS = {
 }
 EVERYWHERE = ("body_too_large", "internal_error")
 _OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-# The texts of these exceptions are only logged: they may name files.
-_OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
+# The code of an exception, and the text that the client gets: None for the exception's own. The
+# texts of the others are only logged, since they may name files.
+_OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     QueueFullError: ("queue_full", "The queue is full; try again shortly."),
     DeadlineExceededError: ("deadline_exceeded", "The request waited too long and was dropped."),
     ClosedError: ("shutting_down", "No new requests are accepted; use another instance."),
@@ -95,25 +94,22 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str]] = {
         "The store cannot be read or written now; it is safe to repeat the request. "
         "Recommendations for an inline history do not need the store.",
     ),
-}
-# The texts of these exceptions are sent to the client.
-_EXPLAINED: dict[type[Exception], str] = {
-    UnknownUserError: "unknown_user",
-    UnknownItemError: "unknown_item",
-    UnknownModelError: "unknown_model",
-    UnknownBundleError: "unknown_bundle",
-    AliasConflictError: "alias_conflict",
-    BundleRefusedError: "bundle_refused",
-    UnsupportedError: "unsupported_by_model",
-    InvalidError: "invalid_request",
-    ItemError: "invalid_item",
-    FilterError: "invalid_filter",
+    UnknownUserError: ("unknown_user", None),
+    UnknownItemError: ("unknown_item", None),
+    UnknownModelError: ("unknown_model", None),
+    UnknownBundleError: ("unknown_bundle", None),
+    AliasConflictError: ("alias_conflict", None),
+    BundleRefusedError: ("bundle_refused", None),
+    UnsupportedError: ("unsupported_by_model", None),
+    InvalidError: ("invalid_request", None),
+    ItemError: ("invalid_item", None),
+    FilterError: ("invalid_filter", None),
 }
 _PLACE = re.compile(r"^((?:filter|boosts)[\w.\[\]]*): ")
 
 
 class ProblemError(HTTPException):
-    """Raised to respond with a problem."""
+    """Raised to respond with a problem; `code` is a key of `KINDS`."""
 
     def __init__(
         self,
@@ -123,7 +119,6 @@ class ProblemError(HTTPException):
         errors: Sequence[InvalidField] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the problem `code` (a key of `KINDS`) with an explanation."""
         super().__init__(KINDS[code].status, detail, headers)
         self.code, self.errors = code, errors
 
@@ -167,26 +162,24 @@ def install(app: FastAPI) -> None:
         return problem_response(request, _from_validation(error))
 
     async def on_ours(request: Request, error: Exception) -> Response:
-        problem = problem_of(error)
-        assert problem is not None  # noqa: S101 - it is registered for these
-        return problem_response(request, problem)
+        return problem_response(request, problem_of(error))
 
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
-    for ours in (*_OF_EXCEPTION, *_EXPLAINED):
+    for ours in _OF_EXCEPTION:
         app.add_exception_handler(ours, on_ours)
 
 
-def problem_of(error: Exception) -> ProblemError | None:
-    """Convert an exception of the service to a problem; None for an unexpected exception."""
+def problem_of(error: Exception) -> ProblemError:
+    """Convert an exception to a problem: `internal_error` for an unexpected one."""
+    if isinstance(error, ProblemError):
+        return error
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
-            return ProblemError(code, detail)
-    for kind, code in _EXPLAINED.items():
-        if isinstance(error, kind):
             fields = invalid_part(error) if isinstance(error, FilterError) else ()
-            return ProblemError(code, str(error), errors=fields)
-    return None
+            return ProblemError(code, detail or str(error), errors=fields)
+    detail = "The failure is in the service's log under this request_id."
+    return ProblemError("internal_error", detail)
 
 
 def invalid_part(error: FilterError) -> list[InvalidField]:

@@ -1,7 +1,5 @@
 """Files with the measured quality of a bundle."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rate limit: one token bucket per client, in bounded memory."""
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from collections import OrderedDict
@@ -26,14 +24,7 @@ class RateLimit:
         clients: int = CLIENTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with full buckets.
-
-        Args:
-            rate: tokens per second that are added to a bucket.
-            burst: capacity of a bucket.
-            clients: number of buckets; the least recently used ones are dropped.
-            clock: returns seconds and never goes back.
-        """
+        """Start with full buckets; of more than `clients`, the least recently used are dropped."""
         self._rate, self._burst, self._clients, self._clock = rate, burst, clients, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -42,11 +33,7 @@ class RateLimit:
         return len(self._buckets)
 
     def take(self, client: str) -> float:
-        """Take a token of a client.
-
-        Returns:
-            0 if there was one, otherwise the seconds until the next one.
-        """
+        """Take a token of a client; returns 0, or the seconds until there is one."""
         now = self._clock()
         tokens, then = self._buckets.pop(client, (float(self._burst), now))
         tokens = min(self._burst, tokens + (now - then) * self._rate)

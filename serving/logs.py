@@ -1,7 +1,5 @@
 """Logs: one JSON object per line."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -5,12 +5,9 @@ The values of labels come from closed sets or from names that an administrator c
 request, so their number is bounded.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import (
@@ -33,27 +30,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-STAGES = ("history", "queue", "compute", "total")
+STAGES = ("history", "queue", "compute", "total")  # of an answer; `compute` is its whole batch
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 PASSES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.999)
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Duration of a recommendation and of its stages, in seconds.
-
-    Attributes:
-        total: from request to answer.
-        history: reading the history.
-        queue: waiting for the worker.
-        compute: the batch of the request.
-    """
-
-    total: float
-    history: float = 0.0
-    queue: float = 0.0
-    compute: float = 0.0
 
 
 class Metrics:
@@ -138,7 +118,7 @@ class Metrics:
 
     def answered(
         self,
-        seconds: Seconds,
+        seconds: Mapping[str, float],
         *,
         stats: Mapping[str, float] | None = None,
         levels: int = 0,
@@ -149,7 +129,7 @@ class Metrics:
         """Count an answered recommendation.
 
         Args:
-            seconds: its duration.
+            seconds: duration of each of `STAGES`; a missing one took no time.
             stats: counters of its decode (`recsys.decoding.DecodeStats` as a mapping); None if the
                 model was not run.
             levels: number of codes in a semantic ID, to count the drafted levels.
@@ -158,13 +138,14 @@ class Metrics:
             sources: source of each item.
         """
         for stage, histogram in self._stages.items():
-            histogram.observe(getattr(seconds, stage))
-        spans = {"history": seconds.history, "queue": seconds.queue, "decode": seconds.compute}
-        self.telemetry.stages(spans, stats or {})
+            histogram.observe(seconds.get(stage, 0.0))
+        spans = {"history": "history", "queue": "queue", "decode": "compute"}
+        timed = {span: seconds.get(stage, 0.0) for span, stage in spans.items()}
+        self.telemetry.stages(timed, stats or {})
         self._answers.labels(model, certificate or "none").inc()
         for source, items in Tally(sources).items():
             self._items.labels(source).inc(items)
-        self.series.observe(seconds.total * 1000)
+        self.series.observe(seconds["total"] * 1000)
         if stats is None:
             return
         passes = stats.get("target_passes", 0)
@@ -194,11 +175,8 @@ class Metrics:
     def shadow(self, overlap: float, accepted: float, seconds: float, *, passes: float = 0) -> None:
         """Count a sampled request that was run again in the background.
 
-        Args:
-            overlap: share of the answer's items that the shadow's answer has.
-            accepted: number of drafted levels that the shadow's first pass accepted.
-            seconds: duration.
-            passes: number of target passes.
+        `overlap` is the share of the answer's items that the shadow's answer has, `accepted` the
+        number of drafted levels that its first pass accepted.
         """
         self._shadow_overlap.observe(overlap)
         self._shadow_seconds.observe(seconds)

@@ -4,8 +4,6 @@ From the outside in: `RequestContext` sees every request, `Guard` refuses reques
 bodies are read, and `BodyLimit` comes just before the routes.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -22,7 +20,7 @@ from starlette.types import Scope as AsgiScope
 from recsys.serving import logs
 from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Keyring, Scope, scope_of
-from recsys.serving.errors import ProblemError, problem_response
+from recsys.serving.errors import ProblemError, problem_of, problem_response
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
@@ -57,11 +55,7 @@ failures = logging.getLogger("recsys.serving.failures")
 
 
 def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:
-    """List the middleware of an application, outermost first.
-
-    Raises:
-        ConfigError: the keys cannot be read.
-    """
+    """List the middleware of an application, outermost first."""
     return [
         Middleware(RequestContext, metrics=metrics, telemetry=telemetry),
         Middleware(
@@ -83,7 +77,6 @@ class RequestContext:
     """Gives each request an id, counts and logs it, and turns exceptions into problems."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
-        """Wrap `app`."""
         self.app, self.metrics, self.telemetry = app, metrics, telemetry
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -118,13 +111,12 @@ class RequestContext:
                 await self.app(scope, receive, send_marked)
             except ClientDisconnect:
                 pass
-            except Exception:
+            except Exception as error:
                 failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
                     raise  # the response has begun: the connection is closed
-                detail = "The failure is in the service's log under this request_id."
-                error = ProblemError("internal_error", detail)
-                await problem_response(Request(scope), error)(scope, receive, send_marked)
+                response = problem_response(Request(scope), problem_of(error))
+                await response(scope, receive, send_marked)
             finally:
                 answered = CLIENT_CLOSED if status is None else status
                 self._record(scope, answered, time.perf_counter() - start)
@@ -164,14 +156,9 @@ class Guard:
         limit: RateLimit | None = None,
         hosts: tuple[str, ...] = ("*",),
     ) -> None:
-        """Wrap `app`.
+        """Accept these keys (None: every client), with a rate limit for each key or address.
 
-        Args:
-            app: the guarded application.
-            metrics: counts refusals.
-            keys: the accepted keys; None accepts every client.
-            limit: rate limit of each key or, without a valid key, of each address.
-            hosts: accepted values of the header Host, in lower case, without port.
+        `hosts` are the accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
 
@@ -282,7 +269,6 @@ class BodyLimit:
     """Refuses bodies over a limit: by their Content-Length, or else while they are received."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """Wrap `app`; larger bodies than `max_bytes` are refused."""
         self.app, self.max_bytes = app, max_bytes
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:

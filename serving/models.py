@@ -8,8 +8,6 @@ The earlier bundles of an alias are kept by name and digest. A bundle that was m
 same name is another version, and a rollback never takes it for the old one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -23,13 +21,14 @@ from pydantic import BaseModel, model_validator
 
 from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
+from recsys.recommender import Recommender
 from recsys.serving.batcher import Batcher
 from recsys.serving.bundles import Bundles, Version
 from recsys.serving.metrics import Metrics
 from recsys.serving.schemas.common import CHAMPION, ModelRef
 from recsys.serving.schemas.models import AliasInfo, ModelInfo
 from recsys.serving.settings import ServingSettings
-from recsys.serving.worker import DecodeWorker, Done, Recommends, Work
+from recsys.serving.worker import DecodeWorker, Done, Work
 
 logger = logging.getLogger("recsys.serving.models")
 MAX_MODELS = 4
@@ -50,18 +49,10 @@ class AliasConflictError(Exception):
 
 @dataclass(eq=False)
 class Model:
-    """A loaded bundle and its queue.
-
-    Attributes:
-        name: name of the bundle.
-        recommender: answers the requests.
-        batcher: gathers the requests into batches.
-        leases: number of requests in progress.
-        unused: set while there are no leases.
-    """
+    """A loaded bundle and its queue; `unused` is set while there are no leases."""
 
     name: str
-    recommender: Recommends
+    recommender: Recommender
     batcher: Batcher[Work, Done]
     leases: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +84,6 @@ class Alias:
     Attributes:
         model: the model that answers; None before the first one is loaded.
         previous: earlier versions, the latest last.
-        loading: a change is in progress.
         refused: why the last bundle was refused, if it was.
     """
 
@@ -104,13 +94,7 @@ class Alias:
 
 
 class KeptAlias(BaseModel):
-    """An alias as the store keeps it, as JSON.
-
-    Attributes:
-        bundle: name of the bundle that it stands for.
-        digest: digest of the bundle; None in old stores.
-        previous: earlier versions, the latest last.
-    """
+    """An alias as the store keeps it, as JSON; `digest` is None in old stores."""
 
     bundle: str
     digest: str | None = None
@@ -136,13 +120,8 @@ class Models:
     ) -> None:
         """Start without models.
 
-        Args:
-            settings: settings of the process.
-            worker: loads and runs the models.
-            metrics: counts batches and changes.
-            prepare: called with a model before an alias stands for it; brings its catalog up to
-                date.
-            changed: called after every change with the aliases to keep.
+        `prepare` brings a model's catalog up to date before an alias stands for it; `changed` gets
+        the aliases to keep after every change.
         """
         self._settings, self._worker, self._metrics = settings, worker, metrics
         self._prepare, self._changed = prepare, changed
@@ -156,11 +135,7 @@ class Models:
 
     @contextmanager
     def lease(self, alias: str = CHAMPION) -> Iterator[Model]:
-        """Hold the model of an alias, which stays loaded until the block is left.
-
-        Raises:
-            UnknownModelError: there is no such alias, or its model is not loaded yet.
-        """
+        """Hold the model of an alias, which stays loaded until the block is left."""
         model = self.get(alias)
         model.leases += 1
         model.unused.clear()
@@ -224,11 +199,7 @@ class Models:
         return [self.alias(name) for name in sorted(self._aliases)]
 
     def alias(self, name: str) -> AliasInfo:
-        """Describe an alias.
-
-        Raises:
-            UnknownModelError: there is no such alias.
-        """
+        """Describe an alias; `UnknownModelError` if there is none."""
         found = self._find(name)
         model = found.model
         before = found.previous[-1] if found.previous else None
@@ -244,13 +215,10 @@ class Models:
 
     # Changes
 
-    async def put(self, alias: str, bundle: str, *, loaded: Recommends | None = None) -> AliasInfo:
-        """Let an alias stand for a bundle; returns when the bundle's model answers.
+    async def put(self, alias: str, bundle: str, *, loaded: Recommender | None = None) -> AliasInfo:
+        """Let an alias, new or not, stand for a bundle; returns when the bundle's model answers.
 
-        Args:
-            alias: name of the alias; it is created where there is none.
-            bundle: name of the bundle.
-            loaded: a recommender of the bundle, which is then not loaded again.
+        A `loaded` recommender of the bundle is not loaded again.
 
         Raises:
             UnknownBundleError: there is no such bundle.
@@ -266,9 +234,6 @@ class Models:
 
         If that version is gone, the alias gets the bundle that has its name now, and the lost
         version becomes its latest previous one.
-
-        Raises:
-            UnknownBundleError, BundleRefusedError, AliasConflictError: as `put`.
         """
         async with self._changing:
             bundle, previous = kept.bundle, kept.previous
@@ -285,11 +250,7 @@ class Models:
             return await self._change(alias, bundle, previous)
 
     def put_later(self, alias: str, bundle: str) -> AliasInfo:
-        """Start `put` in the background; `alias` reports its outcome.
-
-        Raises:
-            UnknownBundleError: there is no such bundle.
-        """
+        """Start `put` in the background; `alias` reports its outcome."""
         self._bundles.path(bundle)
         self._mark(alias, loading=True, refused=None)
         self._run(self._put_in_background(alias, bundle), f"load {bundle}")
@@ -299,7 +260,6 @@ class Models:
         """Let an alias stand for its latest previous version.
 
         Raises:
-            UnknownModelError: there is no such alias.
             AliasConflictError: there is no previous version, or it is gone.
             BundleRefusedError: as `put`.
         """
@@ -317,7 +277,6 @@ class Models:
         """Remove an alias; its model is unloaded if no other alias stands for it.
 
         Raises:
-            UnknownModelError: there is no such alias.
             AliasConflictError: the alias is the champion.
         """
         async with self._changing:
@@ -349,7 +308,7 @@ class Models:
         bundle: str,
         previous: tuple[Version, ...],
         *,
-        loaded: Recommends | None = None,
+        loaded: Recommender | None = None,
         back: Version | None = None,
     ) -> AliasInfo:
         before = self._aliases.get(alias)
@@ -378,7 +337,7 @@ class Models:
         await self._publish(None if old is model else old)
         return self.alias(alias)
 
-    async def _model(self, bundle: str, loaded: Recommends | None) -> Model:
+    async def _model(self, bundle: str, loaded: Recommender | None) -> Model:
         """Return a model of the bundle as it is on disk: a loaded one, or a new one."""
         path = self._bundles.path(bundle)
         try:

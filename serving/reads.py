@@ -1,12 +1,10 @@
 """Reads: calls that need no model, limited in number and time like requests that do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from recsys.serving.batcher import DeadlineExceededError, QueueFullError
+from recsys.serving.batcher import QueueFullError, until
 from recsys.serving.settings import ServingSettings
 from recsys.serving.worker import DecodeWorker
 
@@ -17,7 +15,6 @@ class Reads:
     """Runs functions on the helper threads: a limited number, each with a deadline."""
 
     def __init__(self, settings: ServingSettings, worker: DecodeWorker) -> None:
-        """Use the limits of the settings."""
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
         self._worker = worker
@@ -26,15 +23,10 @@ class Reads:
     async def __call__(
         self, function: Callable[..., T], *arguments: Any, deadline: float | None = None
     ) -> T:
-        """Call `function` off the event loop and return its result.
+        """Call `function` off the event loop and return its result. It runs no model.
 
-        Cancelling the call frees its place; a function that runs already is not interrupted.
-
-        Args:
-            function: blocks, and runs no model.
-            *arguments: its arguments.
-            deadline: time on the event loop's clock; by default that of a request which arrives
-                now.
+        Cancelling the call frees its place; a function that runs already is not interrupted. The
+        deadline is on the event loop's clock, by default that of a request which arrives now.
 
         Raises:
             QueueFullError: the limit of calls is reached.
@@ -46,11 +38,7 @@ class Reads:
             deadline = asyncio.get_running_loop().time() + self._patience_s
         self._under_way += 1
         try:
-            async with asyncio.timeout_at(deadline) as timeout:
+            async with until(deadline):
                 return await self._worker.read(function, *arguments)
-        except TimeoutError:
-            if timeout.expired():
-                raise DeadlineExceededError from None
-            raise  # from the function
         finally:
             self._under_way -= 1

@@ -1,7 +1,5 @@
 """Short series of what happened in the last ten minutes, for the operations view."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -17,13 +15,7 @@ _EDGES = tuple(0.1 * 1.1**i for i in range(146))
 
 @dataclass
 class Slot:
-    """What happened in `SLOT_S` seconds.
-
-    Attributes:
-        began: start of the slot, on the clock of the series.
-        counts: sums by name.
-        latency: number of answers in each bin of `_EDGES`.
-    """
+    """What happened in `SLOT_S` seconds: sums by name, and the answers in each bin of `_EDGES`."""
 
     began: float
     counts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -31,10 +23,12 @@ class Slot:
 
 
 class Series:
-    """The last `SLOTS` slots of `SLOT_S` seconds; memory does not grow with the requests."""
+    """The last `SLOTS` slots of `SLOT_S` seconds; memory does not grow with the requests.
+
+    `clock` returns seconds and never goes back.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start an empty series; `clock` returns seconds and never goes back."""
         self._clock = clock
         self._slots: deque[Slot] = deque([Slot(clock())], maxlen=SLOTS)
 

@@ -1,29 +1,27 @@
 """The local server: binds the socket and runs the application until a signal."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from rich.markup import escape
 
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
+from recsys.recommender import Recommender
 from recsys.serving import logs
 from recsys.serving.api.pages import example
 from recsys.serving.app import create_app
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
-from recsys.serving.worker import Recommends
 
 MAX_HEAD = 64 * 1024  # limit of the request head in bytes; the limits of `Guard` are lower
 GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests
 
 
-def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -> None:
+def serve(settings: ServingSettings, *, recommender: Recommender | None = None) -> None:
     """Serve until SIGINT or SIGTERM; requests in progress are answered first.
 
     Raises:
@@ -61,12 +59,14 @@ def serve(settings: ServingSettings, *, recommender: Recommends | None = None) -
     say("Stopped.")
 
 
-def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
+def http_server(
+    app: Any, settings: ServingSettings, lifespan: Literal["on", "off"] = "on"
+) -> uvicorn.Server:
     """The HTTP server of an ASGI application, to run on a socket of `bind`."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            lifespan="on",
+            lifespan=lifespan,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -78,11 +78,7 @@ def http_server(app: Any, settings: ServingSettings) -> uvicorn.Server:
 
 
 def bind(host: str, port: int) -> tuple[socket.socket, str]:
-    """Open a listening socket; also returns its URL for this machine.
-
-    Raises:
-        ConfigError: the port is in use, or the address is not one of this machine.
-    """
+    """Open a listening socket; also returns its URL for this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -3,8 +3,6 @@
 It combines models, catalog, shadow and store. It uses the wire schemas, but no HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -14,12 +12,12 @@ from typing import Any
 
 from recsys.errors import RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
-from recsys.recommender import RecommendRequest, RecommendResult, Source
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
 from recsys.serving import answers
-from recsys.serving.batcher import Answer, DeadlineExceededError, QueueFullError
+from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
 from recsys.serving.evaluations import evaluations
-from recsys.serving.metrics import Metrics, Seconds
+from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
@@ -27,15 +25,16 @@ from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.models import Evaluation, ModelInfo
 from recsys.serving.schemas.recommendations import (
-    NoteCode,
     RecommendationsRequest,
     RecommendationsResponse,
     Subject,
 )
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
-from recsys.serving.stores import Served, Store, StoreError, open_store
-from recsys.serving.worker import DecodeWorker, Done, Recommends, ScoreRequest
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Served, StoreError
+from recsys.serving.stores.store import Store
+from recsys.serving.worker import DecodeWorker, Done, ScoreRequest
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
@@ -69,28 +68,19 @@ class Phase(StrEnum):
 class Service:
     """Models and histories of one process, and the answers that need both.
 
-    Attributes:
-        settings: of the process.
-        phase: its state.
-        failure: the error of a failed start, in phase FAILED.
-        on_phase: called after each change of phase.
-        metrics: counters of the process.
-        models: the loaded models, by alias.
-        catalog_changes: changes of the models' items.
+    `failure` is the error of a failed start; `on_phase` is called after each change of phase.
     """
 
     def __init__(
         self,
         settings: ServingSettings,
-        recommender: Recommends | None = None,
+        recommender: Recommender | None = None,
         store: Store | None = None,
     ) -> None:
         """Make a service; nothing is loaded before `start`.
 
-        Args:
-            settings: of the process.
-            recommender: a loaded one, instead of `settings.bundle`.
-            store: an open one, instead of `settings.store`; `stop` closes it.
+        A loaded recommender replaces `settings.bundle`, and an open store `settings.store`; `stop`
+        closes the store.
         """
         self.settings = settings
         self.phase = Phase.STARTING
@@ -144,21 +134,13 @@ class Service:
             self._store.close()
 
     def require_ready(self) -> None:
-        """Raise unless the phase is READY.
-
-        Raises:
-            NotReadyError: in any other phase.
-        """
+        """Raise `NotReadyError` unless the phase is READY."""
         if self.phase is not Phase.READY:
             raise NotReadyError(self.phase)
 
     @property
     def store(self) -> Store:
-        """The store of histories, events and state.
-
-        Raises:
-            NotReadyError: it is not open yet.
-        """
+        """The store of histories, events and state; `NotReadyError` until it is open."""
         if self._store is None:
             raise NotReadyError(self.phase)
         return self._store
@@ -170,11 +152,7 @@ class Service:
 
     @property
     def model(self) -> ModelInfo:
-        """The champion.
-
-        Raises:
-            NotReadyError: it is not loaded yet.
-        """
+        """The champion; `NotReadyError` until it is loaded."""
         if not self.models.loaded:
             raise NotReadyError(self.phase)
         return self.models.info()[0]
@@ -188,8 +166,7 @@ class Service:
             UnknownModelError: of the alias.
             UnknownUserError: the store has no history of the user, and `fallback` is false.
             InvalidError, FilterError: the request cannot be served as it is.
-            QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
-            StoreError: the store cannot be read.
+            QueueFullError, DeadlineExceededError, ClosedError, StoreError: of batcher and store.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -199,13 +176,10 @@ class Service:
         read = clock()
         if history is None and not body.fallback:
             raise _unknown_user(body)
-        unknown: NoteCode | None = None if history is not None else "unknown_user"
         with self.models.lease(body.model) as model:
             request = await self._request(body, history or [], model, deadline)
             answer: Answer[Done] | None = None
-            catalog = model.recommender.catalog
-            if unknown is None and not (catalog.known(request.history) >= 0).any():
-                unknown = "unknown_history" if request.history else "empty_history"
+            unknown = answers.note_code(model.recommender.catalog, history)
             result = None
             if unknown is not None and not answers.for_the_model(body):
                 result = await self._fallback(model, request, deadline)
@@ -242,12 +216,7 @@ class Service:
         return response
 
     async def rank(self, body: RankBody) -> RankResponse:
-        """Put given items in order.
-
-        Raises:
-            UnknownModelError, UnknownUserError, StoreError: as `recommend`.
-            QueueFullError, DeadlineExceededError, ClosedError: of the batcher.
-        """
+        """Put given items in order; errors are those of `recommend`."""
         deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
         history = await self._history(body, deadline)
         if history is None:
@@ -293,10 +262,8 @@ class Service:
         """The items most similar to one item.
 
         Raises:
-            UnknownModelError: of the alias.
             UnknownItemError: there is no item of this id.
             UnsupportedError: the bundle has no part `retrieval`.
-            QueueFullError, DeadlineExceededError: of `Reads`.
         """
         with self.models.lease(alias) as model:
             recommender = model.recommender
@@ -321,13 +288,7 @@ class Service:
             )
 
     async def check_filter(self, body: FilterCheck) -> FilterReport:
-        """Check a filter and boosts, and count the items that match.
-
-        Raises:
-            UnknownModelError: of the alias.
-            FilterError: the filter or a boost is not valid.
-            QueueFullError, DeadlineExceededError: of `Reads`.
-        """
+        """Check a filter and boosts, and count the items that match."""
         with self.models.lease(body.model) as model:
             boosts = [boost.model_dump() for boost in body.boosts]
             request = RecommendRequest([], filter=body.filter, boosts=boosts)
@@ -342,21 +303,12 @@ class Service:
             )
 
     def item(self, item_id: str, alias: str = CHAMPION) -> Item:
-        """An item of the catalog.
-
-        Raises:
-            UnknownModelError: of the alias.
-            UnknownItemError: there is no item of this id.
-        """
+        """An item of the catalog; `UnknownItemError` if there is none of this id."""
         catalog = self.models.get(alias).recommender.catalog
         return item_of(catalog, find(catalog, item_id))
 
     async def evaluation(self, alias: str) -> Evaluation:
-        """The files about a bundle's quality: its metrics and its evaluation report.
-
-        Raises:
-            UnknownModelError: of the alias.
-        """
+        """The files about a bundle's quality: its metrics and its evaluation report."""
         model = self.models.get(alias)
         files = await asyncio.to_thread(evaluations, model.recommender.bundle)
         return Evaluation(model=model.ref(alias), files=files)
@@ -410,11 +362,8 @@ class Service:
         """The history of a request; None if the store has none of its user."""
         if body.history is not None:
             return body.history
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self.store.history(str(body.user), MAX_HISTORY)
-        except TimeoutError:
-            raise DeadlineExceededError from None
+        async with until(deadline):
+            return await self.store.history(str(body.user), MAX_HISTORY)
 
     def _count(
         self,
@@ -426,12 +375,12 @@ class Service:
         model: Model,
     ) -> None:
         self.metrics.answered(
-            Seconds(
-                total_s,
-                history_s,
-                0.0 if answer is None else answer.queue_s,
-                0.0 if answer is None else answer.compute_s,
-            ),
+            {
+                "total": total_s,
+                "history": history_s,
+                "queue": 0.0 if answer is None else answer.queue_s,
+                "compute": 0.0 if answer is None else answer.compute_s,
+            },
             stats=None if answer is None else result.stats,
             levels=model.recommender.catalog.codes.shape[1],
             model=model.name,

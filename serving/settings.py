@@ -4,7 +4,6 @@ Environment variables are named `RECSYS_SERVE_<FIELD>`; the YAML section is `ser
 refuses unknown keys.
 """
 
-# Annotations stay live here: pydantic reads them.
 import difflib
 import ipaddress
 import os

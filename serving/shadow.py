@@ -5,8 +5,6 @@ another model by its alias. It runs only while no request waits or is computed. 
 too long are dropped and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random
@@ -40,7 +38,6 @@ class Shadow:
     def __init__(
         self, settings: ServingSettings, models: Models, worker: DecodeWorker, metrics: Metrics
     ) -> None:
-        """Create it; `start` it in the event loop."""
         self._fraction, self._alias = settings.shadow_fraction, settings.shadow_alias
         self._models, self._worker, self._metrics = models, worker, metrics
         self._samples: deque[_Sample] = deque()

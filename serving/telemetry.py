@@ -4,12 +4,10 @@ Without the setting, the SDK is not imported, and a request costs an empty `with
 exporter is configured by the standard's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, ...).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 from recsys.errors import ConfigError
 
@@ -17,39 +15,19 @@ SERVICE = "recsys"
 
 
 class Telemetry:
-    """Records no traces; the default."""
+    """Records traces with a `TracerProvider` of the SDK; without one, it records nothing."""
 
-    def request(self, headers: Mapping[str, str]) -> AbstractContextManager[object]:
-        """Open the span of a request, below that of the client if it sent a `traceparent`."""
-        return nullcontext()
+    def __init__(self, provider: Any = None) -> None:
+        self._provider = provider
+        if provider is not None:
+            from opentelemetry import propagate, trace
 
-    def respond(self, method: str, route: str | None, status: int) -> None:
-        """Record the response in the span of the request."""
-
-    def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
-        """Record the stages by duration in seconds, in order; the last one has just ended."""
-
-    def close(self) -> None:
-        """Export the remaining spans."""
-
-
-class OpenTelemetry(Telemetry):
-    """Records traces with OpenTelemetry."""
-
-    def __init__(self, provider: Any) -> None:
-        """Trace with `provider`, a `TracerProvider` of the SDK."""
-        from opentelemetry import propagate, trace
-
-        self._provider, self._trace, self._extract = provider, trace, propagate.extract
-        self._tracer = provider.get_tracer("recsys.serving")
+            self._trace, self._extract = trace, propagate.extract
+            self._tracer = provider.get_tracer("recsys.serving")
 
     @classmethod
-    def exporting(cls) -> OpenTelemetry:
-        """Export to the collector of the environment variables.
-
-        Raises:
-            ConfigError: the extra `otel` is not installed.
-        """
+    def exporting(cls) -> Self:
+        """Export to the collector of the environment variables."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -65,6 +43,8 @@ class OpenTelemetry(Telemetry):
 
     def request(self, headers: Mapping[str, str]) -> AbstractContextManager[object]:
         """Open the span of a request, below that of the client if it sent a `traceparent`."""
+        if self._provider is None:
+            return nullcontext()
         context, kind = self._extract(dict(headers)), self._trace.SpanKind.SERVER
         span: AbstractContextManager[object] = self._tracer.start_as_current_span(
             "request", context=context, kind=kind
@@ -73,6 +53,8 @@ class OpenTelemetry(Telemetry):
 
     def respond(self, method: str, route: str | None, status: int) -> None:
         """Record the response in the span of the request."""
+        if self._provider is None:
+            return
         span = self._trace.get_current_span()
         span.update_name(f"{method} {route}" if route else method)
         span.set_attributes(
@@ -85,6 +67,8 @@ class OpenTelemetry(Telemetry):
 
     def stages(self, stages: Mapping[str, float], attributes: Mapping[str, Any]) -> None:
         """Record the stages by duration in seconds, in order; the last one has just ended."""
+        if self._provider is None:
+            return
         moment = time.time_ns() - round(sum(stages.values()) * 1e9)
         for name, seconds in stages.items():
             if seconds <= 0:
@@ -97,4 +81,5 @@ class OpenTelemetry(Telemetry):
 
     def close(self) -> None:
         """Export the remaining spans."""
-        self._provider.shutdown()
+        if self._provider is not None:
+            self._provider.shutdown()

@@ -5,13 +5,11 @@ are recognised) and `seed` (the data set that it was imported from). Every expor
 so an interrupted import can be repeated.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,32 +42,22 @@ COLUMNS = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Number of events of a file by outcome.
+@dataclass(frozen=True, slots=True)
+class Imported(Appended):
+    """Outcome of a file.
 
     Attributes:
-        accepted: written.
-        duplicates: stored before.
-        ignored: of users who were erased since.
-        seeded: of a data set, left out because the store has imported a data set itself.
+        seeded: number of events of a data set, left out because the store has imported one itself.
     """
 
-    accepted: int = 0
-    duplicates: int = 0
-    ignored: int = 0
     seeded: int = 0
 
 
 def export_events(store: Store, path: Path) -> int:
-    """Write all events to a file, atomically.
-
-    Returns:
-        Number of events.
+    """Write all events to a file, atomically; returns their number.
 
     Raises:
         DataError: the suffix of the file is unknown.
-        StoreError: the store cannot be read.
     """
     is_text = _is_text(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +78,6 @@ async def import_events(store: Store, path: Path) -> Imported:
     Raises:
         DataError: a row is malformed, or an event is stored with other content; earlier rows are
             written.
-        StoreError: the store cannot be written.
     """
     was_seeded = bool(store.seeds())
     totals: Counter[str] = Counter()
@@ -107,10 +94,9 @@ async def import_events(store: Store, path: Path) -> Imported:
             seeds.update(row.seed for row in rows if row.seed is not None)
             now = now_ms()
             try:
-                done: Appended = await store.append([row.to_event(now) for row in rows])
+                totals.update(asdict(await store.append([row.to_event(now) for row in rows])))
             except EventConflictError as error:
                 raise DataError(f"{path}: {error}") from error
-            totals.update(accepted=done.accepted, duplicates=done.duplicates, ignored=done.ignored)
             bar.advance(sum(size for _, size in chunk))
     if seeds:
         await store.mark_seeded(seeds)
@@ -126,18 +112,16 @@ def _is_text(path: Path) -> bool:
 
 
 def _row(event: StoredEvent) -> dict[str, Any]:
-    event_id, digest = event.event_id, event.digest
-    if event_id is None:  # of a data set: it gets an id that is the same in every export
-        event_id = f"seed-{str(event.seed)[:16]}-{event.place}"
     return {
-        "event_id": event_id,
+        # an event of a data set gets an id that is the same in every export
+        "event_id": event.event_id or f"seed-{str(event.seed)[:16]}-{event.place}",
         "user": event.user,
         "item": event.item,
         "type": event.type,
         "timestamp": event.time_ms / 1000,
         "value": event.value,
         "recommendation_id": event.recommendation_id,
-        "digest": digest,
+        "digest": event.digest,
         "seed": event.seed,
     }
 

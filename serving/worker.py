@@ -3,8 +3,6 @@
 Models are loaded and warmed up on another thread, so that the current models keep answering.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc
@@ -14,12 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from recsys.artifacts import Manifest
-from recsys.bundle import Bundle
-from recsys.live import Epoch, NewItem
-from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.settings import ServingSettings
 
@@ -30,71 +24,9 @@ TOUCHED = 50  # items of a history, as long as most
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
-class Recommends(Protocol):
-    """What the service needs of a recommender (`recsys.Recommender` is one).
-
-    `recommend_batch`, `score` and `warm_up` run models. The other methods read or change the
-    catalog and may be called from any thread.
-    """
-
-    @property
-    def catalog(self) -> EpochCatalog:
-        """Items that can be recommended."""
-
-    @property
-    def bundle(self) -> Bundle:
-        """The bundle that was loaded."""
-
-    @property
-    def epoch(self) -> Epoch:
-        """The catalog as it is now."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the bundle; its digest is the model's version."""
-
-    @property
-    def retrieval(self) -> Any | None:
-        """The source of similar items and fallbacks; None if the bundle has none."""
-
-    def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
-        """Answers, one a request, in order."""
-
-    def score(
-        self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
-    ) -> list[list[float]]:
-        """Exact log-probabilities of given items, one list a history."""
-
-    def warm_up(self) -> None:
-        """Pay the one-time costs of the first answer now."""
-
-    def close(self) -> None:
-        """Free what would wait for the garbage collector; it is not used afterwards."""
-
-    def eligible(self, request: RecommendRequest) -> int | None:
-        """Make the masks of filter and boosts; the number of items that the filter allows."""
-
-    def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
-        """The items most similar to one item, with scores."""
-
-    def fallback(self, request: RecommendRequest) -> RecommendResult:
-        """An answer without a model, for a user without a known history."""
-
-    def upsert(self, items: Sequence[NewItem]) -> Epoch:
-        """Add or replace items; all or none."""
-
-    def remove(self, item_ids: Sequence[str]) -> list[str]:
-        """Remove items; returns the ids that existed."""
-
-
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Items to score for one history.
-
-    Attributes:
-        history: outside item ids, oldest first.
-        items: outside ids that the catalog has.
-    """
+    """Items that the catalog has, to score for one history (outside ids, oldest first)."""
 
     history: Sequence[str]
     items: Sequence[str]
@@ -112,22 +44,13 @@ class DecodeWorker:
     """
 
     def __init__(self, settings: ServingSettings) -> None:
-        """Make a worker; nothing runs yet."""
         self._settings = settings
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
         self._frozen = False
 
-    async def load(self, bundle: Path, loaded: Recommends | None = None) -> Recommends:
-        """Load a bundle and warm it up, while other models keep answering.
-
-        Args:
-            bundle: directory.
-            loaded: a recommender to warm up instead.
-
-        Raises:
-            ArtifactError: the bundle is missing, incomplete or altered; the text names the file.
-        """
+    async def load(self, bundle: Path, loaded: Recommender | None = None) -> Recommender:
+        """Load a bundle, or take a loaded one, and warm it up while other models keep answering."""
         loop = asyncio.get_running_loop()
         # The thread ends with its work: OpenMP keeps helper threads for each thread that computed,
         # and with more helpers than cores all of them sleep between operations.
@@ -139,7 +62,7 @@ class DecodeWorker:
         await loop.run_in_executor(self._worker, _touch, recommender, self._settings.max_batch)
         return recommender
 
-    async def run(self, recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
+    async def run(self, recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
         """Answer a batch."""
         return await asyncio.get_running_loop().run_in_executor(
             self._worker, _answer, recommender, batch
@@ -163,7 +86,7 @@ class DecodeWorker:
         if self._frozen:
             gc.unfreeze()
 
-    def _load(self, bundle: Path, loaded: Recommends | None) -> Recommends:
+    def _load(self, bundle: Path, loaded: Recommender | None) -> Recommender:
         recommender = loaded if loaded is not None else self._open(bundle)
         recommender.warm_up()
         return recommender
@@ -197,7 +120,7 @@ def _keep_memory() -> None:
         library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
-def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
+def _answer(recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
     done: dict[int, Done] = {}
     asked = {i: work for i, work in enumerate(batch) if isinstance(work, RecommendRequest)}
     ranks = {i: work for i, work in enumerate(batch) if isinstance(work, ScoreRequest)}
@@ -209,7 +132,7 @@ def _answer(recommender: Recommends, batch: Sequence[Work]) -> list[Done]:
     return [done[i] for i in range(len(batch))]
 
 
-def _touch(recommender: Recommends, most: int) -> None:
+def _touch(recommender: Recommender, most: int) -> None:
     """Run some requests on the worker thread, for the one-time costs of that thread."""
     some = recommender.catalog.item_ids[:TOUCHED]
     for size in (1, 4, most, 1):

@@ -115,9 +115,19 @@ def test_the_version_is_the_packages(invoke):
     [
         (("run", "--config", "gone.yaml"), "--config gone.yaml: No such file or directory"),
         (("run", "--set", "taget.epochs=3"), "unknown section: 'taget'; did you mean 'target'?"),
+        (("run", "--set", "seed=dice"), "seed: expected int, found 'dice' (str)"),
+        (("run", "--set", "target.epoch=3"), "unknown key in 'target': 'epoch'; did you mean"),
+        (("run", "--set", "evaluate.splitt=test"), "unknown key in 'evaluate': 'splitt'"),
+        (("run", "--set", "draft.epochs=0"), "draft.epochs: expected at least 1, got 0"),
+        (("run", "--set", "target.preset=huge"), "target.preset: 'huge' is not one of tiny"),
+        (("run", "--set", "target.base=gone"), "target.base: 'gone' is not a folder"),
         (
-            ("run", "--set", "seed=dice", "--until", "data"),
-            "seed: expected int, found 'dice' (str)",
+            ("run", "--set", "sasrec.epochs=0"),
+            "ids.features.collaborative: sasrec needs a SASRec model; set sasrec.epochs",
+        ),
+        (
+            ("run", "--set", "sasrec.epochs=0", "--set", "ids.features.collaborative=ppmi"),
+            "target.soft_labels_from: sasrec needs a SASRec model",
         ),
         (
             ("run", "--until", "lunch"),
@@ -132,7 +142,7 @@ def test_the_version_is_the_packages(invoke):
         (("explain", "--name", "gone"), "bundles/gone is not an artifact"),
         (("explain", "--name", "gone", "--model", "gone"), "gone has no tokenizer, so it writes"),
         (("evaluate", "--name", "gone"), "bundles/gone is not an artifact"),
-        (("serve", "--name", "gone"), "bundles/gone is not an artifact"),
+        (("serve", "--name", "gone"), "missing; `recsys run EVENTS --name gone` makes it"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -143,6 +153,22 @@ def test_a_mistake_gives_one_line_and_no_traceback(invoke, arguments, message):
     assert message in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+CHECK = f"""
+import sys
+from recsys.config import Settings
+from recsys.pipeline import check
+
+check(Settings())
+heavy = sorted(set(sys.modules) & set({HEAVY}))
+assert not heavy, heavy
+"""
+
+
+def test_checking_all_settings_imports_nothing_heavy():
+    process = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_serve_refuses_another_artifact_before_loading_models(invoke, tmp_path):
@@ -173,7 +199,8 @@ def test_doctor_prints_the_next_step(invoke, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
     _, out, _ = invoke("doctor")
-    assert "run `recsys quickstart`" in out
+    assert "`recsys quickstart`" in out
+    assert "`recsys run events.csv --items products.csv`" in out
     assert "set RECSYS_DATASETS" in out
     with write_artifact(tmp_path / "var" / "bundles" / "shop", "bundle"):
         pass
@@ -196,8 +223,8 @@ def test_synthetic_data_are_printed_as_table_and_json(invoke, tmp_path):
 def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     """It once replaced them by a made-up shop, without a word."""
     events = tmp_path / "events.csv"
-    lines = [f"u{u},i{(u + n) % 7},{n}" for u in range(8) for n in range(6)]
-    events.write_text("\n".join(["user,item,time", *lines]), encoding="utf-8")
+    lines = [f"u{u},i{(u + n) % 7},{1_700_000_000 + n}" for u in range(8) for n in range(6)]
+    events.write_text("\n".join(["user,item,timestamp", *lines]), encoding="utf-8")
     table = ("data", "prepare", "--source", "table", "--path", str(events), "--name", "neg")
     assert invoke(*table)[0] == 0
     folder = tmp_path / "var" / "datasets" / "neg"
@@ -208,7 +235,20 @@ def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
     assert before == {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     status, _, err = invoke("run", "--until", "data", "--name", "neg", "--set", "data.k_core=2")
     assert status == 2
-    assert "name a source and its path" in err.replace("\n", " ")
+    assert "name a source: your files (`recsys run events.csv" in err.replace("\n", " ")
+
+
+def test_quickstart_keeps_prepared_data_of_its_name(invoke, tmp_path):
+    events = tmp_path / "events.csv"
+    lines = [f"u{u},i{(u + n) % 7},{1_700_000_000 + n}" for u in range(8) for n in range(6)]
+    events.write_text("\n".join(["user,item,timestamp", *lines]), encoding="utf-8")
+    assert invoke("data", "prepare", "--source", "table", "--path", str(events))[0] == 0
+    manifest = tmp_path / "var" / "datasets" / "demo" / "manifest.json"
+    before = manifest.read_bytes()
+    status, _, err = invoke("quickstart")
+    assert status == 2
+    assert "was prepared from 'table', not from 'synthetic'; take another --name" in err
+    assert manifest.read_bytes() == before
 
 
 def test_a_run_without_source_and_data_is_refused(invoke, tmp_path):

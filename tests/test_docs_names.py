@@ -18,7 +18,12 @@ EACH = pytest.mark.parametrize("document", DOCUMENTS)
 NAME = r"(?<![\w./-])recsys(?:\.[A-Za-z_]\w*)+(?![\w/(-])"
 FOLDERS = "recsys|data|training|serving|benchmarks|configs|deploy|docs|tests"
 PATH = rf"(?<![\w./:-])(?:{FOLDERS})/[\w./-]+(?![\w*<{{])"
-GROUPS = ("recsys.commands", "recsys.stages", "recsys.benchmarks")  # of entry points
+GROUPS = (
+    "recsys.commands",
+    "recsys.stages",
+    "recsys.sections",
+    "recsys.benchmarks",
+)  # of entry points
 
 
 def code_of(document):

@@ -24,7 +24,11 @@ PACKAGES = ("recsys", *LINKED)
 # Asked for by name in a configuration; the error says how to install it.
 OPTIONAL = {"sentence_transformers"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-POINTS = [e for group in ("recsys.commands", "recsys.stages") for e in entry_points(group=group)]
+POINTS = [
+    e
+    for group in ("recsys.commands", "recsys.stages", "recsys.sections")
+    for e in entry_points(group=group)
+]
 
 
 def plain(name: str) -> str:
@@ -97,6 +101,11 @@ def test_every_stage_is_installed():
     assert {e.name for e in entry_points(group="recsys.stages")} == set(STAGES)
     for name in STAGES:
         assert callable(load_stage(name))
+
+
+def test_every_stage_with_settings_has_a_section():
+    sections = {e.name for e in entry_points(group="recsys.sections")}
+    assert sections == (set(STAGES) - {"bundle"}) | {"teacher"}
 
 
 def test_the_version_has_an_entry_in_the_changelog():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from recsys.prompts import PromptEncoder
 from recsys.training import losses
 from recsys.training.batches import group_rows
 from recsys.training.objective import smoothed_cross_entropy
+from recsys.training.settings import AlignmentSettings
 from recsys.training.teacher import Prompts, Trees
 from recsys.training.tree import (
     causal_parts,
@@ -33,51 +34,8 @@ from recsys.training.tree import (
     tree_positions,
 )
 
-Objective = Literal[
-    "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd"
-]
-# What each objective learns from, in addition to the next items.
-ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
-ON_TREES = ("seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd")  # the teacher's trees
 # Objectives over the levels of a draft tree, 1 .. L - 1.
 _DRAFTED = ("tree-kd", "beam-kd")
-
-
-@dataclass(frozen=True)
-class AlignmentSettings:
-    """The settings of an alignment objective.
-
-    Attributes:
-        objective: see docs/alignment.md.
-        alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
-            None means .5, or 1 for tree-kd and beam-kd.
-        beam_steps: whether the sequences of a history are the beams of every step, or of the last.
-        density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over the allowed tokens. False compares them over the
-            whole vocabulary, for which the target runs again in every training step.
-        top_k: learn from all K sequences; False: only from the best one.
-        tree_attention: one row per history; False: one row per node.
-        temperature: of beam-kd.
-        flatten: the weight of a node in tree-kd is p(prefix)^(1 / flatten).
-    """
-
-    objective: Objective = "sft"
-    alpha: float | None = None
-    beam_steps: Literal["all", "last"] = "all"
-    density: bool = True
-    constrained: bool = True
-    top_k: bool = True
-    tree_attention: bool = True
-    temperature: float = 2.0
-    flatten: float = 2.0
-
-    @property
-    def align_weight(self) -> float:
-        """Weight of the alignment loss."""
-        if self.alpha is None:
-            # The optimum of these two is the target itself: no recommendation loss is needed.
-            return 1.0 if self.objective in _DRAFTED else 0.5
-        return self.alpha
 
 
 @dataclass(frozen=True)

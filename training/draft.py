@@ -8,41 +8,37 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
-from recsys.errors import ConfigError
-from recsys.models.checkpoint import architecture, build, save_model
+from recsys.models.architecture import architecture
+from recsys.models.checkpoint import build, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training import teacher
-from recsys.training.alignment import (
-    ON_TREES,
-    ON_WORDS,
-    AlignmentSettings,
-    TreeAlignment,
-    TreeBatches,
-    WordDistillation,
-)
+from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
 from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
+from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
     Material,
-    SupervisedConfig,
+    budget,
     describe,
     open_checkpoints,
+    sampled,
     training_batches,
     training_dtype,
+    within_budget,
     write_trained,
 )
 from recsys.training.target import MODEL, TrainedTarget
@@ -51,42 +47,6 @@ from recsys.training.validation import Acceptance, Validation
 from recsys.vocabulary import Vocabulary
 
 KIND = "draft"
-
-
-@dataclass(frozen=True)
-class DraftConfig(AlignmentSettings, SupervisedConfig):
-    """Section `draft`, with the objective's. Vocabulary and prompt window are the target's.
-
-    Attributes:
-        layers: decoder layers.
-        init_from_target: take the target's sizes and start as its embeddings, head and first
-            layers; otherwise the preset's sizes and random weights.
-        on_policy: number of batches after which trees are searched again, with a mixture of the
-            target and the current draft; 0 uses only the teacher artifact.
-        accept_users: validation users for whom acceptance is measured; 0 for none.
-        accept_beams: K of these searches.
-        accept_nodes: nodes of their draft trees.
-    """
-
-    layers: int = 1
-    init_from_target: bool = True
-    on_policy: int = 0
-    accept_users: int = 200
-    accept_beams: int = 20
-    accept_nodes: int = 256
-    epochs: int = 10
-    evaluate_every: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha: expected 0 <= alpha <= 1, got {self.alpha}")
-        if self.alpha == 1 and self.objective == "atspeed-s" and self.density:
-            raise ConfigError(
-                "alpha: with 1, AtSpeed-S has no recommendation loss and moves all probability of "
-                "the draft to one token; use a smaller alpha, or density: false"
-            )
-        check_bounds(self, above_zero=["temperature", "flatten"])
 
 
 def stage(context: Context) -> Path:
@@ -100,12 +60,13 @@ def stage(context: Context) -> Path:
         ArtifactError: data set, IDs or target are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config = context.settings.section(KIND, DraftConfig)
+    config = sampled(context.settings.section(KIND, DraftConfig), KIND, context)
     parents = workspace.digests("dataset", "ids", "target")
     if config.objective in ON_TREES:
         teacher.stage(replace(context, force=False))
         parents |= workspace.digests(teacher.KIND)
-    output = context.output(KIND, as_dict(config) | {"seed": seed}, parents)
+    settings = as_dict(config) | {"seed": seed} | budget(config, context)
+    output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
     data = Teacher.load(workspace.run(teacher.KIND)) if config.objective in ON_TREES else None
@@ -114,7 +75,8 @@ def stage(context: Context) -> Path:
     torch.manual_seed(seed)
     model = start(config, target.load_model(), target.vocabulary, material)
     progress = train_draft(
-        model, target.load_model(), material.dataset, target.encoder, config, checkpoints,
+        model, target.load_model(), material.dataset, target.encoder,
+        within_budget(config, KIND, context), checkpoints,
         data=data, seed=seed,
     )  # fmt: skip
     info = {**describe(progress, config.eval_users, model), "objective": config.objective}

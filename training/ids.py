@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,42 +20,13 @@ from recsys.progress import say
 from recsys.retrieval import digest
 from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.encoder import save as save_encoder
-from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.features import build_features
 from recsys.semantic_ids.quantizer import Quantizer
 from recsys.semantic_ids.report import compare, draw, health
-from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
-from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
+from recsys.semantic_ids.rqkmeans import RQKMeans
+from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
-
-Method = Literal["rq-vae", "rq-kmeans", "imported", "bundle"]
-
-
-@dataclass(frozen=True)
-class IdsConfig:
-    """Section `ids`.
-
-    Attributes:
-        method: `rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set, and
-            `bundle` those of an earlier run, so that its target can be refreshed.
-        bundle: the bundle of that run, for method `bundle`.
-        levels: codes of a semantic ID, L (only for learned codes, as the next two).
-        codebook_size: codes per level, V.
-        features: of items.
-        rqkmeans: settings of `rq-kmeans`.
-        rqvae: settings of `rq-vae`.
-    """
-
-    method: Method = "rq-kmeans"
-    bundle: Path | None = None
-    levels: int = 4
-    codebook_size: int = 256
-    features: FeatureConfig = field(default_factory=FeatureConfig)
-    rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
-    rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)
-
-    def __post_init__(self) -> None:
-        if (self.method == "bundle") != (self.bundle is not None):
-            raise ConfigError("ids.bundle: give a path with method bundle, and only with it")
+from recsys.training.settings import LEARNED, IdsConfig
 
 
 def stage(context: Context) -> Path:
@@ -77,7 +47,7 @@ def stage(context: Context) -> Path:
     settings.pop("bundle")  # the parents name it by digest, wherever it lies
     parents = context.workspace.digests("dataset")
     vectors = None
-    if config.method in ("rq-kmeans", "rq-vae") and config.features.collaborative == "sasrec":
+    if config.method in LEARNED and config.features.collaborative == "sasrec":
         model, parents[sasrec.KIND] = sasrec.wanted(context, "ids.features.collaborative")
         vectors = model.vectors
     bundle = Bundle.load(config.bundle) if config.bundle is not None else None
@@ -173,6 +143,15 @@ def _kept(
     return codes, health(codes)
 
 
+def default_codebook_size(items: int) -> int:
+    """Codes per level for a number of items: about 16 items for each code of the first level.
+
+    >>> [default_codebook_size(items) for items in (50, 1_200, 12_000)]
+    [8, 64, 256]
+    """
+    return min(max(1 << (items // 16).bit_length() >> 1, 8), 256)
+
+
 def _learned(
     dataset: Dataset,
     config: IdsConfig,
@@ -184,7 +163,8 @@ def _learned(
 
     histories = dataset.train_histories
     features = build_features(dataset.items, histories, config.features, seed, vectors)
-    levels, size = config.levels, config.codebook_size
+    levels = config.levels
+    size = config.codebook_size or default_codebook_size(len(dataset.item_ids))
     quantizer: Quantizer
     try:
         if config.method == "rq-vae":

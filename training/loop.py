@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -25,9 +25,9 @@ from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 from torch import nn
 
-from recsys.config import check_bounds
 from recsys.errors import ConfigError
 from recsys.progress import Bar, say, track
+from recsys.training.settings import LoopConfig
 from recsys.training.state import Checkpoints, Progress, restore_trainable, trainable_state, whole
 
 LOG = "log.jsonl"
@@ -40,51 +40,6 @@ def _leave_process_group() -> None:
     """Leave the process group in order: a process that merely exits may abort the others."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class LoopConfig:
-    """Settings of the training loop.
-
-    Attributes:
-        epochs: passes over the training windows, at most.
-        max_minutes: time budget, including validation. The schedule then follows the clock, and
-            training ends when either budget is spent.
-        learning_rate: peak of the schedule.
-        min_learning_rate: end of the schedule, as a share of the peak.
-        warmup_steps: steps of linear warm-up, followed by a cosine decay.
-        weight_decay: of matrices; norms have none.
-        beta2: of AdamW.
-        clip: largest norm of the gradient; 0 does not clip.
-        accumulate: batches per step.
-        precision: of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
-            supports it in hardware.
-        threads: of torch in each process; 0 keeps its default.
-        evaluate_every: epochs between validations; 0 never validates.
-        patience: validations without improvement before training stops; 0 never stops early.
-        checkpoint_minutes: between checkpoints; one is also written after each validation.
-        tensorboard: also write TensorBoard events (extra `tensorboard`).
-    """
-
-    epochs: int = 30
-    max_minutes: float | None = None
-    learning_rate: float = 3e-3
-    min_learning_rate: float = 0.0
-    warmup_steps: int = 100
-    weight_decay: float = 0.05
-    beta2: float = 0.98
-    clip: float = 1.0
-    accumulate: int = 1
-    precision: Literal["auto", "bf16", "float32"] = "auto"
-    threads: int = 0
-    evaluate_every: int = 5
-    patience: int = 4
-    checkpoint_minutes: float = 2.0
-    tensorboard: bool = False
-
-    def __post_init__(self) -> None:
-        least = {"epochs": 1, "accumulate": 1, "evaluate_every": 0}
-        check_bounds(self, at_least=least, above_zero=["max_minutes"])
 
 
 class Inputs(Protocol):

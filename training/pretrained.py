@@ -5,45 +5,14 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsys.config import check_bounds
 from recsys.errors import ConfigError
+from recsys.training.settings import LoraSettings
 from recsys.vocabulary import Vocabulary
 
 LEVELS = string.ascii_lowercase
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Low-rank adaptation (Hu et al., 2021) of a pretrained model.
-
-    Attributes:
-        rank: of the added matrices.
-        alpha: their scale is alpha / rank.
-        dropout: of their input.
-        modules: linear layers that get such matrices.
-        merge: add them to the weights at the end; otherwise they are stored as an adapter.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.05
-    modules: tuple[str, ...] = (
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    )  # fmt: skip
-    merge: bool = True
-
-    def __post_init__(self) -> None:
-        least = {"rank": 1}
-        check_bounds(self, "lora.", at_least=least, above_zero=["alpha"], below_one=["dropout"])
-        if not self.modules:
-            raise ConfigError("lora.modules: empty; name linear layers, such as q_proj and v_proj")
 
 
 def semantic_tokens(level_sizes: Sequence[int]) -> list[str]:

@@ -8,7 +8,7 @@ part is served (`recsys.training.reranking`).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.evaluation.baselines import fit_baselines
@@ -29,56 +29,13 @@ from recsys.retrieval.reranker import MODEL
 from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.reranking import Candidates, choose
+from recsys.training.settings import RetrievalConfig
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
 
 KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
-
-
-@dataclass(frozen=True)
-class RetrievalConfig:
-    """Section `retrieval`.
-
-    Attributes:
-        window: see `ItemItem.directional`, as for the next four.
-        reverse: see `ItemItem.directional`.
-        source_damping: see `ItemItem.directional`.
-        target_damping: see `ItemItem.directional`.
-        decay: see `ItemItem.directional`.
-        half_life_days: of popularity; with None, or without times, all events count equally.
-        smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
-        vectors: store item vectors: the features that the semantic IDs were learned from, and the
-            features of SASRec, as far as the run has them.
-        near: number of nearest items by vectors that share each item's weight.
-        near_share: share of an item's weight that they get (`ItemItem.with_near`).
-        candidates: items that each source proposes to the reranker.
-        nodes: of the target's tree that the candidates may use.
-        beams: beam width of the search for fitting the reranker.
-        users: validation users for fitting the reranker, at most; 0 fits none.
-    """
-
-    window: int = 5
-    reverse: float = 0.5
-    source_damping: float = 0.5
-    target_damping: float = 0.0
-    decay: float = 0.6
-    half_life_days: float | None = None
-    smoothing: float = 0.03
-    vectors: bool = True
-    near: int = 50
-    near_share: float = 0.0
-    candidates: int = 40
-    nodes: int = 32
-    beams: int = 20
-    users: int = 10_000
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.near_share <= 1:
-            raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
-        least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
-        check_bounds(self, at_least=least)
 
 
 def stage(context: Context) -> Path:
@@ -91,7 +48,8 @@ def stage(context: Context) -> Path:
         ConfigError: the semantic IDs need a SASRec model that these settings do not have.
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
-    config = context.settings.section("retrieval", RetrievalConfig)
+    config = context.settings.section(KIND, RetrievalConfig)
+    config = replace(config, users=context.sample(KIND, config.users))
     workspace = context.workspace
     parents = workspace.digests("dataset", "ids", "target")
     if (known := sasrec.trained(context)) is not None:

@@ -16,7 +16,7 @@ fifths of the probability.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,74 +26,32 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
 from recsys.pipeline import Context
-from recsys.prompts import PromptConfig
 from recsys.retrieval import SasRec, digest
 from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
-from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.features import build_features
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import LoopConfig, autocast_dtype, fit
+from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
+from recsys.training.settings import SasRecConfig, check_sasrec
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import whole
-from recsys.training.supervised import describe, open_checkpoints, write_trained
+from recsys.training.supervised import (
+    budget,
+    describe,
+    open_checkpoints,
+    sampled,
+    within_budget,
+    write_trained,
+)
 from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
 SPREAD = 0.02  # standard deviation of initial weights
 NOTHING = -1e9  # logit of an excluded item
-
-
-@dataclass(frozen=True)
-class SasRecConfig(LoopConfig):
-    """Section `sasrec`.
-
-    Attributes:
-        epochs: as `LoopConfig`; 0, the default, makes no model.
-        hidden: D, width of states and item vectors.
-        layers: of attention.
-        heads: per layer.
-        dropout: of inputs, attention and residuals.
-        features: of items (`recsys.semantic_ids.features`); a projection of them is added to the
-            item vectors. With weights of 0 there are none.
-        negatives: sampled items per batch.
-        soft_labels: share of the target that comes from other users.
-        batch_tokens: most events of a batch, padding included.
-        item_dropout: share of items removed from a history, drawn again in each epoch.
-        window: how much of a history the model sees.
-        eval_users: validation users, a fixed sample.
-    """
-
-    epochs: int = 0
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.0
-    warmup_steps: int = 200
-    evaluate_every: int = 10
-    patience: int = 0
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 2
-    dropout: float = 0.5
-    features: FeatureConfig = field(default_factory=FeatureConfig)
-    negatives: int = 1024
-    soft_labels: float = 0.5
-    batch_tokens: int = 2048
-    item_dropout: float = 0.0
-    window: PromptConfig = field(default_factory=lambda: PromptConfig(50, 10))
-    eval_users: int = 2000
-
-    def __post_init__(self) -> None:
-        if self.epochs:
-            super().__post_init__()
-        sizes = dict.fromkeys(("hidden", "layers", "heads", "negatives"), 1)
-        check_bounds(self, at_least=sizes, below_one=["dropout", "soft_labels", "item_dropout"])
-        if self.hidden % self.heads:
-            raise ConfigError(f"hidden: {self.hidden} is not a multiple of heads, {self.heads}")
-        if self.features.collaborative != "ppmi":
-            raise ConfigError("features.collaborative: SASRec cannot use its own vectors; use ppmi")
 
 
 def stage(context: Context) -> Path | None:
@@ -104,10 +62,11 @@ def stage(context: Context) -> Path | None:
         ArtifactError: the data set is missing.
     """
     workspace, seed = context.workspace, context.settings.seed
-    config = context.settings.section(KIND, SasRecConfig)
+    config = sampled(context.settings.section(KIND, SasRecConfig), KIND, context)
     if not config.epochs:
         return None
-    output = context.output(KIND, as_dict(config) | {"seed": seed}, workspace.digests("dataset"))
+    settings = as_dict(config) | {"seed": seed} | budget(config, context)
+    output = context.output(KIND, settings, workspace.digests("dataset"))
     if output.is_current():
         return output.path
     checkpoints = open_checkpoints(output)
@@ -119,7 +78,7 @@ def stage(context: Context) -> Path | None:
     progress = fit(
         module,
         _batches(dataset, config, seed),
-        config,
+        within_budget(config, KIND, context),
         checkpoints,
         name=KIND,
         validate=validation if len(validation.examples) else None,
@@ -155,6 +114,21 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
     """
     if not context.settings.section(KIND, SasRecConfig).epochs:
         return None
+    return _load(context)
+
+
+def wanted(context: Context, key: str) -> tuple[SasRec, str]:
+    """The same for a setting that requires the model.
+
+    Raises:
+        ConfigError: the settings have no epochs for SASRec; the message names `key`.
+        ArtifactError: see `trained`.
+    """
+    check_sasrec(context.settings, key)
+    return _load(context)
+
+
+def _load(context: Context) -> tuple[SasRec, str]:
     path = context.workspace.run(KIND)
     if not path.is_dir():
         raise ArtifactError(f"{path} is not there; run `recsys train sasrec` first")
@@ -167,19 +141,6 @@ def trained(context: Context) -> tuple[SasRec, str] | None:
         return SasRec.load(path), manifest.digest
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}; train it again") from error
-
-
-def wanted(context: Context, key: str) -> tuple[SasRec, str]:
-    """The same for a setting that requires the model.
-
-    Raises:
-        ConfigError: the settings have no epochs for SASRec; the message names `key`.
-        ArtifactError: see `trained`.
-    """
-    known = trained(context)
-    if known is None:
-        raise ConfigError(f"{key}: sasrec needs a SASRec model; set sasrec.epochs, 20 for a start")
-    return known
 
 
 class SasRecModel(nn.Module):

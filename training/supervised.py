@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,46 +16,18 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from recsys.artifacts import Output, Workspace
-from recsys.config import check_bounds
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
+from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import LOG, LoopConfig, autocast_dtype
+from recsys.training.loop import LOG, autocast_dtype
+from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
 
-
-@dataclass(frozen=True)
-class SupervisedConfig(LoopConfig):
-    """Sizes, batches, regularisation and validation, in addition to `LoopConfig`.
-
-    Attributes:
-        preset: sizes of a model from scratch: `tiny`, `small` or `base`.
-        architecture: sizes that differ from the preset's (`recsys.models.checkpoint.Architecture`).
-        batch_tokens: most tokens of a batch, padding included.
-        min_context: items that an item needs before it to be predicted; 0 also predicts the first.
-        item_dropout: share of items removed from a history, drawn again in each epoch.
-        embedding_dropout: of the token embeddings.
-        label_smoothing: share of a token's probability that is spread over the vocabulary.
-        eval_users: validation users, a fixed sample.
-        eval_beams: width of their beam search.
-    """
-
-    preset: str = "tiny"
-    architecture: dict[str, Any] = field(default_factory=dict)
-    batch_tokens: int = 4096
-    min_context: int = 1
-    item_dropout: float = 0.1
-    embedding_dropout: float = 0.0
-    label_smoothing: float = 0.05
-    eval_users: int = 1000
-    eval_beams: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, below_one=["item_dropout", "embedding_dropout", "label_smoothing"])
-        if self.eval_beams < 10:
-            raise ConfigError(f"eval_beams: NDCG@10 needs at least 10, got {self.eval_beams}")
+TRAINED = 0.85  # of a stage's time
+Limited = TypeVar("Limited", bound=LoopConfig)
+Sampled = TypeVar("Sampled", bound=SasRecConfig | SupervisedConfig)
 
 
 @dataclass(frozen=True)
@@ -140,6 +112,29 @@ def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
         "seconds": round(progress.seconds, 1),
         "validation": validation if progress.best else {},
     }
+
+
+def within_budget(config: Limited, kind: str, context: Context) -> Limited:
+    """The settings of a stage with a time limit: its share of the run's budget, if it has no own.
+
+    The limit depends on the clock, so it is no part of what an artifact is made with; the run's
+    budget is (`budget`). The rest of the share is for the last validation and for writing.
+    """
+    if config.max_minutes is not None:
+        return config
+    share = context.share(kind)
+    return config if share is None else replace(config, max_minutes=TRAINED * share)
+
+
+def sampled(config: Sampled, kind: str, context: Context) -> Sampled:
+    """The settings of a stage with the sample of validation users that fits the run's budget."""
+    return replace(config, eval_users=context.sample(kind, config.eval_users, "eval_users"))
+
+
+def budget(config: LoopConfig, context: Context) -> dict[str, float]:
+    """The part of an artifact's settings that names the run's budget, if it limits the stage."""
+    minutes = None if config.max_minutes is not None else context.minutes
+    return {} if minutes is None else {"minutes": minutes}
 
 
 def open_checkpoints(output: Output) -> Checkpoints:

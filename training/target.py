@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
-from recsys.config import as_dict, check_bounds
+from recsys.config import as_dict
 from recsys.dataset import Dataset
-from recsys.errors import ConfigError
-from recsys.models.checkpoint import architecture, build, load_model, save_model
+from recsys.models.architecture import architecture
+from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import SasRec
@@ -23,16 +23,19 @@ from recsys.training.batches import TrainingBatches
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
-from recsys.training.pretrained import LoraSettings, add_lora, load_base
+from recsys.training.pretrained import add_lora, load_base
 from recsys.training.refresh import load_deployed, open_bundle
+from recsys.training.settings import TargetConfig
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.supervised import (
     Material,
-    SupervisedConfig,
+    budget,
     describe,
     open_checkpoints,
+    sampled,
     training_batches,
     training_dtype,
+    within_budget,
     write_trained,
 )
 from recsys.training.validation import Validation
@@ -40,45 +43,6 @@ from recsys.vocabulary import Vocabulary
 
 KIND = "target"
 MODEL = "model"
-
-
-@dataclass(frozen=True)
-class TargetConfig(SupervisedConfig):
-    """Section `target`.
-
-    Attributes:
-        init_from_centroids: start new token embeddings from the quantiser's centroids.
-        agreement: weight of the early-exit KL loss (`recsys.training.objective.NextToken`).
-        exit_layer: number of layers before the early exit.
-        soft_labels: share of the target that comes from soft labels
-            (`recsys.training.soft_labels`).
-        soft_labels_from: their source: other users by `item-item`, or the run's `sasrec`.
-        prompt: how much of a history the model sees, in training and in serving.
-        base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
-        instruction: text in front of a history, for a pretrained model.
-        refresh: a bundle whose target is adapted to the run's data, instead of a new model; codes,
-            vocabulary and prompt are those of the bundle.
-        lora: settings for adapting a pretrained or deployed model.
-    """
-
-    init_from_centroids: bool = True
-    agreement: float = 0.0
-    exit_layer: int = 1
-    soft_labels: float = 0.0
-    soft_labels_from: Literal["item-item", "sasrec"] = "item-item"
-    prompt: PromptConfig = field(default_factory=PromptConfig)
-    base: Path | None = None
-    instruction: str = "Items of one customer, oldest first:"
-    refresh: Path | None = None
-    lora: LoraSettings = field(default_factory=LoraSettings)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, at_least={"agreement": 0, "exit_layer": 1}, below_one=["soft_labels"])
-        if self.base is not None and self.refresh is not None:
-            raise ConfigError(
-                "base and refresh: a target starts from one of them; remove the other"
-            )
 
 
 @dataclass(frozen=True)
@@ -127,7 +91,7 @@ def stage(context: Context) -> Path:
     """
     workspace, seed = context.workspace, context.settings.seed
     config, parents = (
-        context.settings.section(KIND, TargetConfig),
+        sampled(context.settings.section(KIND, TargetConfig), KIND, context),
         workspace.digests("dataset", "ids"),
     )
     deployed = None
@@ -138,7 +102,7 @@ def stage(context: Context) -> Path:
     teacher = None
     if config.soft_labels and config.soft_labels_from == "sasrec":
         teacher, parents[sasrec.KIND] = sasrec.wanted(context, "target.soft_labels_from")
-    settings = as_dict(config) | {"seed": seed}
+    settings = as_dict(config) | {"seed": seed} | budget(config, context)
     settings.pop("refresh")  # the parents name the bundle by digest, wherever it lies
     output = context.output(KIND, settings, parents)
     if output.is_current():
@@ -159,9 +123,14 @@ def stage(context: Context) -> Path:
         agreement=config.agreement, soft_labels=config.soft_labels,
     )  # fmt: skip
     progress = fit(
-        module, _batches(material.dataset, encoder, config, teacher, seed), config, checkpoints,
-        name=KIND, validate=validate if len(validate.examples) else None, seed=seed,
-    )  # fmt: skip
+        module,
+        _batches(material.dataset, encoder, config, teacher, seed),
+        within_budget(config, KIND, context),
+        checkpoints,
+        name=KIND,
+        validate=validate if len(validate.examples) else None,
+        seed=seed,
+    )
     info = describe(progress, config.eval_users, model)
     if before:
         info["validation_before"] = before

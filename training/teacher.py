@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from recsys.artifacts import MANIFEST, Output, Workspace, read_manifest
-from recsys.config import as_dict, build, check_bounds
+from recsys.config import as_dict, build
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
@@ -38,48 +38,12 @@ from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import Context
 from recsys.progress import say, track
 from recsys.prompts import PromptEncoder
+from recsys.training.settings import TeacherConfig
 from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import child_tokens
 
 KIND = "teacher"
 SHARDS = "shard-*.safetensors"
-
-
-@dataclass(frozen=True)
-class TeacherConfig:
-    """Section `teacher`.
-
-    Attributes:
-        source: the model to search with: the target p, or `(1 - mixture) q + mixture p`.
-        mixture: share of the target in the mixture (lambda of AtSpeed's eq. 3).
-        draft: folder of the draft artifact q; by default the run's own. Its weights are read only
-            while the teacher data are made.
-        beams: K.
-        histories: number of training prompts, drawn from all prefixes; 0 takes all.
-        min_context: items of a prompt, at least.
-        item_dropout: share of items removed from the prompts, because the target has memorised its
-            training histories.
-        shard: histories per file.
-        batch: histories that are searched together.
-        threads: of torch in each process; 0 keeps its default.
-    """
-
-    source: Literal["target", "mixture"] = "target"
-    mixture: float = 0.5
-    draft: Path | None = None
-    beams: int = 20
-    histories: int = 20_000
-    min_context: int = 1
-    item_dropout: float = 0.0
-    shard: int = 2_000
-    batch: int = 64
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        least = {"beams": 1, "histories": 0, "shard": 1, "batch": 1}
-        check_bounds(self, at_least=least, below_one=["item_dropout"])
-        if not 0 <= self.mixture <= 1:
-            raise ConfigError(f"mixture: expected 0 <= lambda <= 1, got {self.mixture}")
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,10 @@ def _needed(fields: dict[str, str], name: str, path: Path) -> str:
 
 def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
     fields, columns = _header(path), config.columns
-    user, item = _needed(fields, columns.user, path), _needed(fields, columns.item, path)
-    time, rating = _field(fields, columns.timestamp), _field(fields, columns.rating)
+    user = _needed(fields, columns.user or "user", path)
+    item = _needed(fields, columns.item or "item", path)
+    time = _field(fields, columns.timestamp or "timestamp")
+    rating = _field(fields, columns.rating or "rating")
     used = [name for name in (user, item, time, rating) if name]
     types = {f"{name}:{fields[name]}": KINDS[fields[name]] for name in used}
     row = 0
@@ -133,22 +135,22 @@ def _catalog(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> 
     counts: Counter[str] = Counter()
     if "users" in paths:
         fields = _header(paths["users"])
-        _needed(fields, config.columns.user, paths["users"])
+        _needed(fields, config.columns.user or "user", paths["users"])
         counts["user_rows_not_kept"] = _table(paths["users"], fields).num_rows
     if "items" not in paths:
         ids, counts["items_without_metadata"] = describe_all([], events)
         return ItemCatalog(items_table(ids, {}, {}, {}), None, dict(counts))
     path = paths["items"]
     fields = _header(path)
-    item = _needed(fields, config.columns.item, path)
+    item = _needed(fields, config.columns.item or "item", path)
     table = _table(path, fields)
     rows = {name: i for i, name in reversed(list(enumerate(table[item].to_pylist()))) if name}
     rows = dict(sorted(rows.items(), key=lambda entry: entry[1]))
     counts["repeated_item_rows_dropped"] = table.num_rows - len(rows)
-    title = _field(fields, config.columns.title) or next(
+    title = _field(fields, config.columns.title or "title") or next(
         (n for n, kind in fields.items() if n.endswith(TITLES) and kind.startswith("token")), None
     )
-    text = _field(fields, config.columns.text)
+    text = _field(fields, config.columns.text or "text")
     kept = pa.array(rows.values(), pa.int64())  # typed: there may be none
     words = {
         name: dict(zip(rows, table[name].take(kept).to_pylist(), strict=True))

@@ -1,289 +1,327 @@
-"""Any csv, tsv or parquet file with named columns: one of events, optionally one of items.
+"""A shop's own export: any table of events, and optionally one of items.
 
-Events may also be a folder of parquet files, which are read in the order of their names.
-
-Events must have the columns `user` and `item`, and may have `timestamp` and `rating`. Items must
-have `item`, and may have `title` and `text`; every other column is an attribute. `data.columns`
-gives other names. The delimiter (`,` `;` `|` or tab) is the one that yields the columns.
+The files may be delimited text, JSON lines or Parquet, plain or compressed; events may also be a
+folder of such files. The columns are recognised, unless `data.columns` names them, and the rows are
+cleaned; `recsys.data.report` says how.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from rich.markup import escape
 
-from recsys.data.delimited import delimited_batches, first_line, read_delimited
-from recsys.data.raw import (
-    Columns,
-    EventStream,
-    ItemCatalog,
-    RawData,
-    ReaderConfig,
-    describe_all,
-    events_table,
-    items_table,
+from recsys.catalog import CODE_COLUMN
+from recsys.data.cleaning import RowCleaner
+from recsys.data.columns import (
+    SAMPLE_ROWS,
+    Roles,
+    Sample,
+    recognise_events,
+    recognise_items,
 )
-from recsys.data.times import unix_seconds
+from recsys.data.damage import Damage
+from recsys.data.item_cleaning import ItemCleaner
+from recsys.data.opening import TableFile, as_strings, find_tables, open_table
+from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
+from recsys.data.report import Report
+from recsys.data.time_formats import TimeRules, read_times, show_day_first
+from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
+from recsys.progress import say
 
-DELIMITERS = (",", "\t", ";", "|")
-BATCH = 1 << 20  # rows read at a time from a parquet file
+MAX_TYPES = 255
+NO_TYPE = "(empty)"
+WHOLE = r"^\d+\.0$"  # an id that was written as a number with a decimal place
+RATING = r"^-?\d{1,9}([.,]\d*)?$"
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
     """The files by role: `interactions` (or one role per file of a folder), and `items` if given.
 
     Raises:
-        DataError: a folder without parquet files.
+        DataError: a folder without tables.
     """
     found = {"interactions": config.path}
     if config.path.is_dir():
-        inside = sorted(config.path.glob("*.parquet"))
-        if not inside:
-            raise DataError(f"{config.path}: the folder has no *.parquet files")
-        found = {f"interactions/{file.name}": file for file in inside}
+        found = {f"interactions/{file.name}": file for file in find_tables(config.path)}
     if config.items is not None:
         found["items"] = config.items
     return found
 
 
 def read(config: ReaderConfig) -> RawData:
-    """Read tables with named columns.
+    """Read an export into memory.
 
     Raises:
-        DataError: a missing column, a value of the wrong type, or a file that is not a table.
+        DataError: a column that cannot be recognised, or a file that is not a table.
     """
-    paths, columns = files(config), config.columns
-    counts: Counter[str] = Counter()
-    needed, types = (columns.user, columns.item), {columns.rating: pa.float32()}
-    tables = [
-        _events(_read(path, needed, types), 0, config, path, counts)
-        for role, path in paths.items()
-        if role != "items"
-    ]
-    _agree(tables, config.path)
-    events = pa.concat_tables(tables)
-    catalog = _catalog(paths.get("items"), columns, events)
-    return RawData(events, catalog.items, counts=dict(counts) | catalog.counts)
+    return stream(config).gather()
 
 
 def stream(config: ReaderConfig) -> EventStream:
-    """Read events that do not fit in memory; the first megabytes of a csv determine the types.
+    """Read an export part by part; the first rows show the columns.
 
     Raises:
-        DataError: as `read`, when the iteration reaches the error.
+        DataError: as `read`; an error in a later row when the iteration reaches it.
     """
     paths = files(config)
-    counts: Counter[str] = Counter()
-
-    def events() -> Iterator[pa.Table]:
-        for role, path in paths.items():
-            if role == "items":
-                continue
-            row = 0
-            for batch in _batches(path, config.columns):
-                table = _events(batch, row, config, path, counts)
-                row += batch.num_rows
-                yield table
-
-    return EventStream(
-        events(), lambda found: _catalog(paths.get("items"), config.columns, found), counts
-    )
-
-
-def _events(
-    table: pa.Table, first: int, config: ReaderConfig, path: Path, counts: Counter[str]
-) -> pa.Table:
-    """Canonical events of a table whose first row is row `first` of the file."""
-    columns = config.columns
-    _check_once(path, table, (columns.timestamp, columns.rating))
-    read = {"user": table[columns.user], "item": table[columns.item]}
-    if columns.timestamp in table.column_names:
-        read["timestamp"] = unix_seconds(
-            table[columns.timestamp],
-            columns.timestamp,
-            path,
-            (first + 1).__add__,
-            config.time_unit,
-            counts,
+    report = Report()
+    events = [open_table(path) for role, path in paths.items() if role != "items"]
+    _agree(events)
+    sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
+    items = open_table(paths["items"]) if "items" in paths else None
+    described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
+    given = asdict(config.columns)
+    times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
+    roles = recognise_events(sample, given, described, times)
+    if "timestamp" not in roles:
+        report.note(
+            "There are no times: the rows of each user count as in order of time, events cannot be "
+            "merged into steps, and the split is by each user's last events."
         )
-    if columns.rating in table.column_names:
-        read["rating"] = _cast(table, columns.rating, pa.float32(), path)
-    rows, dropped = _with_ids(pa.table(read), ("user", "item"), "rows_without_user_or_item_dropped")
-    counts.update(dropped)
-    return events_table(**{name: rows[name] for name in rows.column_names})
+    times = _day_first(events, roles, times)
+    _report_columns(report, sample, roles)
+    others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
+    report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
+    reader = _EventReader(config, sample, roles, times, report)
+
+    def read_items(found: pa.Table) -> ItemCatalog:
+        ids = distinct(found["item"])
+        if items is None or described is None:
+            return _items(None, ids, config, report)
+        mine = recognise_items(
+            described, given, roles["item"].column, pa.chunked_array([ids]), times
+        )
+        _report_columns(report, described, mine)
+        damage = Damage()
+        table = items.read(damage)
+        damage.check(items.path, config.clean.damaged_rows)
+        report.add("damaged_rows_skipped", damage.rows, damage.examples)
+        cleaner = ItemCleaner(items.path, mine, config.clean, times, report)
+        return _items(cleaner.clean(table), ids, config, report, items.path)
+
+    return EventStream(reader.read(events), read_items, reader.counts, reader.types, report)
 
 
-def _agree(tables: list[pa.Table], path: Path) -> None:
+@dataclass
+class _EventReader:
+    """Reads events of which the columns are known.
+
+    Attributes:
+        config: of the reader.
+        sample: the first rows.
+        roles: of the columns.
+        times: how times are read.
+        report: is increased by what is dropped.
+        counts: conversions of times.
+        types: names of the event types by number, as they appear.
+    """
+
+    config: ReaderConfig
+    sample: Sample
+    roles: Roles
+    times: TimeRules
+    report: Report
+    counts: Counter[str] = field(default_factory=Counter)
+    types: list[str] = field(default_factory=list)
+
+    def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
+        """Canonical events, part by part."""
+        whole = {role: self._is_whole(role) for role in ("user", "item")}
+        used = {found.column for found in self.roles.values()}
+        left = 0
+        for file in files:
+            damage = Damage()
+            cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
+            for batch in file.batches(used, damage):
+                table = self._without_open_quotes(batch, file, damage)
+                events = self._canonical(table, file.path, whole, cleaner)
+                if events.num_rows:
+                    left += events.num_rows
+                    yield events
+            damage.check(file.path, self.config.clean.damaged_rows)
+            self.report.add("damaged_rows_skipped", damage.rows, damage.examples)
+            time = self.roles.get("timestamp")
+            cleaner.finish(time.column if time else None)
+        if not left:
+            counts = ", ".join(f"{rule}: {count}" for rule, count in self.report.counts.items())
+            raise DataError(f"{files[0].path}: no usable rows are left ({counts})")
+
+    def _is_whole(self, role: str) -> bool:
+        texts = self.sample.texts(self.roles[role].column)
+        return bool(len(texts) and pc.all(pc.match_substring_regex(texts, WHOLE)).as_py())
+
+    def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
+        """Drop rows in which a quote is not closed, so that a value contains other rows."""
+        if file.kind != "delimited":
+            return table
+        for role in ("user", "item", "timestamp"):
+            if role in self.roles:
+                column = table[self.roles[role].column]
+                long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
+                if pc.any(long).as_py():
+                    for text in column.filter(long).to_pylist():
+                        damage.add(None, text, text.count("\n") + 1)
+                    table = table.filter(pc.invert(long))
+        return table
+
+    def _canonical(
+        self, table: pa.Table, path: Path, whole: dict[str, bool], cleaner: RowCleaner
+    ) -> pa.Table:
+        column = {role: table[found.column] for role, found in self.roles.items()}
+        made = {role: as_strings(column[role], role, path) for role in ("user", "item")}
+        for role in ("user", "item"):
+            if whole[role]:
+                made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
+        if "timestamp" in self.roles:
+            times = column["timestamp"]
+            if "clock" in column:
+                parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
+                times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
+            made["timestamp"] = read_times(times, self.times, self.counts)
+        if "rating" in self.roles:
+            made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
+        if "behaviour" in self.roles:
+            made["behaviour"] = self._types(as_strings(column["behaviour"], "behaviour", path))
+        elif "quantity" in self.roles:
+            pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
+            back = pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]")
+            made["behaviour"] = self._types(pc.if_else(back, "return", "purchase"))
+        rows = cleaner.clean(pa.table(made), column)
+        return events_table(**{name: rows[name] for name in rows.column_names})
+
+    def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        filled = pc.fill_null(pc.not_equal(texts, ""), False)
+        number = pc.match_substring_regex(pc.fill_null(texts, ""), RATING)
+        odd = pc.and_(filled, pc.invert(number))
+        self.report.add(
+            "ratings_unreadable",
+            pc.sum(odd).as_py() or 0,
+            texts.filter(odd).slice(0, 3).to_pylist(),
+        )
+        points = pc.replace_substring(pc.if_else(number, texts, None), ",", ".")
+        return pc.cast(points, pa.float32())
+
+    def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The number of each event's type."""
+        texts = pc.fill_null(pc.if_else(pc.equal(texts, ""), NO_TYPE, texts), NO_TYPE)
+        encoded = texts.combine_chunks().dictionary_encode()
+        for name in encoded.dictionary.to_pylist():
+            if name not in self.types:
+                self.types.append(name)
+        if len(self.types) > MAX_TYPES:
+            raise DataError(
+                f"{self.sample.path}: column {self.roles['behaviour'].column!r} has more than "
+                f"{MAX_TYPES} values, so it is no type of event; name another with "
+                "--column behaviour=NAME, or none"
+            )
+        numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
+        codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
+        return pa.chunked_array([codes])
+
+
+def _agree(files: list[TableFile]) -> None:
     """Check that all files of a folder have the same columns."""
-    for table in tables[1:]:
-        if table.column_names != tables[0].column_names:
+    for file in files[1:]:
+        if sorted(file.names) != sorted(files[0].names):
             raise DataError(
-                f"{path}: one file has {', '.join(table.column_names)}, the first "
-                f"{', '.join(tables[0].column_names)}; read them separately"
+                f"{file.path}: this file has {', '.join(file.names)}, the first file of the folder "
+                f"{', '.join(files[0].names)}; read them separately"
             )
 
 
-def _catalog(path: Path | None, columns: Columns, events: pa.Table) -> ItemCatalog:
-    """The items of the items file, then those that only occur in events."""
-    described: pa.Table | None = None
-    counts: dict[str, int] = {}
-    if path is not None:
-        described = _read(path, (columns.item,), {})
-        _check_once(path, described, described.column_names)
-        described, counts = _with_ids(described, (columns.item,), "item_rows_without_id_dropped")
-        first = _first_of_each(described[columns.item])
-        counts["repeated_item_rows_dropped"] = described.num_rows - len(first)
-        described = described.take(pa.array(first))
-    items, counts["items_without_metadata"] = _items(described, columns, events)
-    return ItemCatalog(items, None, counts)
+def _day_first(files: list[TableFile], roles: Roles, times: TimeRules) -> TimeRules:
+    """The rules of times, with the order of day and month that the data show."""
+    if times.day_first is not None or "timestamp" not in roles:
+        return times
+    name = roles["timestamp"].column
+    columns = (batch[name] for file in files for batch in file.batches([name]))
+    first = next(columns, None)
+    seen, order = (False, None) if first is None else show_day_first([first])
+    if seen and order is None:
+        seen, order = show_day_first(columns)
+        if order is None:
+            raise DataError(
+                f"{files[0].path}: no value of the column {name!r} shows whether the day or the "
+                "month comes first in a date like 03/04/2024; say it with --set "
+                "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
+            )
+    return replace(times, day_first=order)
 
 
-def _read(path: Path, needed: tuple[str, ...], types: dict[str, pa.DataType]) -> pa.Table:
-    """Read the table in a file; the columns `needed` are ids and are read as strings."""
-    types = types | dict.fromkeys(needed, pa.string())
-    if path.suffix == ".parquet":
-        try:
-            table = pq.read_table(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path}: not a parquet file: {error}") from error
-        _check_header(path, table.column_names, needed)
-    else:
-        table = read_delimited(path, _delimiter(path, needed)[0], types=types)
-        _check_header(path, table.column_names, needed)  # a quoted name may contain a newline
-    if not table.num_rows:
-        raise DataError(f"{path}: no rows in it")
-    return table
-
-
-def _batches(path: Path, columns: Columns) -> Iterator[pa.Table]:
-    """Read the columns of events that are used, some rows at a time."""
-    needed = (columns.user, columns.item)
-    used = (*needed, columns.timestamp, columns.rating)
-    if path.suffix != ".parquet":
-        delimiter, header = _delimiter(path, needed)
-        types = dict.fromkeys(needed, pa.string()) | {columns.rating: pa.float32()}
-        yield from delimited_batches(
-            path, delimiter, types=types, columns=[name for name in header if name in used]
+def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
+    """Show the roles before the work starts, and add them to the report."""
+    mapping = ", ".join(f"{role} = {found.column}" for role, found in roles.items())
+    say(f"data: columns of {sample.path.name}: {escape(mapping)}")
+    for role, found in roles.items():
+        values = pc.unique(sample.texts(found.column).slice(0, 100)).to_pylist()[:3]
+        report.columns.append(
+            {
+                "file": sample.path.name,
+                "role": role,
+                "column": found.column,
+                "why": found.why,
+                "values": ", ".join(value[:40] for value in values),
+            }
         )
-        return
-    try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            _check_header(path, names, needed)
-            if not file.metadata.num_rows:
-                raise DataError(f"{path}: no rows in it")
-            for batch in file.iter_batches(BATCH, columns=[n for n in names if n in used]):
-                yield pa.Table.from_batches([batch])
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a parquet file: {error}") from error
+    taken = {found.column for found in roles.values()}
+    unused = [name for name in sample.table.column_names if name not in taken]
+    if unused and "user" in roles:
+        report.note(f"Columns of {sample.path.name} that are not used: {', '.join(unused)}.")
 
 
-def _delimiter(path: Path, needed: tuple[str, ...]) -> tuple[str, list[str]]:
-    """The delimiter that yields the first needed column, and the header it gives."""
-    line = first_line(path)
-    delimiter = next((d for d in DELIMITERS if needed[0] in _names(line, d)), ",")
-    header = _names(line, delimiter)
-    _check_header(path, header, needed)
-    return delimiter, header
+def _items(
+    described: pa.Table | None,
+    ids: pa.Array,
+    config: ReaderConfig,
+    report: Report,
+    path: Path | None = None,
+) -> ItemCatalog:
+    """The items in the order of the items file, then of first appearance in the events.
+
+    Raises:
+        DataError: no event is on an item of the items file, or an attribute has a reserved name.
+    """
+    if described is None:
+        described = pa.table({name: pa.array([], pa.string()) for name in ITEM_COLUMNS})
+    missing = ids.filter(pc.invert(pc.is_in(ids, value_set=described["item_id"].combine_chunks())))
+    if described.num_rows and len(missing) == len(ids):
+        theirs = ", ".join(described["item_id"][:3].to_pylist())
+        raise DataError(
+            f"{path}: no item of the events is in this file; the events have "
+            f"{', '.join(ids[:3].to_pylist())}, the file {theirs}; "
+            "name the columns with --column item=NAME and --column id=NAME"
+        )
+    reserved = sorted({CODE_COLUMN, *AVAILABILITY} & set(described.column_names))
+    _check_reserved(described, reserved)
+    empty = pa.array([""] * len(missing), pa.string())
+    unknown = pa.table({"item_id": missing, "title": empty, "text": empty})
+    if path is not None and len(missing) and config.clean.unknown_items:
+        report.add("unknown_items", len(missing), missing[:3].to_pylist())
+        unknown = unknown.append_column("available", pa.array(np.zeros(len(missing), bool)))
+    table = pa.concat_tables([described, unknown], promote_options="default")
+    title = pc.if_else(pc.equal(table["title"], ""), table["item_id"], table["title"])
+    table = table.set_column(1, "title", title)
+    if "available" in table.column_names:
+        place = table.column_names.index("available")
+        available = pc.fill_null(table["available"], True)
+        table = table.set_column(place, "available", available)
+        gone = pc.invert(available)
+        report.add(
+            "unavailable_items", pc.sum(gone).as_py(), table["item_id"].filter(gone)[:3].to_pylist()
+        )
+    return ItemCatalog(table.combine_chunks(), None, {"items_without_metadata": len(missing)})
 
 
-def _check_header(path: Path, header: list[str], needed: tuple[str, ...]) -> None:
-    for name in needed:
-        if header.count(name) != 1:
-            raise DataError(
-                f"{path}: expected one column {name!r}, the header has {str(header)[1:-1][:120]}; "
-                "name the columns, for example --set data.columns.user=userId"
-            )
-
-
-def _check_once(path: Path, table: pa.Table, names: Iterable[str]) -> None:
-    for name in names:
-        if (times := table.column_names.count(name)) > 1:
-            raise DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
-
-
-def _names(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader([line.split("\r", 1)[0]], delimiter=delimiter), [])
-
-
-def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert ids to strings; null becomes the empty string."""
-    return pc.fill_null(pc.cast(column, pa.string()), "")
-
-
-def _cast(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
-    try:
-        return pc.cast(table[name], kind, safe=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(f"{path}: column {name!r} is not numeric: {error}") from error
-
-
-def _with_ids(
-    table: pa.Table, names: tuple[str, ...], reason: str
-) -> tuple[pa.Table, dict[str, int]]:
-    """The rows without missing ids, with ids as strings, and the number of dropped rows."""
-    whole = pa.chunked_array([np.ones(table.num_rows, bool)])
-    for name in names:
-        place = table.column_names.index(name)
-        table = table.set_column(place, name, _texts(table[name]))
-        whole = pc.and_(whole, pc.not_equal(table[name], ""))
-    kept = table.filter(whole)
-    return kept, {reason: table.num_rows - kept.num_rows}
-
-
-def _first_of_each(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The rows at which a value appears for the first time, ascending."""
-    indices = column.combine_chunks().dictionary_encode().indices.to_numpy()
-    return np.sort(np.unique(indices, return_index=True)[1])
-
-
-def _items(table: pa.Table | None, columns: Columns, events: pa.Table) -> tuple[pa.Table, int]:
-    """The items in the order of the items file, then of first appearance in the events."""
-    if table is None:
-        ids, missing = describe_all([], events)
-        return items_table(ids, {}, {}, {}), missing
-    rows = table[columns.item].to_pylist()
-    ids, missing = describe_all(rows, events)
-    place = {item: row for row, item in enumerate(rows)}
-    order = pa.array([place.get(item) for item in ids], pa.int64())
-    given = {name: table[name] for name in table.column_names if name != columns.item}
-    words = {
-        name: dict(zip(rows, _texts(given.pop(name)).to_pylist(), strict=True))
-        for name in (columns.title, columns.text)
-        if name in given
-    }
-    attributes = {
-        name: _attribute(column).combine_chunks().take(order)
-        for name, column in given.items()
-        if not pa.types.is_null(column.type)
-    }
-    titles, texts = words.get(columns.title, {}), words.get(columns.text, {})
-    return items_table(ids, titles, texts, attributes), missing
-
-
-def _attribute(column: pa.ChunkedArray) -> Any:
-    """Convert a column to a canonical type; texts with `|` become lists."""
-    kind = column.type
-    if pa.types.is_boolean(kind):
-        return column
-    if pa.types.is_integer(kind):
-        return pc.cast(column, pa.int64())
-    if pa.types.is_floating(kind):
-        return pc.cast(column, pa.float64())
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        ready = pa.types.is_floating(kind.value_type)  # an embedding
-        return pc.cast(column, pa.list_(pa.float32() if ready else pa.string()))
-    column = pc.cast(column, pa.string())
-    if pc.any(pc.match_substring(column, "|")).as_py():
-        return pc.split_pattern(column, "|")
-    return column
+def _check_reserved(table: pa.Table, reserved: list[str]) -> None:
+    kinds = {"available": pa.bool_(), "available_from": pa.int64(), "available_until": pa.int64()}
+    for name in reserved:
+        if table[name].type != kinds.get(name):
+            raise DataError(f"items: attribute {name!r} has a reserved name; rename the column")

@@ -16,7 +16,8 @@ from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.interactions import Histories
-from recsys.models.checkpoint import PRESETS, Architecture, build, load_model
+from recsys.models.architecture import PRESETS, Architecture
+from recsys.models.checkpoint import build, load_model
 from recsys.progress import say
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary

@@ -34,6 +34,7 @@ KIND = "evaluation"
 # The ranker under test is `blended` if the bundle blends; the model alone is then second.
 MODEL, BLENDED = "model", "blended"
 CHUNK = 256  # users per task of a process
+EVERYONE = 1 << 40  # more users than any split has
 WORTH_A_PROCESS = 2000  # users; a process takes seconds to start
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
@@ -53,6 +54,8 @@ def stage(
     config = settings.section("evaluate", EvaluationConfig)
     if "seed" not in (settings.values.get("evaluate") or {}):
         config = replace(config, seed=settings.seed)
+    if config.users is None and context.minutes is not None:
+        config = replace(config, users=context.sample("evaluate", EVERYONE))
     return evaluate_bundle(
         bundle or workspace.bundle,
         dataset or workspace.dataset,

@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,65 +21,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from recsys.config import build as read
-from recsys.config import check_bounds
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError
+from recsys.models.architecture import Architecture, architecture
 from recsys.vocabulary import Vocabulary
 
 ADAPTER = "adapter"
 BESIDE = ".."  # base model of an adapter, relative to it, so that the folder can move
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Sizes of a LLaMA model over a semantic vocabulary.
-
-    Attributes:
-        hidden_size: width of a token's state.
-        intermediate_size: width of the feed-forward layer.
-        layers: number of decoder layers.
-        heads: attention heads; few wide heads are faster on a CPU than many narrow ones.
-        kv_heads: key/value heads; None for as many as `heads`.
-        tied: whether token embeddings and LM head share one matrix.
-        attention_dropout: share of attention weights dropped while training.
-    """
-
-    hidden_size: int = 128
-    intermediate_size: int = 256
-    layers: int = 2
-    heads: int = 2
-    kv_heads: int | None = None
-    tied: bool = False
-    attention_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        sizes = ("hidden_size", "intermediate_size", "layers", "heads")
-        check_bounds(self, "architecture.", at_least=dict.fromkeys(sizes, 1))
-        if self.hidden_size % (2 * self.heads):
-            raise ConfigError(
-                f"architecture.hidden_size: {self.hidden_size} is not a multiple of twice the "
-                f"{self.heads} heads (a head's width must be even)"
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise ConfigError(
-                f"architecture.kv_heads: {self.kv_heads} does not divide the {self.heads} heads"
-            )
-
-
-# Parameters with 4 levels of 256 codes: 0.6, 3.2 and 19 million.
-PRESETS = {
-    "tiny": Architecture(),
-    "small": Architecture(hidden_size=256, intermediate_size=512, layers=4, heads=4),
-    "base": Architecture(hidden_size=512, intermediate_size=1408, layers=6, heads=8),
-}
-
-
-def architecture(preset: str, overrides: Mapping[str, Any] | None = None) -> Architecture:
-    """Get a preset, with some sizes replaced; ConfigError for an unknown preset or size."""
-    if preset not in PRESETS:
-        raise ConfigError(f"preset: {preset!r} is not one of {', '.join(PRESETS)}")
-    values = {**asdict(PRESETS[preset]), **(overrides or {})}
-    return read(Architecture, values, where="architecture")
 
 
 def build(

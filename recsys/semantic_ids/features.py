@@ -8,49 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.dataset import ITEM_COLUMNS
+from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
 from recsys.semantic_ids.collaborative import fill_unseen, ppmi_block, predict_from, sasrec_block
+from recsys.semantic_ids.settings import FeatureConfig
 from recsys.semantic_ids.words import Words, fit_words, unit_rows
-
-
-@dataclass(frozen=True)
-class FeatureConfig:
-    """Settings of the item features. A weight of 0 leaves a block out.
-
-    Attributes:
-        text_weight: weight of titles and texts.
-        text_dim: dimensions of their TF-IDF to keep.
-        text_model: folder of a sentence-transformers model; replaces TF-IDF.
-        embedding_column: column of items.parquet with ready embeddings (list of float); replaces
-            both.
-        collaborative: source of collaborative features: `ppmi`, co-occurrence in histories, or
-            `sasrec`, the item vectors of the run's SASRec.
-        collaborative_weight: weight of the collaborative features.
-        collaborative_dim: dimensions of the PPMI matrix to keep.
-        window: items at most this far apart in a history co-occur.
-        attribute_weight: weight of the attribute columns.
-        attribute_dim: dimensions of the TF-IDF of attribute values to keep.
-    """
-
-    text_weight: float = 1.0
-    text_dim: int = 128
-    text_model: Path | None = None
-    embedding_column: str | None = None
-    collaborative: Literal["ppmi", "sasrec"] = "ppmi"
-    collaborative_weight: float = 1.0
-    collaborative_dim: int = 128
-    window: int = 10
-    attribute_weight: float = 0.5
-    attribute_dim: int = 64
 
 
 @dataclass(frozen=True)
@@ -143,7 +112,7 @@ def build_features(
     if config.text_weight > 0:
         block, words = _fit_text(items, config, seed)
         blocks["text"] = config.text_weight * block
-    used = {*ITEM_COLUMNS, config.embedding_column}
+    used = {*ITEM_COLUMNS, *AVAILABILITY, config.embedding_column}
     columns = items.select([c for c in items.column_names if c not in used])
     if config.attribute_weight > 0:
         block, numbers, values = _fit_attributes(columns, config.attribute_dim, seed)

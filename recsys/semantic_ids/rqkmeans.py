@@ -5,7 +5,6 @@ The latent space is the feature space, so only centroids are trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +13,9 @@ from numpy.typing import NDArray
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import Quantizer, check_size, decode, nearest
+from recsys.semantic_ids.settings import RQKMeansConfig
 
 CENTROIDS = "centroids.safetensors"
-
-
-@dataclass(frozen=True)
-class RQKMeansConfig:
-    """Settings of RQ-KMeans.
-
-    Attributes:
-        iterations: k-means steps per level.
-        restarts: k-means runs per level; the one with the lowest error is kept.
-    """
-
-    iterations: int = 50
-    restarts: int = 3
 
 
 class RQKMeans(Quantizer):

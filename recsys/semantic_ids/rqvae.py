@@ -8,7 +8,6 @@ encoder, the decoder and the centroids are kept.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -23,38 +22,11 @@ from vector_quantize_pytorch import ResidualVQ
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import Quantizer, check_size, decode
+from recsys.semantic_ids.settings import RQVAEConfig
 
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
 INIT_ROWS = 1 << 15  # items that k-means initialises the codebooks from
-
-
-@dataclass(frozen=True)
-class RQVAEConfig:
-    """Settings of the RQ-VAE.
-
-    Attributes:
-        latent_dim: D, width of the centroids.
-        hidden: widths of the encoder's layers; the decoder has them in reverse.
-        warmup_steps: steps without quantisation, so that k-means starts from a useful latent space.
-        steps: steps with quantisation.
-        batch_size: items per step.
-        learning_rate: learning rate of AdamW, with a cosine schedule.
-        commitment: weight of the commitment loss.
-        decay: decay of the codebooks' moving averages.
-        revive_below: a code whose moving average of items per batch is lower is dead and restarts
-            at a random residual.
-    """
-
-    latent_dim: int = 128
-    hidden: tuple[int, ...] = (256,)
-    warmup_steps: int = 300
-    steps: int = 1500
-    batch_size: int = 1024
-    learning_rate: float = 3e-3
-    commitment: float = 0.25
-    decay: float = 0.98
-    revive_below: float = 0.5
 
 
 class Losses(NamedTuple):

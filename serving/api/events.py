@@ -1,9 +1,9 @@
 """Events of users, in batches that are durable before they are acknowledged."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +16,7 @@ from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
-from recsys.serving.stores import EventConflictError
+from recsys.serving.stores.records import EventConflictError
 
 JSON = "application/json"
 LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl")
@@ -89,9 +89,13 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
         detail = f"The content type is {given or 'missing'}; send {JSON} or {LINES[0]}."
         raise ProblemError("unsupported_media_type", detail)
     body = await request.body()
-    read = _lines if given in LINES else _document
+    is_lines = given in LINES
     # A large batch takes tens of milliseconds, which would delay other requests.
-    batch = read(body) if len(body) < LARGE else await asyncio.to_thread(read, body)
+    batch = (
+        _read(body, is_lines=is_lines)
+        if len(body) < LARGE
+        else await asyncio.to_thread(_read, body, is_lines=is_lines)
+    )
     now = clock.now_ms()
     events = [event.to_event(now) for event in batch.events]
     try:
@@ -99,24 +103,27 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)
-    return EventsResponse(
-        accepted=done.accepted,
-        duplicates=done.duplicates,
-        ignored=done.ignored,
-        unlinked=done.unlinked,
-    )
+    return EventsResponse(**asdict(done))
 
 
-def _document(body: bytes) -> EventsBody:
+def _read(body: bytes, *, is_lines: bool) -> EventsBody:
     try:
-        return EventsBody.model_validate(parse(body))
+        return EventsBody.model_validate(_lines(body) if is_lines else _document(body))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+        raise RequestValidationError(
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in found]
+        ) from error
+
+
+def _document(body: bytes) -> Any:
+    try:
+        return parse(body)
     except MalformedError as error:
         raise ProblemError("malformed_body", f"The body is not valid JSON: {error}.") from None
-    except ValidationError as error:
-        raise _invalid(error) from error
 
 
-def _lines(body: bytes) -> EventsBody:
+def _lines(body: bytes) -> Any:
     rows: list[Any] = []
     for number, line in enumerate(body.split(b"\n"), start=1):
         if not line.strip():
@@ -130,20 +137,7 @@ def _lines(body: bytes) -> EventsBody:
         except MalformedError as error:
             detail = f"Line {number} is not valid JSON: {error}."
             raise ProblemError("malformed_body", detail) from None
-    try:
-        return EventsBody.model_validate({"events": rows})
-    except ValidationError as error:
-        raise _invalid(error) from error
-
-
-def _invalid(error: ValidationError) -> RequestValidationError:
-    """Convert to FastAPI's error about the body."""
-    return RequestValidationError(
-        [
-            {**entry, "loc": ("body", *entry["loc"])}
-            for entry in error.errors(include_url=False, include_context=False)
-        ]
-    )
+    return {"events": rows}
 
 
 def _conflict(batch: EventsBody, error: EventConflictError) -> ProblemError:

@@ -1,6 +1,5 @@
 """Check filters before they are used."""
 
-# Annotations stay live here: FastAPI reads them.
 from fastapi import APIRouter, Request
 
 from recsys.errors import FilterError

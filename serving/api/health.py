@@ -1,6 +1,5 @@
 """Health checks."""
 
-# Annotations stay live here: FastAPI reads them.
 from fastapi import APIRouter
 
 from recsys.serving.api.routing import Ready

@@ -1,6 +1,5 @@
 """Items of the catalog: browse, change, compare and rank."""
 
-# Annotations stay live here: FastAPI reads them.
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response

@@ -1,6 +1,5 @@
 """Models and aliases."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 from typing import Annotated
 

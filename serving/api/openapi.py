@@ -1,7 +1,5 @@
 """The OpenAPI document: FastAPI's own, with the scopes of keys and the problems before a route."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI

@@ -1,12 +1,10 @@
 """For operators: Prometheus metrics, and short series for the page."""
 
-# Annotations stay live here: FastAPI reads them.
-import os
 import threading
 import time
-from pathlib import Path
 
 from fastapi import APIRouter, Response
+from prometheus_client import CollectorRegistry
 
 from recsys import __version__
 from recsys.serving.api.routing import AnyPhase
@@ -18,7 +16,6 @@ from recsys.serving.service import Phase
 
 router = APIRouter()
 _STARTED = time.monotonic()
-_PROC = Path("/proc/self")
 
 
 @router.get(
@@ -44,22 +41,20 @@ async def stats(service: AnyPhase) -> Stats:
             "models": service.models.info() if service.phase is Phase.READY else [],
             "aliases": {a.name: a.bundle for a in service.models.aliases() if a.bundle},
             "queue": Queue(depth=service.metrics.queue_depth(), limit=service.settings.queue_limit),
-            "process": process(),
+            "process": process(service.metrics.registry),
             "last_minute": found.pop("last_minute"),
             "series": found,
         }
     )
 
 
-def process() -> Process:
-    """Read the resources of this process."""
-    rss = files = None
-    if _PROC.is_dir():
-        rss = int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-        files = len(list((_PROC / "fd").iterdir()))
+def process(metrics: CollectorRegistry) -> Process:
+    """The resources of this process, as its metrics have them."""
+    rss = metrics.get_sample_value("process_resident_memory_bytes")
+    files = metrics.get_sample_value("process_open_fds")
     return Process(
         uptime_s=round(time.monotonic() - _STARTED, 1),
-        rss_bytes=rss,
-        open_files=files,
+        rss_bytes=None if rss is None else int(rss),
+        open_files=None if files is None else int(files),
         threads=threading.active_count(),
     )

@@ -1,6 +1,5 @@
 """The web page, its files, and the list of endpoints."""
 
-# Annotations stay live here: FastAPI reads them.
 import json
 import mimetypes
 import shlex

@@ -1,6 +1,5 @@
 """Recommendations."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 import logging
 from typing import Annotated
@@ -17,7 +16,7 @@ from recsys.serving.api.routing import (
     while_connected,
 )
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import ProblemError, documented, problem_body, problem_of
+from recsys.serving.errors import documented, problem_body, problem_of
 from recsys.serving.schemas.common import Problem
 from recsys.serving.schemas.recommendations import (
     BatchRequest,
@@ -82,9 +81,8 @@ async def _result(
         answer = await service.recommend(body)
     except Exception as error:
         problem = problem_of(error)
-        if problem is None:
+        if problem.code == "internal_error":
             failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
-            problem = ProblemError("internal_error", "The failure is in the service's log.")
         values = problem_body(problem, request_id)
         return BatchResult(status=problem.status_code, problem=Problem.model_validate(values))
     return BatchResult.model_construct(status=200, answer=answer)

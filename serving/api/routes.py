@@ -1,7 +1,5 @@
 """All routes of the service, in the order in which they are matched."""
 
-from __future__ import annotations
-
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
@@ -27,12 +25,8 @@ ROUTES = [
 def find_route(scope: Scope) -> tuple[APIRoute | None, set[str]]:
     """Find the route of a request without running it.
 
-    Args:
-        scope: ASGI scope with type, method, path and, if there is one, the raw path.
-
-    Returns:
-        The route and the methods that its path answers to. If the request's method is not among
-        them, it is the first route of the path. If there is no such path, None and no methods.
+    Returns the route and the methods that its path answers to. If the request's method is not
+    among them, it is the first route of the path. If there is no such path, None and no methods.
     """
     fitting: list[APIRoute] = []
     for route in ROUTES:

@@ -1,6 +1,5 @@
 """Common parts of the routes: strict JSON bodies, ids in paths, the service as a dependency."""
 
-# Annotations stay live here: FastAPI reads them.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
@@ -14,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
-from recsys.serving.batcher import DeadlineExceededError
+from recsys.serving.batcher import until
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
@@ -45,11 +44,7 @@ class StrictRequest(Request):
     """A request whose JSON is parsed by `recsys.serving.bodies`."""
 
     async def json(self) -> Any:
-        """Parse the body.
-
-        Raises:
-            ProblemError: the body is not valid JSON.
-        """
+        """Parse the body."""
         if not hasattr(self, "_value"):
             try:
                 self._value = parse(await self.body())
@@ -129,24 +124,13 @@ def content_type(request: Request) -> str:
 
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:
-    """Await `answer` for as long as a request may take.
-
-    Raises:
-        DeadlineExceededError: it took longer.
-    """
-    try:
-        async with asyncio.timeout(service.settings.deadline_ms / 1000):
-            return await answer
-    except TimeoutError:
-        raise DeadlineExceededError from None
+    """Await `answer` for as long as a request may take; then raise `DeadlineExceededError`."""
+    async with until(asyncio.get_running_loop().time() + service.settings.deadline_ms / 1000):
+        return await answer
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Await `answer`, and cancel it if the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
+    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`."""
     asking = asyncio.current_task()
     assert asking is not None  # noqa: S101 - a coroutine runs in a task
     left = False

@@ -1,6 +1,5 @@
 """Users: their histories, and their erasure."""
 
-# Annotations stay live here: FastAPI reads them.
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response

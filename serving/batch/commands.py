@@ -1,8 +1,7 @@
 """`recsys batch`. Nothing heavy is imported at the top; `recsys --help` reads this module."""
 
-from __future__ import annotations
-
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +94,7 @@ def score(
     )
     summary = run(job, out, engine=engine, workers=workers, gpus=gpus, force=force)
     if as_json:
-        typer.echo(json.dumps(summary.to_json()))
+        typer.echo(json.dumps(asdict(summary)))
         return
     rate = summary.users_per_second
     pace = f", {rate:,.0f} a second" if rate else ""

@@ -1,7 +1,5 @@
 """Job: the users to score and everything that their answers depend on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass
@@ -22,14 +20,10 @@ class Job:
     """A run over all users, as it is sent to the workers.
 
     Attributes:
-        bundle: bundle of the model.
         users: parquet file or folder of users; None for every user of `histories`.
         histories: canonical data set; None if `users` has the histories.
         request: body of `POST /v1/recommendations` without user and history.
         part_rows: number of users in a part.
-        device: device of the models.
-        dtype: data type of the models.
-        mode: decoding mode (`recsys.recommender.Recommender.load`).
         threads: CPU threads of one worker.
     """
 
@@ -49,11 +43,7 @@ class Job:
 
     @cached_property
     def source(self) -> Users:
-        """The users.
-
-        Raises:
-            ArtifactError, DataError: there are no users, or the files are malformed.
-        """
+        """The users."""
         return open_users(self.users, self.histories)
 
     @cached_property

@@ -5,8 +5,6 @@ interruption continues with the missing parts. `plan.json` describes the parts; 
 written last.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -30,23 +28,16 @@ PLAN_KEY = b"recsys.plan"
 
 
 class Output:
-    """The output folder of a job.
-
-    Attributes:
-        folder: its path.
-        job: the job.
-    """
+    """The output folder of a job; `opened` creates it."""
 
     def __init__(self, folder: Path, job: Job) -> None:
-        """Use a folder; `opened` creates it."""
         self.folder, self.job = folder, job
 
     @contextmanager
     def opened(self, *, force: bool = False) -> Iterator[list[int]]:
         """Lock the folder while the block runs; yields the missing parts.
 
-        Args:
-            force: delete the parts of another plan instead of refusing.
+        With `force`, the parts of another plan are deleted instead of refused.
 
         Raises:
             ArtifactError: another run uses the folder, or it holds other files or parts of another

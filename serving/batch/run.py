@@ -1,11 +1,8 @@
 """Run a job: score the missing parts and complete the output."""
 
-from __future__ import annotations
-
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.progress import say, track
@@ -17,14 +14,9 @@ from recsys.serving.cluster.settings import Runner
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run.
+    """Summary of a run: what is in the output, and what this run scored.
 
     Attributes:
-        out: output folder.
-        digest: digest of the output.
-        users: number of users in the output.
-        parts: number of parts.
-        scored: number of users that this run scored.
         seconds: duration, with the loading of the bundle.
         users_per_second: rate from the first part to the last, without the loading; None if the run
             wrote fewer than two parts.
@@ -38,10 +30,6 @@ class Summary:
     seconds: float
     users_per_second: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a mapping of plain values."""
-        return asdict(self)
-
 
 def score(
     job: Job,
@@ -54,13 +42,7 @@ def score(
 ) -> Summary:
     """Score the users of a job, except those of complete parts.
 
-    Args:
-        job: the job.
-        out: output folder.
-        engine: processes of this machine, or actors of a Ray cluster.
-        workers: number of processes or actors.
-        gpus: share of a GPU for each actor.
-        force: delete the output of another plan.
+    With `force`, the output of another plan is deleted.
 
     Raises:
         ArtifactError: the bundle is damaged; `out` is in use or holds other files.

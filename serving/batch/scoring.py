@@ -4,17 +4,14 @@ Its answers equal those of `POST /v1/recommendations` to the bit, whatever the b
 same request of the library, and the same fallback for users without a known history.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from recsys.errors import ArtifactError
 from recsys.recommender import Recommendation, Recommender, RecommendRequest, Source
-from recsys.serving import answers, diversity
+from recsys.serving import answers
 from recsys.serving.batch.job import Job
-from recsys.serving.batch.users import History
 from recsys.serving.schemas.common import MAX_HISTORY
 
 Found = tuple[str, float, Source]
@@ -60,7 +57,10 @@ class Scorer:
             FilterError, RequestError: the bundle does not support the request.
         """
         ids, histories = self._job.source.read(*self._job.rows(number))
-        notes = [self._note(history) for history in histories]
+        catalog = self._recommender.catalog
+        notes = [
+            answers.note_code(catalog, history and history[-MAX_HISTORY:]) for history in histories
+        ]
         body, known = self._job.body, self._recommender.retrieval is not None
         falls_back = known and not answers.for_the_model(body)
         found: list[list[Found]] = [[] for _ in ids]
@@ -77,9 +77,9 @@ class Scorer:
         order = sorted(requests, key=lambda place: len(requests[place].history))
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
-            lists = self._answer([requests[place] for place in places])
-            for place, one in zip(places, lists, strict=True):
-                found[place] = one
+            results = self._recommender.recommend_batch([requests[place] for place in places])
+            for place, result in zip(places, results, strict=True):
+                found[place] = _listed(answers.chosen(result, body))
         return pa.table(
             {
                 "user_id": ids,
@@ -90,29 +90,6 @@ class Scorer:
             },
             schema=SCHEMA,
         )
-
-    def _note(self, history: History) -> str | None:
-        if history is None:
-            return "unknown_user"
-        if not history:
-            return "empty_history"
-        known = self._recommender.catalog.known(history[-MAX_HISTORY:])
-        return None if (known >= 0).any() else "unknown_history"
-
-    def _answer(self, requests: Sequence[RecommendRequest]) -> list[list[Found]]:
-        body, lists = self._job.body, []
-        for result in self._recommender.recommend_batch(requests):
-            one = result.recommendations
-            if body.diversity:
-                chosen = diversity.diversify(
-                    [item.score for item in one],
-                    [item.semantic_id for item in one],
-                    body.diversity,
-                    body.k,
-                )
-                one = [one[place] for place in chosen]
-            lists.append(_listed(one))
-        return lists
 
 
 def _listed(found: Sequence[Recommendation]) -> list[Found]:

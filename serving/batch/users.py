@@ -3,8 +3,6 @@
 Only a few thousand histories are in memory at a time, whatever the number of users.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,25 +32,24 @@ class UsersFile:
 
     Attributes:
         path: path of the file or folder.
+        has_histories: whether the files have the column `history`.
     """
 
-    def __init__(self, path: Path, *, histories: bool) -> None:
-        """Open the files.
-
-        Args:
-            path: file or folder.
-            histories: whether to read the column `history`.
+    def __init__(self, path: Path) -> None:
+        """Open a file or folder.
 
         Raises:
             DataError: there is no file, or a column is missing or of another type.
         """
         self.path = path
-        self._columns = [USER, HISTORY] if histories else [USER]
         self._files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         self._groups: list[tuple[Path, int]] = []
         self._starts: list[int] = []
         rows = 0
         try:
+            names = [set(pq.read_schema(file).names) for file in self._files]
+            self.has_histories = all(HISTORY in found for found in names)
+            self._columns = [USER, HISTORY] if self.has_histories else [USER]
             for file in self._files:
                 with pq.ParquetFile(file) as opened:
                     self._check(file, opened.schema_arrow)
@@ -76,17 +73,8 @@ class UsersFile:
         """Digest of the content."""
         return ",".join(sha256(file)[:16] for file in self._files)
 
-    @property
-    def has_histories(self) -> bool:
-        """Whether the files have the column `history`."""
-        return all(HISTORY in pq.read_schema(file).names for file in self._files)
-
     def ids(self, start: int, stop: int) -> list[str]:
-        """User ids of a range of rows.
-
-        Raises:
-            DataError: a row has no user id.
-        """
+        """User ids of a range of rows."""
         return self._texts(self._table(start, stop)[USER], start)
 
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
@@ -144,7 +132,8 @@ class UsersFile:
                 if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
                     raise DataError(f"{file}: {name!r} is {kind}, not a list of item ids")
                 kind = kind.value_type
-            if not (_is_text(kind) or pa.types.is_integer(kind)):
+            texts = (pa.string(), pa.large_string(), pa.null())
+            if not (kind in texts or pa.types.is_integer(kind)):
                 raise DataError(f"{file}: {name!r} is of {kind}, not of text or integers")
 
 
@@ -152,9 +141,7 @@ class UsersFile:
 class DatasetUsers:
     """Users of a canonical data set with all their events, as in the service's store.
 
-    Attributes:
-        path: path of the data set.
-        chosen: users to score; None for every user of the data set, in its order.
+    They are in its order, or those that were `chosen`.
     """
 
     path: Path
@@ -173,7 +160,7 @@ class DatasetUsers:
     def _listed(self) -> UsersFile:
         if self.chosen is not None:
             return self.chosen
-        return UsersFile(self.path / "users.parquet", histories=False)
+        return UsersFile(self.path / "users.parquet")
 
     @cached_property
     def _all(self) -> pa.Array:
@@ -190,11 +177,7 @@ class DatasetUsers:
         return ds.dataset(self.path / "interactions.parquet", format="parquet")
 
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
-        """User ids and histories of a range of rows.
-
-        Raises:
-            DataError: a row has no user id.
-        """
+        """User ids and histories of a range of rows."""
         ids = self._listed.ids(start, stop)
         if self.chosen is None:
             users = np.arange(start, stop)
@@ -219,11 +202,9 @@ Users = UsersFile | DatasetUsers
 
 
 def open_users(users: Path | None, histories: Path | None) -> Users:
-    """Open the users to score.
+    """Open the users to score: a parquet file or folder, or every user of a data set.
 
-    Args:
-        users: parquet file or folder; None for every user of the data set.
-        histories: canonical data set with the histories, if `users` has no column `history`.
+    The data set `histories` gives the histories if `users` has no column `history`.
 
     Raises:
         ArtifactError: `histories` is not a data set.
@@ -235,17 +216,12 @@ def open_users(users: Path | None, histories: Path | None) -> Users:
                 "no users to score: give a file with --users, or a data set with --histories"
             )
         return DatasetUsers(histories)
-    listed = UsersFile(users, histories=False)
+    listed = UsersFile(users)
     if listed.has_histories:
-        return UsersFile(users, histories=True)
+        return listed
     if histories is None:
         raise DataError(
             f"{users}: there is no column 'history'; add it, or give the data set with the users' "
             "histories with --histories"
         )
     return DatasetUsers(histories, listed)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
-    return any(of(kind) for of in kinds)

@@ -1,7 +1,5 @@
 """Workers that score the parts of a job. Each function yields (part, table) in any order."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import traceback
@@ -63,17 +61,8 @@ def on_ray(
 ) -> Iterator[tuple[int, pa.Table]]:
     """Score in actors of a Ray cluster: that of `RAY_ADDRESS`, or one on this machine.
 
-    Bundle and users must be at the same paths on all machines.
-
-    Args:
-        job: the job.
-        parts: numbers of the parts to score.
-        workers: number of actors; each loads the bundle once.
-        gpus: share of a GPU for each actor.
-
-    Raises:
-        ConfigError: Ray is not installed.
-        RecsysError: a worker failed.
+    Bundle and users must be at the same paths on all machines. Each actor loads the bundle once
+    and gets a share `gpus` of a GPU.
     """
     ray = import_ray("data")
     from ray.data import ActorPoolStrategy, DataContext

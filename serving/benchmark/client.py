@@ -5,8 +5,6 @@ gets fewer requests. In an open loop requests are sent when they are due, and th
 from then, so a server that falls behind shows it (no coordinated omission).
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -14,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -32,14 +29,9 @@ OK = range(200, 300)
 
 @dataclass(frozen=True)
 class Request:
-    """A request to one of the servers.
+    """A request to one of the servers: `server` is its place among those of the client.
 
-    Attributes:
-        method: of HTTP.
-        path: with its query.
-        body: JSON, or empty.
-        server: place of the server among those of the client.
-        label: of the sender; it is not sent.
+    The `label` is of the sender; it is not sent.
     """
 
     method: str
@@ -49,7 +41,7 @@ class Request:
     label: str = ""
 
     @classmethod
-    def post(cls, path: str, body: Any, server: int = 0, label: str = "") -> Request:
+    def post(cls, path: str, body: Any, server: int = 0, label: str = "") -> Self:
         """A POST of a JSON value."""
         return cls("POST", path, json.dumps(body).encode(), server, label)
 
@@ -80,11 +72,9 @@ class Run:
     """The result of a load.
 
     Attributes:
-        seconds: its duration.
         generator_s: processor seconds of this process.
         server_s: processor seconds of the servers; 0 for servers that we did not start.
         latency_ms: of the good answers, in the order in which they arrived.
-        statuses: number of answers by status.
         replies: all answers in that order, if they were to be kept.
     """
 
@@ -114,7 +104,6 @@ class Client:
     """Sends requests to servers over connections that are kept. Use it as a context manager."""
 
     def __init__(self, servers: Sequence[Server], key: str | None = None) -> None:
-        """Talk to `servers`, with an API key if they need one."""
         self._servers = servers
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -128,9 +117,7 @@ class Client:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def send(self, request: Request, due: float | None = None) -> Reply:
@@ -154,11 +141,7 @@ class Client:
     ) -> Run:
         """Send requests from so many clients until the time is over or the requests end.
 
-        Args:
-            requests: shared by the clients.
-            clients: that send one request at a time each.
-            seconds: until the last request is sent; None for no limit.
-            keep: keep the replies.
+        The clients share the requests; `keep` keeps the replies.
         """
         end = float("inf") if seconds is None else time.perf_counter() + seconds
         run = Run()
@@ -174,10 +157,7 @@ class Client:
     ) -> Run:
         """Send each request when it is due, whatever the answers to the others do.
 
-        Args:
-            requests: at least as many as there are times.
-            due: seconds from now, ascending.
-            keep: keep the replies.
+        There are at least as many requests as times; `due` are seconds from now, ascending.
         """
         run, start, tasks = Run(), time.perf_counter(), set()
 

@@ -1,7 +1,5 @@
 """The phases of `recsys benchmark serve`: loops, equality under load, and the soak."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -36,9 +34,7 @@ class Options:
         concurrencies: clients of each closed loop.
         rates: requests a second of each open loop; 70 % of the peak is added.
         seconds: duration of each loop.
-        k: items that a plain request asks for.
         checks: mixed requests whose answers under load are compared with those alone; 0 for none.
-        seed: of the requests.
     """
 
     concurrencies: tuple[int, ...] = (1, 8, 32, 64)
@@ -51,12 +47,6 @@ class Options:
 
 async def measure(server: Server, bundle: Path, options: Options, key: str | None = None) -> Row:
     """All phases but the soak.
-
-    Args:
-        server: that gets the requests.
-        bundle: that it serves.
-        options: what to measure.
-        key: API key of the server.
 
     Returns:
         `closed` and `open`, a row for each loop, and `equality`, or None where it was left out.
@@ -156,12 +146,6 @@ def _difference(alone: Row, under_load: Row) -> Row:
 
 async def soak(server: Server, bundle: Path, *, minutes: float, seed: int) -> Row:
     """Send mixed requests for so many minutes and sample the server's memory.
-
-    Args:
-        server: that we started.
-        bundle: that it serves.
-        minutes: duration of the load.
-        seed: of the requests.
 
     Raises:
         ConfigError: the server is not our process, or the soak is too short.

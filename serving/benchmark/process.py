@@ -1,7 +1,5 @@
 """Server processes to measure: started with a store of their own, observed by /proc, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -14,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from recsys.artifacts import Manifest, Workspace, read_manifest
@@ -28,26 +26,15 @@ ADDRESS = re.compile(r"answers at http://\[?([^\]\s]+?)\]?:(\d+), try")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
-
-    Attributes:
-        bundle: that the servers serve.
-        manifest: of the bundle.
-        settings: `key=value` of the section `serve`.
-    """
+    """What is measured: a bundle, and `key=value` settings of the section `serve`."""
 
     bundle: Path
     manifest: Manifest
     settings: list[str]
 
     @classmethod
-    def of(cls, bundle: Path | None, name: str | None, overrides: Sequence[str]) -> Subject:
+    def of(cls, bundle: Path | None, name: str | None, overrides: Sequence[str]) -> Self:
         """The subject that a command's options describe.
-
-        Args:
-            bundle: None for that of the name.
-            name: of the run.
-            overrides: `serve.key=value` strings of `--set`.
 
         Raises:
             ArtifactError: not a bundle.
@@ -81,25 +68,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers.
-
-    Attributes:
-        host: that it listens on.
-        port: of TCP.
-        process: None for a server that we did not start.
-    """
+    """A server that answers; `process` is None for one that we did not start."""
 
     host: str
     port: int
     process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def at(cls, url: str) -> Server:
-        """A server that runs already.
-
-        Raises:
-            ConfigError: `url` is not http://HOST:PORT.
-        """
+    def at(cls, url: str) -> Self:
+        """A server that runs already, at http://HOST:PORT."""
         where = urlsplit(url)
         if where.scheme != "http" or where.hostname is None:
             raise ConfigError(f"--url {url}: expected http://HOST:PORT")
@@ -128,9 +105,7 @@ class Server:
 async def start_server(bundle: Path, settings: Sequence[str] = ()) -> AsyncIterator[Server]:
     """Start a server on a free port, with a store of its own that is deleted afterwards.
 
-    Args:
-        bundle: that it serves.
-        settings: `key=value` of the section `serve`.
+    `settings` are `key=value` of the section `serve`.
 
     Raises:
         RecsysError: it ended, or took too long, before it was ready; with its error output.

@@ -1,7 +1,5 @@
 """What `recsys benchmark serve` shows of its document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests over a bundle's catalog. Reads the catalog only and does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,9 @@ _FIXED = ("item_id", "title", "text", CODE_COLUMN)
 
 
 class Workload:
-    """Requests with random histories that the server has not seen."""
+    """Requests with random histories that the server has not seen; the seed decides them."""
 
     def __init__(self, bundle: Path, seed: int = 0) -> None:
-        """Requests for items of `bundle`; the seed decides them."""
         catalog = Catalog.load(bundle / CATALOG)
         self.item_ids = catalog.item_ids
         self._rng = np.random.default_rng(seed)

@@ -6,12 +6,10 @@ All replicas are equally busy while costs are measured, since they share cores w
 with the load generator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from recsys.progress import say
 from recsys.serving.benchmark.client import Client
@@ -40,9 +38,6 @@ class Trial:
         fitted: loads that costs are taken from, as shares of the rate of requests one by one.
         predicted: loads that are predicted and measured.
         requests: of each load, in all rounds.
-        rounds: in which they are run.
-        users: who come back.
-        k: items of a recommendation.
     """
 
     fitted: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
@@ -53,7 +48,7 @@ class Trial:
     k: int = 10
 
     @classmethod
-    def quick(cls, k: int) -> Trial:
+    def quick(cls, k: int) -> Self:
         """A trial of seconds, which shows only that everything runs."""
         return cls((0.2, 0.6), (0.4,), requests=60, rounds=1, users=20, k=k)
 
@@ -105,9 +100,9 @@ async def check(
 def compare(predicted: Sequence[float], seen: Seen) -> dict[str, Any]:
     """Predicted p50 and p99 beside those that were measured."""
     found: dict[str, Any] = {
-        "requests": len(seen),
+        "requests": len(seen.answers),
         "bad": seen.bad,
-        "batch_size": round(len(seen) / float((1 / seen["size"]).sum()), 3),
+        "batch_size": round(len(seen.answers) / float((1 / seen.answers["size"]).sum()), 3),
         "server_cores": round(seen.server_s / seen.seconds, 3),
         "generator_cores": round(seen.generator_s / seen.seconds, 3),
     }

@@ -1,7 +1,5 @@
 """`recsys benchmark capacity`. Nothing heavy is imported at the top."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

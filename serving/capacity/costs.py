@@ -5,18 +5,16 @@ latencies are those of the measurement. Besides the time of its batch a request 
 network, HTTP and event loop: the latency at the client less the time in queue and batch.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError
 
 SCHEMA = 1
 DRAWS = 4096  # values of each batch size that a simulation takes from
@@ -54,13 +52,6 @@ class Costs:
     levels: tuple[Level, ...]
     cold_ms: float = 0.0
     about: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.levels or not all(len(level.size) for level in self.levels):
-            raise ConfigError("costs: no measured requests")
-        rates = [level.rate for level in self.levels]
-        if rates != sorted(rates):
-            raise ConfigError(f"costs: rates {rates} are not ascending")
 
     @cached_property
     def line(self) -> tuple[float, float]:
@@ -153,12 +144,8 @@ class Costs:
         file.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, file: Path) -> Costs:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtifactError: no such file, or another kind of file.
-        """
+    def load(cls, file: Path) -> Self:
+        """Read what `save` wrote; an `ArtifactError` tells that it is another kind of file."""
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             if document["schema"] != SCHEMA:

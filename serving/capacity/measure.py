@@ -3,15 +3,15 @@
 Each answer reports how long it was queued and computed. The client notes when it arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from recsys.errors import RecsysError
@@ -35,7 +35,7 @@ class Seen:
     """Answers of a load, in the order in which they arrived.
 
     Attributes:
-        columns: (n,) arrays by name: `replica` that answered; `latency_ms` since the request was
+        answers: a row for each, with `replica` that answered; `latency_ms` since the request was
             due; `queue_ms` and `batch_ms` in the batcher and in the batch; `size` of the batch;
             `cold`, whether no request had this history before.
         seconds: duration of the load.
@@ -43,24 +43,18 @@ class Seen:
         server_s, generator_s: processor seconds of the servers and of the load generator.
     """
 
-    columns: dict[str, NDArray[np.float64]]
+    answers: pd.DataFrame
     seconds: float
     bad: int
     server_s: float
     generator_s: float
 
-    def __len__(self) -> int:
-        return len(self.columns["size"])
-
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
-        return self.columns[name]
-
     def percentile(self, q: float) -> float:
         """Percentile of the latency in ms."""
-        return float(np.percentile(self["latency_ms"], q))
+        return float(np.percentile(self.answers["latency_ms"], q))
 
     @classmethod
-    def of(cls, run: Run) -> Seen:
+    def of(cls, run: Run) -> Self:
         """Read the answers of a load, whose replies were kept.
 
         Raises:
@@ -75,41 +69,33 @@ class Seen:
                 rows.append((reply.request.server, *times, timing["batch_size"], cold))
         if not rows:
             raise RecsysError(f"no request was answered; statuses: {dict(run.statuses)}")
-        columns = dict(zip(COLUMNS, np.array(rows, np.float64).T, strict=True))
         bad = len(run.replies) - len(rows)
-        return cls(columns, run.seconds, bad, run.server_s, run.generator_s)
+        answers = pd.DataFrame(rows, columns=COLUMNS)
+        return cls(answers, run.seconds, bad, run.server_s, run.generator_s)
 
     @classmethod
-    def join(cls, parts: Sequence[Seen]) -> Seen:
+    def join(cls, parts: Sequence[Self]) -> Self:
         """Several loads as one, one after another."""
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+        answers = pd.concat([part.answers for part in parts], ignore_index=True)
         totals = [
             sum(getattr(part, name) for part in parts)
             for name in ("seconds", "bad", "server_s", "generator_s")
         ]
-        return cls(columns, *totals)
+        return cls(answers, *totals)
 
     def cold_in_batch(self) -> NDArray[np.int64]:
         """(n,) cold requests in the batch of each request; -1 where its batch is not known.
 
         The answers of a batch are sent one after another, with the same size and batch time.
         """
-        found = np.full(len(self), -1, np.int64)
-        for replica in np.unique(self["replica"]):
-            (mine,) = (self["replica"] == replica).nonzero()
-            place = 0
-            while place < len(mine):
-                size = int(self["size"][mine[place]])
-                rows = mine[place : place + size]
-                alike = (self["size"][rows] == size) & (
-                    self["batch_ms"][rows] == self["batch_ms"][rows[0]]
-                )
-                if len(rows) == size and alike.all():
-                    found[rows] = int(self["cold"][rows].sum())
-                    place += size
-                else:
-                    place += 1
-        return found
+        found = self.answers.sort_values("replica", kind="stable")
+        alike = ["replica", "size", "batch_ms"]
+        run = (found[alike] != found[alike].shift()).any(axis=1).cumsum()
+        batch = found.groupby(run).cumcount() // found["size"]
+        whole = found.groupby([run, batch])["cold"]
+        is_whole = whole.transform("size") == found["size"]
+        cold = whole.transform("sum").where(is_whole, -1)
+        return np.asarray(cold.sort_index(), np.int64)
 
 
 @asynccontextmanager
@@ -125,12 +111,11 @@ async def start_replicas(
 
 
 class Crowd:
-    """Users of several replicas: those who come back with their history, and new ones."""
+    """Users, each of one replica: those who come back with their history, and new ones."""
 
     def __init__(
         self, client: Client, replicas: int, bundle: Path, users: int, *, k: int, seed: int
     ) -> None:
-        """Send requests for items of `bundle` to so many replicas, each user to one of them."""
         self._client, self._replicas, self._k = client, replicas, k
         self._items = np.array(Workload(bundle).item_ids)
         self._rng = np.random.default_rng(seed)
@@ -139,11 +124,7 @@ class Crowd:
         ]
 
     async def meet(self) -> None:
-        """Send each known user's request once, so that the replicas keep their histories.
-
-        Raises:
-            RecsysError: a replica does not answer.
-        """
+        """Send each known user's request once, so that the replicas keep their histories."""
         for request in self._known:
             reply = await self._client.send(request)
             if reply.status not in OK:
@@ -187,8 +168,8 @@ def estimate_cold_ms(parts: Sequence[Seen]) -> float:
     """
     differences, weights = [], []
     for seen in parts:
-        alone = seen["size"] == 1
-        kinds = [np.sort(seen["batch_ms"][alone & (seen["cold"] == new)]) for new in (True, False)]
+        alone = seen.answers[seen.answers["size"] == 1]
+        kinds = [np.sort(alone["batch_ms"][alone["cold"] == new]) for new in (True, False)]
         if min(map(len, kinds)) < 10:
             continue
         means = [values[: len(values) * 9 // 10].mean() for values in kinds]
@@ -207,11 +188,10 @@ def fit_costs(parts: Sequence[tuple[float, Seen]], about: dict[str, object]) -> 
     for rate in sorted({rate for rate, _ in parts}):
         seen = Seen.join([seen for other, seen in parts if other == rate])
         colds = seen.cold_in_batch()
-        kept = colds >= 0
-        batch = np.maximum(seen["batch_ms"] - cold * colds, 0.1 * seen["batch_ms"])
-        other_ms = seen["latency_ms"] - seen["queue_ms"] - seen["batch_ms"]
-        size = seen["size"].astype(np.int64)
-        levels.append(Level(rate, size[kept], batch[kept], other_ms[kept]))
+        kept, colds = seen.answers[colds >= 0], colds[colds >= 0]
+        batch = np.maximum(kept["batch_ms"] - cold * colds, 0.1 * kept["batch_ms"])
+        other_ms = kept["latency_ms"] - kept["queue_ms"] - kept["batch_ms"]
+        levels.append(Level(rate, *(np.asarray(part) for part in (kept["size"], batch, other_ms))))
     return Costs(tuple(levels), cold, about)
 
 
@@ -221,13 +201,7 @@ async def measure_one(
     """The cost model of one replica, which shares the machine only with the load generator.
 
     A fifth of the requests of open loads have new histories. Closed loads give large batches.
-
-    Args:
-        bundle: that it serves.
-        k: items of a recommendation.
-        seconds: duration of each load.
-        settings: `key=value` of the section `serve`.
-        seed: of the requests.
+    Each load takes so many `seconds`; `settings` are `key=value` of the section `serve`.
     """
     async with start_replicas(bundle, 1, settings) as servers, Client(servers) as client:
         crowd = Crowd(client, 1, bundle, USERS, k=k, seed=seed)
@@ -245,4 +219,4 @@ async def measure_one(
 
 def estimate_rate_alone(seen: Seen) -> float:
     """Requests a second that a replica computes one at a time."""
-    return 1e3 / float(np.median(seen["batch_ms"][seen["size"] == 1]))
+    return 1e3 / float(seen.answers["batch_ms"][seen.answers["size"] == 1].median())

@@ -4,12 +4,10 @@ Sizes of weights, cache, table and retrieval are read from the bundle's files. T
 constants below, each measured once (see `docs/capacity.md`).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow.parquet as pq
 
@@ -29,15 +27,10 @@ PROMPT_TOKENS = 1  # in front of a history
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a replica of one bundle.
+    """Memory of a replica of one bundle, in bytes.
 
-    Attributes:
-        weights: bytes of target and draft.
-        token: bytes of one token's keys and values, in all layers.
-        levels: tokens of an item.
-        table_item: bytes of an item's row of the catalog's table.
-        retrieval_item: bytes of an item's neighbours, popularity and vector.
-        prefix: bytes for the keys and values of histories.
+    An item takes `table_item` in the catalog's table and `retrieval_item` in retrieval. A token
+    (an item has `levels`) takes `token`: its keys and values in all layers.
     """
 
     weights: int
@@ -48,12 +41,8 @@ class Memory:
     prefix: int
 
     @classmethod
-    def of_bundle(cls, bundle: Path, *, prefix_mb: int = 64) -> Memory:
-        """Read a bundle's files.
-
-        Raises:
-            ArtifactError: it is not a bundle, or lacks a file.
-        """
+    def of_bundle(cls, bundle: Path, *, prefix_mb: int = 64) -> Self:
+        """Read a bundle's files."""
         info = read_manifest(bundle, "bundle").info
         models = [folder for name in (TARGET, DRAFT) if (folder := bundle / name).is_dir()]
         try:
@@ -81,15 +70,7 @@ class Memory:
     def of(
         self, items: int, users: int, events: int, fleet: Fleet, per_machine: int
     ) -> dict[str, Any]:
-        """Bytes of a replica, a machine and the store.
-
-        Args:
-            items: of the catalog.
-            users: with a history.
-            events: of each, on average.
-            fleet: the replicas.
-            per_machine: of them on one machine.
-        """
+        """Bytes of a replica, a machine and the store, for users with so many events each."""
         nodes = 64 * self.levels  # more than a search of 20 beams has
         prompt = PROMPT_TOKENS + self.levels * events
         replica = {

@@ -5,8 +5,6 @@ The fleet has enough replicas for the peak, and spare ones. It is then simulated
 one replica dying at the peak.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -52,24 +50,9 @@ class Needs:
     spare: int = 1
     per_machine: int = 1
 
-    def __post_init__(self) -> None:
-        least = {"users": 1, "items": 1, "events": 0, "spare": 0, "per_machine": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
-        for name in ("rate", "p50_ms", "p99_ms"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ConfigError(f"{name}: expected more than 0, got {value}")
-
     @staticmethod
     def rate_of(daily_users: float, requests_each: float, peak: float) -> float:
-        """Requests a second at the peak of a day.
-
-        Args:
-            daily_users: users on a day.
-            requests_each: requests of each user.
-            peak: rate of the busiest second over the mean of the day.
-        """
+        """Requests in the busiest second of a day, which has `peak` times the mean rate."""
         return daily_users * requests_each / DAY_S * peak
 
     def met(self, p50_ms: float, p99_ms: float) -> bool:
@@ -81,14 +64,7 @@ class Needs:
 def plan(
     costs: Costs, needs: Needs, memory: Memory, fleet: Fleet | None = None, *, seed: int = 0
 ) -> dict[str, Any]:
-    """Plan a fleet.
-
-    Args:
-        costs: of one replica.
-        needs: the requirements.
-        memory: of a replica and the store.
-        fleet: settings of the replicas; their number and losses are replaced.
-        seed: of the simulations.
+    """Plan a fleet with the settings of `fleet`; its number of replicas and losses are replaced.
 
     Returns:
         `rate_each` that one replica can answer, `replicas`, `machines`, the fleet at the peak

@@ -1,9 +1,8 @@
 """What `recsys benchmark capacity` shows of its document: a plan or a check."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Iterator
+
+from rich.filesize import decimal
 
 from recsys.benchmark.report import Document, Report, Row, Table
 
@@ -25,7 +24,7 @@ def report(document: Document) -> Report:
         rows = [_describe(name, plan, found) for name, found in named if found]
         memory = plan["memory"]
         parts = [
-            [name, format_bytes(size), f"{size / memory['replica_bytes']:.0%}"]
+            [name, decimal(size), f"{size / memory['replica_bytes']:.0%}"]
             for name, size in memory["replica"].items()
         ]
         drivers = [
@@ -75,17 +74,10 @@ def _sentences(document: Document) -> Iterator[str]:
         yield (
             f"{plan['machines']:,} machines for {plan['replicas']:,} replicas, each good for "
             f"{plan['rate_each']:.1f} requests a second; "
-            f"{format_bytes(memory['machine_bytes'])} of memory a machine."
+            f"{decimal(memory['machine_bytes'])} of memory a machine."
         )
         yield (
             f"{memory['item_bytes']:,} bytes an item and replica; "
-            f"{format_bytes(memory['store_bytes'])} of events in the store; "
+            f"{decimal(memory['store_bytes'])} of events in the store; "
             f"{memory['histories_kept']:,} histories in the prefix cache of a replica."
         )
-
-
-def format_bytes(size: float) -> str:
-    """Bytes with a unit."""
-    units = ("B", "KB", "MB", "GB", "TB", "PB")
-    power = min(int(math.log(max(size, 1), 1000)), len(units) - 1)
-    return f"{size / 1000**power:,.{int(power > 0)}f} {units[power]}"

@@ -5,8 +5,6 @@ simulated alone, a batch at a time. The rule by which a batch starts is that of
 `recsys.serving.batcher`, in closed form.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.errors import ConfigError
 from recsys.serving.batcher import PATIENCE
 from recsys.serving.capacity.costs import DRAWS, Costs
 from recsys.serving.capacity.traffic import NEW_USERS, Traffic, assign_owners
@@ -26,13 +23,7 @@ _TOGETHER = 1 << 16  # requests that are routed at once
 
 @dataclass(frozen=True)
 class Loss:
-    """A replica dies.
-
-    Attributes:
-        replica: its number.
-        at_s: time of the loss.
-        back_s: time at which another one takes its place, without any history.
-    """
+    """A replica dies; at `back_s` another one takes its place, without any history."""
 
     replica: int
     at_s: float
@@ -60,17 +51,6 @@ class Fleet:
     losses: tuple[Loss, ...] = ()
     detect_ms: float = 1000.0
     tries: int = 3
-
-    def __post_init__(self) -> None:
-        least = {"replicas": 1, "max_batch": 1, "queue_limit": 1, "tries": 1}
-        for name in ("max_wait_ms", "deadline_ms", "detect_ms"):
-            least[name] = 0
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
-        for loss in self.losses:
-            if not 0 <= loss.replica < self.replicas or not loss.at_s < loss.back_s:
-                raise ConfigError(f"losses: {loss} is not of this fleet, or ends before it starts")
 
 
 @dataclass(frozen=True)
@@ -136,11 +116,7 @@ def simulate(
 ) -> Outcome:
     """Simulate a fleet. The same arguments give the same outcome, bit for bit.
 
-    Args:
-        costs: of one replica; taken at this traffic's rate per replica.
-        traffic: the requests.
-        fleet: the replicas; one by default.
-        seed: of everything random.
+    Costs are taken at this traffic's rate per replica; the default fleet is one replica.
     """
     return _Run(costs, traffic, fleet or Fleet(), seed).run()
 
@@ -182,11 +158,9 @@ class _Replica:
         return missed
 
     def advance(self, until: float, numbers: Sequence[int]) -> None:
-        """Compute the batches that start before `until`; all earlier requests are here.
+        """Compute the batches that start before `until` (s); all earlier requests are here.
 
-        Args:
-            until: s.
-            numbers: random places in the table, one for each request that waits.
+        `numbers` are random places in the table, one for each request that waits.
         """
         fleet, times, ids, work = self.fleet, self.times, self.ids, self.work
         wait, deadline = fleet.max_wait_ms / 1e3, fleet.deadline_ms / 1e3

@@ -1,13 +1,9 @@
 """Traffic: when requests arrive, and whose they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from recsys.errors import ConfigError
 
 NEW_USERS = 1 << 62  # numbers of users who never come back start here
 
@@ -18,7 +14,6 @@ class Traffic:
 
     Attributes:
         rate: requests a second, on average.
-        requests: their number.
         users: who come back, all equally often.
         new: share of requests of users who were never seen before.
         burst: rate of a burst over the calm rate; 1 for no bursts.
@@ -33,19 +28,6 @@ class Traffic:
     burst: float = 1.0
     burst_s: float = 10.0
     burst_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name, least in (("rate", 0.0), ("requests", 0), ("users", 0), ("burst_s", 0.0)):
-            if getattr(self, name) <= least:
-                raise ConfigError(
-                    f"{name}: expected more than {least:g}, got {getattr(self, name)}"
-                )
-        if not 0 <= self.new <= 1 or not 0 < self.burst_share < 1:
-            raise ConfigError(
-                f"new, burst_share: expected shares, got {self.new:g} and {self.burst_share:g}"
-            )
-        if self.burst < 1:
-            raise ConfigError(f"burst: expected at least 1, got {self.burst:g}")
 
     def arrivals(self, rng: np.random.Generator) -> NDArray[np.float64]:
         """Seconds at which requests arrive, ascending.

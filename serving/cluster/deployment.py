@@ -3,16 +3,13 @@
 `app` is the `import_path` of a config file for `serve deploy`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
 from recsys.config import build
 from recsys.errors import ConfigError
 from recsys.serving import logs
-from recsys.serving.cluster.door import Door, OverloadedError, ReplicaLostError
-from recsys.serving.cluster.exchange import Call, Reply
+from recsys.serving.cluster.door import Door, Handle
 from recsys.serving.cluster.ray import import_ray
 from recsys.serving.cluster.replica import Replica
 from recsys.serving.cluster.settings import ClusterSettings
@@ -23,42 +20,6 @@ REPLICAS, DOOR, APPLICATION = "replicas", "door", "recsys"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 BATCHES = 2  # batches of a replica at a time: one is computed, one waits
 HEALTH_S = 5.0
-
-
-class Handle:
-    """Sends calls to the replicas of a deployment (`recsys.serving.cluster.door.Replicas`)."""
-
-    def __init__(self, handle: Any) -> None:
-        """Use the handle that Ray Serve returns for the deployment."""
-        from ray import exceptions
-        from ray.serve.exceptions import BackPressureError
-
-        self._handle = handle
-        self._lost = (
-            exceptions.RayActorError,
-            exceptions.WorkerCrashedError,
-            exceptions.NodeDiedError,
-        )
-        self._overloaded = BackPressureError
-
-    async def ask(self, call: Call, session: str) -> Reply:
-        """Send a call to the replica of a session (`Replicas.ask`)."""
-        try:
-            reply: Reply = await self._handle.options(session_id=session).answer.remote(call)
-        except self._lost as error:
-            raise ReplicaLostError from error
-        except self._overloaded as error:
-            raise OverloadedError from error
-        return reply
-
-    async def ask_all(self, call: Call) -> list[Reply]:
-        """Send a call to every replica (`Replicas.ask_all`)."""
-        calls = self._handle.broadcast("answer", call)
-        replies = await calls.results_async(return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, Exception) and not isinstance(reply, self._lost):
-                raise reply
-        return [reply for reply in replies if not isinstance(reply, Exception)]
 
 
 class ServedReplica(Replica):
@@ -118,12 +79,7 @@ class ServedDoor:
     """A door behind Ray's own proxies, which run on every machine of a cluster."""
 
     def __init__(self, settings: dict[str, Any], handle: Any) -> None:
-        """Start with the replicas of a handle.
-
-        Args:
-            settings: fields of `ServingSettings`.
-            handle: Ray Serve's handle of the replicas.
-        """
+        """Start with fields of `ServingSettings`, and Ray Serve's handle of the replicas."""
         logs.configure(sys.stdout)
         self._door = door(ServingSettings(**settings), handle)
 
@@ -147,9 +103,7 @@ class ServedDoor:
 def app(arguments: dict[str, Any]) -> Any:
     """Build the application of a config file for `serve deploy`.
 
-    Args:
-        arguments: mapping with the settings of the service (`serve`) and of the cluster
-            (`cluster`).
+    The sections `serve` and `cluster` of the arguments are the settings.
 
     Raises:
         ConfigError: an unknown key, a value out of range, or neither `keys` nor `insecure_listen`.

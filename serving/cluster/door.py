@@ -1,23 +1,20 @@
 """Door: sends each request to a replica, and sends it again if the replica is lost.
 
-An ASGI application without models and without Ray, which reaches the replicas through a `Replicas`
-object. It limits the size of bodies; keys, hosts and rates are checked by the replicas.
+An ASGI application without models, which reaches the replicas by a `Handle`. It limits the size of
+bodies; keys, hosts and rates are checked by the replicas.
 
 The requests of a user go to one replica, whose prefix cache holds the user's history. Changes of
 the catalog or of aliases go to all replicas, in the same order. If a replica is lost, its requests
 are sent to another one, unless a repetition would be wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,8 +22,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from recsys.serving.api.routes import find_route
+from recsys.serving.batcher import DeadlineExceededError, QueueFullError, until
 from recsys.serving.cluster.exchange import Call, Reply
-from recsys.serving.errors import ProblemError, problem_response
+from recsys.serving.errors import ProblemError, problem_of, problem_response
 
 SESSION = b"x-session-id"
 REQUEST_ID = b"x-request-id"
@@ -53,36 +51,54 @@ class ReplicaLostError(Exception):
     """The replica ended before it answered."""
 
 
-class OverloadedError(Exception):
-    """The queue for the replicas is full."""
+class Handle:
+    """Sends calls to the replicas of a deployment, by the handle that Ray Serve returns for it."""
 
+    def __init__(self, handle: Any) -> None:
+        from ray import exceptions
+        from ray.serve.exceptions import BackPressureError
 
-class Replicas(Protocol):
-    """A way to reach the replicas."""
+        self._handle = handle
+        self._lost = (
+            exceptions.RayActorError,
+            exceptions.WorkerCrashedError,
+            exceptions.NodeDiedError,
+        )
+        self._overloaded = BackPressureError
 
     async def ask(self, call: Call, session: str) -> Reply:
         """Send a call to the replica of a session, or to another one if it is busy.
 
         Raises:
             ReplicaLostError: the replica ended before it answered.
-            OverloadedError: the queue is full.
+            QueueFullError: the queue for the replicas is full.
         """
+        try:
+            reply: Reply = await self._handle.options(session_id=session).answer.remote(call)
+        except self._lost as error:
+            raise ReplicaLostError from error
+        except self._overloaded as error:
+            raise QueueFullError from error
+        return reply
 
     async def ask_all(self, call: Call) -> list[Reply]:
         """Send a call to every replica; replies of lost replicas are left out."""
+        calls = self._handle.broadcast("answer", call)
+        replies = await calls.results_async(return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, self._lost):
+                raise reply
+        return [reply for reply in replies if not isinstance(reply, Exception)]
 
 
 class Door:
     """The ASGI application in front of the replicas."""
 
-    def __init__(self, replicas: Replicas, *, deadline_ms: float, max_body_bytes: int) -> None:
+    def __init__(self, replicas: Handle, *, deadline_ms: float, max_body_bytes: int) -> None:
         """Start a door.
 
-        Args:
-            replicas: reaches the replicas.
-            deadline_ms: how long a lost request is sent again. The deadline of a replica begins
-                when it receives the request.
-            max_body_bytes: larger request bodies are refused with 413.
+        A lost request is sent again for `deadline_ms`; the deadline of a replica begins when it
+        receives the request. Larger bodies than `max_body_bytes` are refused with 413.
         """
         self._replicas, self._max_body = replicas, max_body_bytes
         self._deadline_s = deadline_ms / 1000
@@ -90,34 +106,25 @@ class Door:
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-            return
         if scope["type"] != "http":
             raise ValueError(f"the door answers HTTP only, not {scope['type']}")
         body = await self._body(receive)
         if body is None:
             return  # the client has left
-        given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
-        scope.setdefault("state", {})["request_id"] = given or uuid.uuid4().hex
+        request_id = dict(scope["headers"]).get(REQUEST_ID)
+        if not request_id:  # the same one for every replica that receives the request
+            request_id = uuid.uuid4().hex.encode()
+            scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id)]
+        scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
         try:
             if len(body) > self._max_body:
                 raise ProblemError("body_too_large", f"The limit is {self._max_body} bytes.")
-            reply = await self._answer(self._call(scope, body))
+            reply = await self._answer(Call.of(scope, body))
             response = Response(reply.body, reply.status)
             response.raw_headers = reply.headers
-        except ProblemError as error:
-            response = problem_response(Request(scope), error)
+        except (ProblemError, DeadlineExceededError, QueueFullError) as error:
+            response = problem_response(Request(scope), problem_of(error))
         await response(scope, receive, send)
-
-    def _call(self, scope: AsgiScope, body: bytes) -> Call:
-        """Convert a request to a call, with the same id for every replica that receives it."""
-        call = Call.of(scope, body)
-        if call.header(REQUEST_ID) is None:
-            request_id = scope["state"]["request_id"].encode()
-            headers = [*call.scope["headers"], (REQUEST_ID, request_id)]
-            return replace(call, scope={**call.scope, "headers": headers})
-        return call
 
     async def _answer(self, call: Call) -> Reply:
         found, _ = find_route(call.scope)
@@ -126,24 +133,17 @@ class Door:
             async with self._changing:  # without a deadline: loading a bundle takes long
                 replies = await self._replicas.ask_all(call)
             return _deleted(replies) if route in DELETIONS else _worst(replies)
-        try:
-            async with asyncio.timeout(2 * self._deadline_s + GRACE_S):
-                if route == ("GET", "/metrics"):
-                    return _merge_metrics(await self._replicas.ask_all(call))
-                return await self._one(call, again=route not in TWICE_IS_WRONG)
-        except TimeoutError:
-            raise ProblemError(
-                "deadline_exceeded", "The request waited too long and was dropped."
-            ) from None
+        async with until(asyncio.get_running_loop().time() + 2 * self._deadline_s + GRACE_S):
+            if route == ("GET", "/metrics"):
+                return _merge_metrics(await self._replicas.ask_all(call))
+            return await self._one(call, again=route not in TWICE_IS_WRONG)
 
     async def _one(self, call: Call, *, again: bool) -> Reply:
         clock = asyncio.get_running_loop().time
-        until, pause, session = clock() + self._deadline_s, PAUSE_S, session_of(call)
+        end, pause, session = clock() + self._deadline_s, PAUSE_S, session_of(call)
         while True:
             try:
                 reply = await self._replicas.ask(call, session)
-            except OverloadedError:
-                raise ProblemError("queue_full", "The queue is full; try again shortly.") from None
             except ReplicaLostError:
                 if not again:
                     raise ProblemError(
@@ -151,10 +151,10 @@ class Door:
                         "The replica was lost before it answered; the events may or may not be "
                         "stored. Events with an event_id may be sent again.",
                     ) from None
-                if clock() >= until:
+                if clock() >= end:
                     raise ProblemError("not_ready", "No replica answered; try again.") from None
             else:
-                waits = reply.status == HTTPStatus.SERVICE_UNAVAILABLE and clock() < until
+                waits = reply.status == HTTPStatus.SERVICE_UNAVAILABLE and clock() < end
                 if not waits or not any(code in reply.body for code in NOT_BEGUN):
                     return reply
             await asyncio.sleep(pause)
@@ -233,11 +233,3 @@ def _labelled(replica: str) -> Any:
         return sample[1] + b"{" + labels + b"}" + sample[3]
 
     return put
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

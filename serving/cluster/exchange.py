@@ -1,12 +1,10 @@
 """The request and the reply that travel between the door and a replica, as plain values."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 from starlette.types import Scope as AsgiScope
@@ -17,18 +15,13 @@ _SENT = ("type", "http_version", "method", "scheme", "path", "query_string", "cl
 
 @dataclass(frozen=True)
 class Call:
-    """A complete HTTP request.
-
-    Attributes:
-        scope: its ASGI scope, without what belongs to the process that read it.
-        body: the whole body.
-    """
+    """A complete HTTP request: its ASGI scope, without what belongs to the process that read it."""
 
     scope: dict[str, Any]
     body: bytes = b""
 
     @classmethod
-    def of(cls, scope: AsgiScope, body: bytes) -> Call:
+    def of(cls, scope: AsgiScope, body: bytes) -> Self:
         """Take the parts of a scope that can be sent to another process."""
         kept = {name: scope.get(name) for name in _SENT}
         kept["raw_path"] = scope.get("raw_path") or scope["path"].encode()
@@ -52,14 +45,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """A complete HTTP response.
-
-    Attributes:
-        status: HTTP status.
-        headers: pairs; the names are in lower case.
-        body: the whole body.
-        replica: host and process id of the replica that answered.
-    """
+    """A complete HTTP response, by the replica of this host and process id."""
 
     status: int
     headers: Headers

@@ -1,7 +1,5 @@
 """Import and start Ray, which is an optional package."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import Any
@@ -31,12 +29,7 @@ def import_ray(part: str) -> Any:
 
 
 def start_ray(ray: Any, **options: Any) -> None:
-    """Join the cluster of `RAY_ADDRESS`, or start one on this machine that ends with the process.
-
-    Args:
-        ray: the module `ray`.
-        **options: options of `ray.init`.
-    """
+    """Join the cluster of `RAY_ADDRESS`, or start one on this machine that ends with us."""
     if "RAY_ADDRESS" not in os.environ:
         options = {
             "include_dashboard": False,

@@ -3,8 +3,6 @@
 It does not import Ray, which calls `reconfigure` and `check_health` by name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -34,11 +32,7 @@ class Replica:
     """One process of a cluster, with its own application and models."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """Create the application; `reconfigure` starts it.
-
-        Args:
-            settings: fields of `ServingSettings`.
-        """
+        """Create the application with fields of `ServingSettings`; `reconfigure` starts it."""
         logs.configure(sys.stdout)
         self.settings = ServingSettings(**settings)
         self._app = create_app(self.settings)
@@ -53,10 +47,8 @@ class Replica:
         """Change the aliases as `config` says, while requests are answered.
 
         The first call starts the application and returns when it is ready. A bundle that cannot be
-        served changes nothing, and the log gives the reason.
-
-        Args:
-            config: `{"aliases": {"champion": "demo-2"}}`; other aliases stay.
+        served changes nothing, and the log gives the reason. An example of `config` is
+        `{"aliases": {"champion": "demo-2"}}`; other aliases stay.
 
         Raises:
             RecsysError: the application could not start.
@@ -81,11 +73,7 @@ class Replica:
         return await answer(self._entrance, call)
 
     def check_health(self) -> None:
-        """Return if the application is healthy.
-
-        Raises:
-            RecsysError: the application failed.
-        """
+        """Raise `RecsysError` if the application failed."""
         if self._service.phase is Phase.FAILED:
             raise RecsysError(f"the replica failed: {self._service.failure}")
 

@@ -3,8 +3,6 @@
 Host, port, keys and logs are as for the local server; Ray's own proxies are not started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -56,12 +54,7 @@ def deployed(settings: ServingSettings, cluster: ClusterSettings) -> Iterator[Do
 
 
 def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way are answered first.
-
-    Raises:
-        ConfigError: Ray is not installed, the port is taken, or the store does not fit.
-        RecsysError: the replicas cannot start.
-    """
+    """Serve until SIGINT or SIGTERM; requests under way are answered first."""
     import_ray("serve")
     listener, url = bind(settings.host, settings.port)
     logs.configure(sys.stdout)
@@ -69,5 +62,5 @@ def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings) -> None:
     with listener, deployed(settings, cluster) as app, contextlib.suppress(KeyboardInterrupt):
         say(escape(f"{settings.bundle.name} answers at {url} from Ray."))
         say("Ctrl-C stops it.")
-        http_server(app, settings).run(sockets=[listener])
+        http_server(app, settings, lifespan="off").run(sockets=[listener])
     say("Stopped.")

@@ -1,7 +1,5 @@
 """Settings of a cluster: the number of replicas, and their resources."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,12 +40,11 @@ class ClusterSettings:
         Raises:
             ConfigError: a value is out of range.
         """
-        for name, low in (("replicas", 1), ("cpus", 0), ("gpus", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{SECTION}.{name}: {getattr(self, name)} is below {low}")
+        from recsys.config import check_bounds  # commands read this module for --help
+
+        least = {"replicas": 1, "cpus": 0, "gpus": 0}
+        check_bounds(self, f"{SECTION}.", at_least=least, above_zero=("target_requests",))
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(
                 f"{SECTION}: max_replicas {self.max_replicas} is below replicas {self.replicas}"
             )
-        if self.target_requests is not None and self.target_requests <= 0:
-            raise ConfigError(f"{SECTION}.target_requests: {self.target_requests} is not positive")

@@ -1,6 +1,5 @@
 """Parts that several schemas share: ids, limits, the example of a body, health, problems."""
 
-# Annotations stay live here: pydantic reads them.
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -38,9 +37,6 @@ def compose_example(model: type[BaseModel]) -> JsonDict:
     ...     limit: int = 50
     >>> compose_example(Page)
     {'total': 38, 'next': None}
-
-    Raises:
-        TypeError: a required text has no example.
     """
     return {
         field.alias or name: _example_of(field)

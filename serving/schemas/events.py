@@ -1,6 +1,5 @@
 """Events and histories on the wire."""
 
-# Annotations stay live here: pydantic reads them.
 import uuid
 from dataclasses import replace
 from datetime import datetime

@@ -1,6 +1,5 @@
 """Filters and boosts on the wire; `recsys.constraint.filters` defines their meaning."""
 
-# Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema

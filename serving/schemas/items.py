@@ -1,6 +1,5 @@
 """Items on the wire: reading, changing and ranking the catalog."""
 
-# Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints

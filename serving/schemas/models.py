@@ -1,6 +1,5 @@
 """Models and aliases on the wire."""
 
-# Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints

@@ -1,6 +1,5 @@
 """The figures of the operations view on the wire."""
 
-# Annotations stay live here: pydantic reads them.
 from pydantic import BaseModel, Field
 
 from recsys.serving.schemas.common import Answer

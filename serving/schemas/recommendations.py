@@ -1,6 +1,5 @@
 """Wire schemas of recommendations."""
 
-# Annotations stay live here: pydantic reads them.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -182,21 +181,7 @@ class RecommendedItem(BaseModel):
     )
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
 
-    @classmethod
-    def made(cls, values: dict[str, Any]) -> Self:
-        """Equal to `model_construct(**values)`, in a fifth of its time."""
-        made = cls.__new__(cls)
-        for name, value in (
-            ("__dict__", _NOT_ASKED | values),
-            ("__pydantic_fields_set__", set(values)),
-            ("__pydantic_extra__", None),
-            ("__pydantic_private__", None),
-        ):
-            object.__setattr__(made, name, value)
-        return made
 
-
-_NOT_ASKED: dict[str, Any] = {"because": None, "metadata": None}
 NoteCode = Literal["unknown_user", "empty_history", "unknown_history"]
 
 

@@ -4,41 +4,14 @@ SQLite is embedded and the default. PostgreSQL and a history cache in Redis are 
 use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.records import (
-    NOT_HISTORY,
-    Appended,
-    Event,
-    EventConflictError,
-    Journal,
-    Journaled,
-    Observer,
-    Served,
-    StoredEvent,
-    StoreError,
-)
+from recsys.serving.stores.records import NOT_HISTORY, Observer
 from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.stores.store import Store
 
-__all__ = [
-    "NOT_HISTORY",
-    "Appended",
-    "Event",
-    "EventConflictError",
-    "Journal",
-    "Journaled",
-    "Served",
-    "SqliteStore",
-    "Store",
-    "StoreError",
-    "StoredEvent",
-    "open_store",
-]
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -50,7 +23,7 @@ def open_store(
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
 ) -> Store:
-    """Open the store at a path or URL.
+    """Open the store at a path or URL, whose calls `observer` counts.
 
     Args:
         location: a SQLite file, `sqlite:///relative.db`, `sqlite:////absolute.db` or
@@ -61,7 +34,6 @@ def open_store(
 
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
-        StoreError: the store is unreachable, or of a newer version.
     """
     url = str(location)
     store: Store

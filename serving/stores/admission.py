@@ -1,7 +1,5 @@
 """Separate the new events of a batch from repeated and erased ones."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from recsys.serving.stores.records import Appended, Event, EventConflictError
@@ -20,9 +18,6 @@ def admit(
         known: id -> digest of the stored events.
         erased: user -> time of the erasure, in unix milliseconds.
         answers: ids of the remembered answers.
-
-    Returns:
-        Events to write, and the outcome of the batch.
 
     Raises:
         EventConflictError: two events have the same id and different contents.

@@ -7,8 +7,6 @@ store. If Redis is unreachable, only speed is lost: it is tried again after a se
 cached histories are invalidated first, because Redis may have missed writes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -39,13 +37,10 @@ AWAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result of a lookup.
+    """Result of a lookup: `items` if it is a `hit` (None for an unknown user).
 
-    Attributes:
-        hit: whether `items` is valid.
-        items: the history, or None for an unknown user.
-        key: key under which to cache the store's answer; None caches nothing.
-        token: tokens before the store was read.
+    Otherwise the store's answer is cached under `key` (None caches nothing) with `token`, the
+    tokens before the store was read.
     """
 
     hit: bool = False
@@ -55,18 +50,10 @@ class Look:
 
 
 class HistoryCache:
-    """Histories in Redis.
-
-    Attributes:
-        failures: number of calls that failed.
-    """
+    """Histories in Redis."""
 
     def __init__(self, url: str, store_id: str, observer: Observer | None = None) -> None:
-        """Use the Redis at `url` for the store with this id; it is not connected yet.
-
-        Raises:
-            ConfigError: `url` is not a Redis URL.
-        """
+        """Use the Redis at `url` for the store with this id; it is not connected yet."""
         try:
             self._redis = redis.Redis.from_url(
                 url,
@@ -79,7 +66,6 @@ class HistoryCache:
             raise ConfigError(f"serve.history_cache: {error}") from error
         self._prefix = f"recsys:{store_id}:"
         self._observer = observer
-        self.failures = 0
         # Number of writes that Redis missed, and how many of them were followed by an invalidation
         # of everything. A flag would not do: a write may be missed during the invalidation.
         self._missed = 1  # possibly, before this process
@@ -178,7 +164,6 @@ class HistoryCache:
             logger.info("history cache: Redis is back")
 
     def _failed(self, error: Exception) -> None:
-        self.failures += 1
         self._away_until = time.monotonic() + AWAY_S
         if not self._is_away:
             self._is_away = True

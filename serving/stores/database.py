@@ -4,16 +4,14 @@ Each thread has its own connection, which is replaced when it is lost. Of the ta
 is used here. The modules `sqlite` and `postgres` hold the differences between the databases.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from recsys.serving.stores.records import StoreError
 
@@ -21,28 +19,10 @@ logger = logging.getLogger("recsys.serving.stores")
 SCHEMA_VERSION = 3
 
 
-class Cursor(Protocol):
-    """Common part of the cursors of sqlite3 and psycopg."""
-
-    @property
-    def rowcount(self) -> int:
-        """Number of rows that the last statement changed, over all sets of parameters."""
-
-    def execute(self, query: str, parameters: Sequence[Any] = ..., /) -> Any:
-        """Run a statement."""
-
-    def executemany(self, query: str, parameters: Iterable[Sequence[Any]], /) -> Any:
-        """Run a statement for each set of parameters."""
-
-    def fetchone(self) -> Any:
-        """The next row, or None."""
-
-    def fetchall(self) -> list[Any]:
-        """The remaining rows."""
-
-
 class Database(ABC):
     """A SQL database whose schema is up to date.
+
+    Cursors are those of sqlite3 or psycopg.
 
     Attributes:
         place: name of the database in messages, without secrets.
@@ -57,14 +37,6 @@ class Database(ABC):
     unavailable: ClassVar[tuple[type[Exception], ...]]
 
     def __init__(self, place: str) -> None:
-        """Open the database and bring its schema up to date.
-
-        Args:
-            place: name of the database in messages, without secrets.
-
-        Raises:
-            StoreError: not a store, a store of a newer version, or unreachable.
-        """
         self.place = place
         self._local = threading.local()
         self._connections: list[Any] = []
@@ -88,13 +60,12 @@ class Database(ABC):
     def _migrate(self, connection: Any) -> None:
         """Bring the schema to `SCHEMA_VERSION` (`_upgrade`), in one transaction."""
 
-    @abstractmethod
     def _sql(self, query: str) -> str:
         """Translate a query with `?` for parameters."""
+        return query
 
-    @abstractmethod
     def _is_lost(self, connection: Any) -> bool:
-        """Whether the connection is lost."""
+        return False
 
     @abstractmethod
     def _roll_back(self, connection: Any) -> None:

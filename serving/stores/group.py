@@ -4,8 +4,6 @@ One thread writes. It takes all queued writes, commits them as one group, and th
 futures. So many writers share the cost of a sync, and a single writer does not wait for others.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +23,6 @@ class Write:
     """A write: events to append, or an operation.
 
     Attributes:
-        events: events to append.
         operation: called with a cursor in the transaction of the group.
         user: the user whose history the operation changes.
         done: resolved after the commit.
@@ -43,10 +40,9 @@ class GroupWriter:
     def __init__(self, commit: Callable[[list[Write]], list[Any]]) -> None:
         """Start the thread.
 
-        Args:
-            commit: makes a group durable and returns a result or an exception for each write. If
-                it raises, every write of the group fails. It is also called with an empty group
-                every `IDLE_S` seconds.
+        `commit` makes a group durable and returns a result or an exception for each write. If it
+        raises, every write of the group fails. It is also called with an empty group every `IDLE_S`
+        seconds.
         """
         self._commit = commit
         self._waiting: deque[Write] = deque()

@@ -1,7 +1,5 @@
 """PostgresStore: a store in PostgreSQL, which any number of processes can share."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any, ClassVar
@@ -97,15 +95,7 @@ class PostgresStore(Store):
     )
 
     def __init__(self, url: str, **options: Any) -> None:
-        """Connect, and create the tables where there are none.
-
-        Args:
-            url: `postgresql://user:password@host:port/database`.
-            **options: options of `Store`.
-
-        Raises:
-            StoreError: the server is unreachable, or the schema is of a newer version.
-        """
+        """Connect with options of `Store`, and create the tables where there are none."""
         self._url = url
         self._away_until = 0.0
         self._away_lock = threading.Lock()
@@ -154,9 +144,6 @@ class PostgresStore(Store):
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK + what,))
         except psycopg.errors.DeadlockDetected as error:
             raise RaceError from error
-
-    def _after_erasure(self, connection: Any) -> None:
-        pass  # the server decides when to vacuum
 
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
         return f"{column} = ANY(?)", list(values)

@@ -4,8 +4,6 @@ Users and items are outside ids; a store does not know which items the model has
 milliseconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
@@ -30,7 +28,6 @@ class EventConflictError(RecsysError):
     """
 
     def __init__(self, event_ids: Sequence[str]) -> None:
-        """Name the ids."""
         super().__init__(
             f"event {event_ids[0]!r} is stored already with other content"
             + (f" (and {len(event_ids) - 1} more)" if len(event_ids) > 1 else "")
@@ -41,13 +38,10 @@ class EventConflictError(RecsysError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action of a user on an item.
+    """An action of a user on an item, by their outside ids.
 
     Attributes:
         event_id: identifies the event; None for one of a data set.
-        user: outside id.
-        item: outside id.
-        type: `view`, `click`, `purchase`, ...
         time_ms: its time; for a data set without times, the position in the user's sequence.
         value: rating, price, seconds, ..., depending on the type.
         recommendation_id: the answer that it is feedback on.
@@ -100,12 +94,7 @@ class Appended:
 class Served:
     """An answered recommendation, remembered to link feedback to it.
 
-    Attributes:
-        recommendation_id: id of the answer.
-        user: outside id, or None for an inline history.
-        model: name and version.
-        items: outside ids, best first.
-        time_ms: time of the answer.
+    `user` is None for an inline history; `items` are outside ids, best first.
     """
 
     recommendation_id: str
@@ -117,11 +106,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Changes of a catalog.
+    """Changes of a catalog as JSON objects, oldest first.
 
-    Attributes:
-        records: JSON objects, oldest first.
-        place: place of the last record; without records, the place that was asked for.
+    `place` is that of the last record; without records, the place that was asked for.
     """
 
     records: list[dict[str, Any]]

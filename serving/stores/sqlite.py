@@ -1,7 +1,5 @@
 """SqliteStore: a store in one SQLite file in WAL mode, the embedded default."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -79,15 +77,7 @@ class SqliteStore(Store):
     unavailable: ClassVar[tuple[type[Exception], ...]] = (sqlite3.OperationalError, OSError)
 
     def __init__(self, path: Path, **options: Any) -> None:
-        """Open the file, creating it where there is none.
-
-        Args:
-            path: path of the file.
-            **options: options of `Store`.
-
-        Raises:
-            StoreError: not a store, a store of a newer version, or not writable.
-        """
+        """Open the file with options of `Store`, creating it where there is none."""
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,9 +122,6 @@ class SqliteStore(Store):
         condition = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608
         return condition, json.dumps(list(values))
 
-    def _sql(self, query: str) -> str:
-        return query
-
     def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
         cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", rows)
         return int(cursor.rowcount)
@@ -142,15 +129,9 @@ class SqliteStore(Store):
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         cursor.executemany(INSERT, rows)
 
-    def _is_lost(self, connection: Any) -> bool:
-        return False
-
     def _roll_back(self, connection: Any) -> None:
         if connection.in_transaction:  # SQLite rolls back itself if the disk is full
             connection.execute("ROLLBACK")
-
-    def _lock(self, cursor: Any, what: int) -> None:
-        pass  # `begin` holds the write lock
 
     def _after_erasure(self, connection: Any) -> None:
         # The write-ahead log still has the old pages; an active reader delays its truncation.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.database import Cursor, Database
+from recsys.serving.stores.database import Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
     NOT_HISTORY,
@@ -75,10 +75,8 @@ class Store(Database):
     ) -> None:
         """Open the database and bring its schema up to date.
 
-        Args:
-            place: name of the store in messages, without secrets.
-            not_history: types of events that are not part of a history.
-            observer: counts every call.
+        `place` is the name of the store in messages, without secrets; events of the types
+        `not_history` are not part of a history.
 
         Raises:
             StoreError: not a store, a store of a newer version, or unreachable.
@@ -105,13 +103,14 @@ class Store(Database):
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         """Insert many new rows of `EVENT_COLUMNS`."""
 
-    @abstractmethod
-    def _lock(self, cursor: Cursor, what: int) -> None:
-        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends."""
+    def _lock(self, cursor: Any, what: int) -> None:
+        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
 
-    @abstractmethod
+        SQLite's `begin` does that already.
+        """
+
     def _after_erasure(self, connection: Any) -> None:
-        """Remove deleted rows from the disk, as far as the database allows."""
+        """Remove deleted rows from the disk; PostgreSQL decides itself when to do so."""
 
     # Reading
 
@@ -125,12 +124,9 @@ class Store(Database):
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
     ) -> list[StoredEvent]:
-        """A user's events of every type, newest first.
+        """A user's events of every type, newest first, at most `limit`.
 
-        Args:
-            user_id: outside id.
-            limit: number of events at most.
-            before: (`time_ms`, `place`) of the last event of the previous page.
+        `before` is (`time_ms`, `place`) of the last event of the previous page.
         """
         if "\0" in user_id:
             return []
@@ -157,17 +153,6 @@ class Store(Database):
         rows = await self._reading("users", lambda: self._query(query, bounds))
         return [user for (user,) in rows]
 
-    async def served(self, recommendation_id: str) -> Served | None:
-        """A remembered answer, or None."""
-        query = (
-            "SELECT recommendation_id, user_id, model, items, time_ms FROM recommendations"
-            " WHERE recommendation_id = ?"
-        )
-        rows = await self._reading("served", lambda: self._query(query, (recommendation_id,)))
-        for recommendation, user, model, items, time_ms in rows:
-            return Served(recommendation, user, model, tuple(json.loads(items)), time_ms)
-        return None
-
     async def journal(self, model: str, after: int = 0) -> Journal:
         """Changes of a model's catalog after a place.
 
@@ -189,8 +174,7 @@ class Store(Database):
     async def append(self, events: Sequence[Event]) -> Appended:
         """Write a batch durably: all of it or nothing. The next `history` includes it.
 
-        Raises:
-            EventConflictError: an event with this id has other content.
+        An `EventConflictError` tells that an event with this id has other content.
         """
         result: Appended = await self._writing("append", Write(events=events))
         return result
@@ -204,7 +188,7 @@ class Store(Database):
         if "\0" in user_id:
             return
 
-        def forget(cursor: Cursor) -> None:
+        def forget(cursor: Any) -> None:
             for table in ("events", "recommendations"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
@@ -238,7 +222,7 @@ class Store(Database):
             rows[number if key is None else key] = (model, key, json.dumps(dict(record)))
         condition, keys = self._among("key", [key for _, key, _ in rows.values() if key])
 
-        def write(cursor: Cursor) -> Journaled:
+        def write(cursor: Any) -> Journaled:
             self._lock(cursor, JOURNAL)  # so that places are in the order of commits
             before = self._last_place(cursor, model)
             cursor.executemany(
@@ -287,8 +271,7 @@ class Store(Database):
 
         An earlier version of the data set is replaced in the same transaction; other events stay.
 
-        Returns:
-            Number of imported events; 0 if this version was imported before.
+        Returns the number of imported events: 0 if this version was imported before.
 
         Raises:
             ArtifactError: there is no data set, or it was altered.
@@ -463,7 +446,7 @@ class Store(Database):
                 continue
         raise StoreError(f"store {self.place}: other processes write the same events; try again")
 
-    def _append(self, cursor: Cursor, batches: list[Sequence[Event]]) -> list[Any]:
+    def _append(self, cursor: Any, batches: list[Sequence[Event]]) -> list[Any]:
         events = [event for batch in batches for event in batch]
         known = dict(self._look_up(cursor, "events", "event_id", "digest", events, "event_id"))
         erased = self._erased_among(cursor, {event.user for event in events})
@@ -490,7 +473,7 @@ class Store(Database):
 
     def _look_up(
         self,
-        cursor: Cursor,
+        cursor: Any,
         table: str,
         key: str,
         value: str,
@@ -506,9 +489,9 @@ class Store(Database):
             self._sql(f"SELECT {key}, {value} FROM {table} WHERE {condition}"),  # noqa: S608
             (parameter,),
         )
-        return cursor.fetchall()
+        return list(cursor.fetchall())
 
-    def _erased_among(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
+    def _erased_among(self, cursor: Any, users: Iterable[str]) -> dict[str, int]:
         """Time of erasure of those of `users` who were erased, in unix milliseconds."""
         hashes = {user_hash(user): user for user in users}
         condition, parameter = self._among("user_hash", hashes)
@@ -518,7 +501,7 @@ class Store(Database):
         )
         return {hashes[name]: erased_ms for name, erased_ms in cursor.fetchall()}
 
-    def _keep_served(self, cursor: Cursor, served: Sequence[Served]) -> None:
+    def _keep_served(self, cursor: Any, served: Sequence[Served]) -> None:
         if not served:
             return
         erased = self._erased_among(cursor, {s.user for s in served if s.user is not None})
@@ -542,17 +525,17 @@ class Store(Database):
             (SERVED_KEPT,),
         )
 
-    def _last_place(self, cursor: Cursor, model: str) -> int:
+    def _last_place(self, cursor: Any, model: str) -> int:
         cursor.execute(
             self._sql("SELECT coalesce(max(id), 0) FROM journal WHERE model = ?"), (model,)
         )
         return int(cursor.fetchone()[0])
 
-    def _is_seeded(self, cursor: Cursor, digest: str) -> bool:
+    def _is_seeded(self, cursor: Any, digest: str) -> bool:
         cursor.execute(self._sql("SELECT 1 FROM seeds WHERE digest = ?"), (digest,))
         return cursor.fetchone() is not None
 
-    def _import(self, cursor: Cursor, data: Any, digest: str) -> None:
+    def _import(self, cursor: Any, data: Any, digest: str) -> None:
         cursor.execute("DELETE FROM events WHERE seed IS NOT NULL")
         cursor.execute("DELETE FROM seeds")
         users, items = data.user_ids.tolist(), data.item_ids.tolist()
@@ -575,7 +558,7 @@ class Store(Database):
             self._bulk(cursor, chunk)
         cursor.execute(self._sql("INSERT INTO seeds VALUES (?, ?)"), (digest, len(data)))
 
-    def _all_erased(self, cursor: Cursor, users: Iterable[str]) -> dict[str, int]:
+    def _all_erased(self, cursor: Any, users: Iterable[str]) -> dict[str, int]:
         """As `_erased_among`, for more users than a query can have."""
         cursor.execute("SELECT user_hash, erased_ms FROM erasures")
         erased = dict(cursor.fetchall())

@@ -51,7 +51,7 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
         "X.user": "user_id:token\tage:float\nu\t3\n",
     }),
     "table": ("e.csv", {
-        "e.csv": "user,item,timestamp,rating\nu,a,1,5\nv,\"b,c\",2,4\n",
+        "e.csv": "user,item,timestamp,rating\nu,a,1500000001,5\nv,\"b,c\",1500000002,4\n",
         "i.csv": "item,title,price,tags\na,A,1.5,x|y\n\"b,c\",B,2,z\n",
     }),
 }  # fmt: skip

@@ -207,7 +207,9 @@ def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> Non
     message = rf"is cut off at byte [\d,]+ of {len(whole) // 2:,}; .* lines\) .*Download it again"
     with pytest.raises(DataError, match=message):
         read("amazon", "X.json.gz")
-    table = b"user,item\n" + b"".join(b"u%d,i%d\n" % (i, i * i) for i in range(5000))
+    table = b"user,item,ts\n" + b"".join(
+        b"u%d,i%d,15000%05d\n" % (i, i * i, i) for i in range(5000)
+    )
     whole = gzip.compress(table)
     (raw / "e.csv.gz").write_bytes(whole[:-2000])
     with pytest.raises(DataError, match=r"e\.csv\.gz: the gzip file is cut off at byte"):

@@ -25,13 +25,13 @@ from recsys.splits import TEST, TRAIN, VALID
 Prepare = Callable[..., Dataset]
 
 CSV = """user,item,timestamp,rating
-u,a,100,5
-u,b,200,4
-u,b,200,4
-u,c,300,1
-v,b,110,5
-v,a,150,5
-w,d,400,3
+u,a,1500000100,5
+u,b,1500000200,4
+u,b,1500000200,4
+u,c,1500000300,1
+v,b,1500000110,5
+v,a,1500000150,5
+w,d,1500000400,4
 """
 SMALL = {"users": 40, "items": 240}
 
@@ -72,6 +72,56 @@ def test_the_manifest_tells_what_was_decided(prepare: Prepare, events: Path, hom
     assert list(manifest.parents) == ["interactions"]
 
 
+OTHER = CSV.replace("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"source": "table", "path": "f.csv"}, r"data\.path: .* was prepared from 'e\.csv', not"),
+        ({"source": "synthetic", "synthetic": SMALL}, r"data\.source: .* prepared from 'table'"),
+        (
+            {"source": "table", "path": "e.csv", "columns": {"rating": "none"}},
+            r"data\.columns: .* take another --name, or replace it with --force",
+        ),
+    ],
+)
+def test_a_data_set_of_another_source_is_never_replaced(
+    prepare: Prepare, events: Path, home: Path, section: dict[str, Any], message: str
+) -> None:
+    prepare(source="table", path="e.csv")
+    (events.parent / "f.csv").write_text(OTHER)
+    before = (home / "datasets/t/manifest.json").read_bytes()
+    with pytest.raises(ConfigError, match=message):
+        prepare(**section)
+    assert (home / "datasets/t/manifest.json").read_bytes() == before
+
+
+def test_a_data_set_of_another_source_is_replaced_by_force(
+    prepare: Prepare, events: Path, home: Path
+) -> None:
+    prepare(source="table", path="e.csv")
+    (events.parent / "f.csv").write_text(OTHER)
+    stage(
+        Context.of(
+            Settings({"name": "t", "data": {"source": "table", "path": "f.csv"}}), force=True
+        )
+    )
+    assert "x" in Dataset.load(home / "datasets/t").item_ids
+
+
+def test_new_content_and_filters_replace_a_data_set(prepare: Prepare, events: Path) -> None:
+    assert len(prepare(source="table", path="e.csv").item_ids) == 4
+    assert len(prepare(source="table", path="e.csv", k_core=2).item_ids) == 2
+    events.write_text(OTHER)
+    assert "x" in prepare(source="table", path="e.csv").item_ids
+
+
+def test_the_same_content_may_lie_at_another_path(prepare: Prepare, events: Path) -> None:
+    prepare(source="table", path="e.csv")
+    assert len(prepare(source="table", path=str(events)).item_ids) == 4
+
+
 def test_a_k_core_leaves_only_its_items(prepare: Prepare, events: Path) -> None:
     data = prepare(source="table", path="e.csv", k_core=2)
     assert data.item_ids.tolist() == ["a", "b"]
@@ -79,13 +129,14 @@ def test_a_k_core_leaves_only_its_items(prepare: Prepare, events: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dates", [(200, 300), ("1970-01-01T00:03:20", "1970-01-01T00:05:00+00:00")]
+    "dates",
+    [(1_500_000_200, 1_500_000_300), ("2017-07-14T02:43:20", "2017-07-14T02:45:00+00:00")],
 )
 def test_a_split_by_date_takes_seconds_or_iso_texts(
     prepare: Prepare, events: Path, dates: tuple[Any, Any]
 ) -> None:
     data = prepare(source="table", path="e.csv", split="global-temporal", dates=list(dates))
-    times = data.interactions.timestamp
+    times = data.interactions.timestamp - 1_500_000_000
     assert data.split.tolist() == [TRAIN if t < 200 else VALID if t < 300 else TEST for t in times]
 
 
@@ -93,7 +144,7 @@ def test_a_date_in_yaml_is_a_date(prepare: Prepare, events: Path) -> None:
     import yaml
 
     section = yaml.safe_load(
-        "{source: table, path: e.csv, split: global-temporal, dates: [1970-01-01, 1970-01-02]}"
+        "{source: table, path: e.csv, split: global-temporal, dates: [2017-07-14, 2017-07-15]}"
     )
     data = prepare(**section)
     assert set(data.split.tolist()) == {VALID}
@@ -150,7 +201,8 @@ def test_the_default_is_the_synthetic_shop() -> None:
 
 def test_the_seed_changes_the_synthetic_shop_alone(home: Path, events: Path) -> None:
     def run(seed: int, **section: Any) -> int:
-        settings = Settings({"name": "t", "seed": seed, "data": section})
+        name = section.get("source", "shop")
+        settings = Settings({"name": name, "seed": seed, "data": section})
         return stage(Context.of(settings)).stat().st_ino
 
     first = run(0, synthetic=SMALL)
@@ -173,7 +225,7 @@ def test_the_stage_works_again_only_when_something_changed(
     assert run() == first
     assert run(force=True) != first
     second = folder.stat().st_ino
-    events.write_text(CSV + "w,a,500,5\n")
+    events.write_text(CSV + "w,a,1500000500,5\n")
     third = run()
     assert third != second
     assert run(min_length=2) != third
@@ -190,14 +242,14 @@ def test_a_file_that_appears_beside_the_data_is_noticed(prepare: Prepare, raw: P
 def test_bad_input_keeps_the_old_data_set_and_adds_nothing(
     prepare: Prepare, events: Path, home: Path
 ) -> None:
-    events.write_text("user,item\nu\n")
-    with pytest.raises(DataError, match=r"e\.csv:2: Expected 2 columns"):
+    events.write_text("user,item,timestamp\nu\n")
+    with pytest.raises(DataError, match=r"e\.csv: no rows in it"):
         prepare(source="table", path="e.csv")
     assert not list(home.rglob("*"))
     events.write_text(CSV)
     before = labels(prepare(source="table", path="e.csv"))
     events.write_text(CSV + "x,")
-    with pytest.raises(DataError, match=r"e\.csv:9"):
+    with pytest.raises(DataError, match=r"1 of 8 rows are damaged.*line 9: x,"):
         prepare(source="table", path="e.csv")
     assert labels(Dataset.load(home / "datasets/t")) == before
     assert [path.name for path in (home / "datasets").iterdir()] == ["t"]

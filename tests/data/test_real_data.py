@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsys.data.prepare import DataConfig, Prepared, build
+from recsys.data.memory import Prepared
+from recsys.data.prepare import DataConfig, build
 from recsys.data.stats import describe
 from recsys.errors import DataError
 
@@ -173,6 +174,7 @@ def test_the_converted_movielens_is_refused(make: Callable[..., Prepared]) -> No
 
 
 def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:
+    from recsys.data.cleaning import CleanConfig
     from recsys.data.raw import Columns
 
     columns = Columns(
@@ -184,6 +186,7 @@ def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -
         "recbole-ml-100k/ml-100k.inter",
         items="recbole-ml-100k/ml-100k.item",
         columns=columns,
+        clean=CleanConfig(near_duplicates_minutes=0, negative_feedback=False),
     ).dataset
     original = make("movielens", "movielens-100k").dataset
     assert made.interactions.user_ids.tolist() == original.interactions.user_ids.tolist()

@@ -20,7 +20,8 @@ from recsys.dataset import Dataset
 from recsys.decoding import speculative_beam_search
 from recsys.errors import ConfigError, RecsysError
 from recsys.interactions import Interactions
-from recsys.models.checkpoint import Architecture, save_model
+from recsys.models.architecture import Architecture
+from recsys.models.checkpoint import save_model
 from recsys.models.tree_forward import TreeModel
 from recsys.splits import TEST, TRAIN
 from recsys.testing import allowed_tokens, huggingface_beam_search, tiny_model

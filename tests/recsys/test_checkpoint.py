@@ -11,15 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from recsys.errors import ArtifactError, ConfigError
-from recsys.models.checkpoint import (
-    PRESETS,
-    Architecture,
-    architecture,
-    build,
-    load_model,
-    quiet,
-    save_model,
-)
+from recsys.models.architecture import PRESETS, Architecture, architecture
+from recsys.models.checkpoint import build, load_model, quiet, save_model
 from recsys.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.from_levels([8, 8, 8])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from recsys.artifacts import write_artifact
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, DataError
-from recsys.interactions import Interactions
+from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.splits import TEST, TRAIN, VALID
 
 ITEMS = pa.table(
@@ -181,3 +182,67 @@ def test_a_damaged_data_set_is_refused(tmp_path: Path, damage: Any) -> None:
     damage(path)
     with pytest.raises(DataError, match="prepare the data set again"):
         Dataset.load(path)
+
+
+TYPES = (Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0))
+
+
+def typed() -> Dataset:
+    """The data set of ROWS with types; u: view view | purchase | view; v: view | view purchase."""
+    data = dataset()
+    types = np.array([0, 0, 1, 0, 0, 0, 1], np.uint8)
+    interactions = replace(data.interactions, behaviour=types)
+    return replace(data, interactions=interactions, behaviours=TYPES)
+
+
+def test_the_target_is_the_first_event_of_a_target_type() -> None:
+    data = typed()
+    valid, test = data.examples("valid"), data.examples("test")
+    assert valid.users.tolist() == [0]
+    assert lists(valid.targets) == [[2]]
+    assert test.users.tolist() == [1]  # the test event of u is a view
+    assert lists(test.histories) == [[2, 1]]  # also the view in the test period
+    assert lists(test.targets) == [[0]]
+    assert test.histories.behaviours is not None
+    assert test.histories.behaviours.tolist() == [0, 0]
+    assert test.targets.behaviours is not None
+    assert test.targets.behaviours.tolist() == [1]
+    assert lists(data.examples("test", "all").targets) == [[0]]
+    assert data.train_histories.behaviours is not None
+    assert data.train_histories.behaviours.tolist() == [0, 0, 0]
+
+
+def test_types_are_saved_and_loaded(tmp_path: Path) -> None:
+    before = typed()
+    after = Dataset.load(save(before, tmp_path / "d"))
+    assert after.behaviours == TYPES
+    assert after.interactions.behaviour is not None
+    assert after.interactions.behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
+    (part,) = Dataset.parts(tmp_path / "d")
+    assert part.behaviour is not None
+    assert part.behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
+    without = Dataset.load(save(dataset(), tmp_path / "e"))
+    assert without.behaviours == ()
+    assert without.interactions.behaviour is None
+    assert without.examples("test").histories.behaviours is None
+
+
+def test_types_and_their_names_must_agree() -> None:
+    data = typed()
+    with pytest.raises(DataError, match="if and only if"):
+        replace(data, behaviours=())
+    with pytest.raises(DataError, match="type 1 is not among the 1 behaviours"):
+        replace(data, behaviours=TYPES[:1])
+
+
+def test_types_follow_their_items() -> None:
+    histories = Histories(np.array([0, 2, 3]), np.int32([5, 6, 7]), np.uint8([0, 1, 2]))
+    assert histories.take([1, 0]).behaviours.tolist() == [2, 0, 1]  # type: ignore[union-attr]
+    assert histories.where(histories.items != 6).behaviours.tolist() == [0, 2]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="as long as items"):
+        Histories(np.array([0, 1]), np.int32([5]), np.uint8([0, 1]))
+
+
+def test_availability_is_no_attribute() -> None:
+    items = ITEMS.append_column("available", pa.array([True, False, True]))
+    assert dataset(items=items).attributes == ["tags", "price"]

@@ -9,9 +9,10 @@ import pytest
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.semantic_ids.encoder import FILE, ItemEncoder, load, save
-from recsys.semantic_ids.features import FeatureConfig, build_features
-from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
-from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig
+from recsys.semantic_ids.features import build_features
+from recsys.semantic_ids.rqkmeans import RQKMeans
+from recsys.semantic_ids.rqvae import RQVAE
+from recsys.semantic_ids.settings import FeatureConfig, RQKMeansConfig, RQVAEConfig
 
 CONFIG = FeatureConfig(text_dim=16, collaborative_dim=8, attribute_dim=8)
 KINDS = ("lamp oak desk", "wool scarf warm", "steel knife sharp", "garden hose long")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
 from recsys.semantic_ids.collaborative import fill_unseen, ppmi_block, sasrec_block
-from recsys.semantic_ids.features import FeatureConfig, build_features
+from recsys.semantic_ids.features import build_features
+from recsys.semantic_ids.settings import FeatureConfig
 
 NOTHING = Histories.of([])
 

@@ -14,8 +14,9 @@ from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
 from recsys.semantic_ids.quantizer import decode, residual_codes
-from recsys.semantic_ids.rqkmeans import RQKMeans, RQKMeansConfig
-from recsys.semantic_ids.rqvae import RQVAE, RQVAEConfig, losses
+from recsys.semantic_ids.rqkmeans import RQKMeans
+from recsys.semantic_ids.rqvae import RQVAE, losses
+from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 
 QUICK_VAE = RQVAEConfig(
     latent_dim=4, hidden=(16,), warmup_steps=50, steps=100, batch_size=64, learning_rate=1e-2

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.interactions import Interactions
-from recsys.splits import TEST, TRAIN, VALID, global_temporal, leave_one_out
+from recsys.splits import (
+    TEST,
+    TRAIN,
+    VALID,
+    global_temporal,
+    label_ends,
+    label_last_targets,
+    leave_one_out,
+    users_to_ask,
+)
 
 lengths = st.lists(st.integers(1, 6), max_size=10)
 times = st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 20)), min_size=1, max_size=40)
@@ -79,3 +88,60 @@ def test_ratios_must_leave_something_to_test(ratio: tuple[float, float]) -> None
 def test_dates_must_be_in_order() -> None:
     with pytest.raises(ValueError, match="validation must begin before test"):
         global_temporal(at([1, 2]), dates=(2, 1))
+
+
+def test_nothing_can_be_split() -> None:
+    empty = Interactions.of([], [], [])
+    assert len(leave_one_out(empty)) == len(global_temporal(empty)) == 0
+
+
+def histories(rows: list[list[bool]]) -> tuple[np.ndarray, np.ndarray]:
+    """Users and targets of one list per user."""
+    user = np.repeat(np.arange(len(rows)), [len(row) for row in rows]).astype(np.int32)
+    return user, np.array([target for row in rows for target in row], bool)
+
+
+def test_the_last_targets_by_hand() -> None:
+    # u: context target context | target | context context; v: one target only; w: no history
+    user, target = histories([[False, True, False, True, False], [False, True], [True, True]])
+    labels, keep = label_last_targets(user, target)
+    assert labels[keep].tolist() == [TRAIN, VALID, TEST, TEST, TRAIN, TRAIN, TRAIN, TRAIN]
+    assert keep.tolist() == [True] * 4 + [False] + [True] * 4
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), max_size=6))
+def test_the_last_targets_equal_a_loop(rows: list[list[bool]]) -> None:
+    expected, kept = [], []
+    for row in rows:
+        places = [place for place, target in enumerate(row) if target]
+        valid, test = places[-2:] if len(places) > 1 and places[-2] > 0 else (99, 99)
+        expected += [
+            TRAIN if place < valid else VALID if place == valid else TEST
+            for place in range(len(row))
+        ]
+        kept += [place <= test for place in range(len(row))]
+    labels, keep = label_last_targets(*histories(rows))
+    assert keep.tolist() == kept
+    assert labels[keep].tolist() == np.array(expected)[kept].tolist() if rows else True
+    assert (np.diff(labels)[np.diff(histories(rows)[0]) == 0] >= 0).all()
+
+
+@given(lengths)
+def test_with_targets_alone_the_last_ones_are_leave_one_out(lengths: list[int]) -> None:
+    user, target = histories([[True] * n for n in lengths])
+    labels, keep = label_last_targets(user, target)
+    assert keep.all()
+    assert labels.tolist() == label_ends(user).tolist()
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=6), max_size=6))
+def test_users_to_ask_equals_a_loop(rows: list[list[tuple[bool, int]]]) -> None:
+    rows = [sorted(row, key=lambda event: event[1]) for row in rows]
+    user, target = histories([[t for t, _ in row] for row in rows])
+    labels = np.array([label for row in rows for _, label in row], np.uint8)
+    expected = [0, 0]
+    for row in rows:
+        for label in (VALID, TEST):
+            places = [place for place, event in enumerate(row) if event == (True, label)]
+            expected[label - 1] += bool(places) and places[0] > 0
+    assert users_to_ask(user, labels, target).tolist() == expected

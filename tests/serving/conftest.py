@@ -1,18 +1,20 @@
 """A recommender whose every answer can be checked against its request, and apps around it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,17 +26,17 @@ import pytest
 import uvicorn
 
 from recsys.artifacts import Manifest, write_artifact
-from recsys.bundle import CATALOG, PROMPTS, RETRIEVAL, TARGET, Bundle
+from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.output import Trace, TraceNode
 from recsys.errors import NonFiniteError
 from recsys.interactions import Interactions
-from recsys.live import Epoch, Epochs, NewItem
+from recsys.live import Epochs
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
-from recsys.retrieval import Retrieval
 from recsys.serving.app import create_app
+from recsys.serving.benchmark.process import Server
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
@@ -57,7 +59,7 @@ class FakeRecommender:
 
     retrieval: Any = FakeRetrieval()
 
-    def __init__(self, name: str = "demo") -> None:
+    def __init__(self, name="demo"):
         ids = [f"item-{i}" for i in range(ITEMS)]
         items = pa.table(
             {
@@ -85,27 +87,27 @@ class FakeRecommender:
         self.gate.set()
 
     @property
-    def epoch(self) -> Epoch:
+    def epoch(self):
         return self.epochs.current
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self):
         return self.epoch.catalog
 
-    def warm_up(self) -> None:
+    def warm_up(self):
         self.gate.wait(60)
         self.warm = True
 
-    def close(self) -> None:
+    def close(self):
         pass
 
-    def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
+    def recommend_batch(self, requests):
         self.busy = True
         self.gate.wait(60)
         self.batches.append(len(requests))
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: RecommendRequest) -> RecommendResult:
+    def answer(self, request):
         if "poison" in request.history:
             raise ValueError("secret: /etc/model")
         if "not-finite" in request.history:
@@ -128,7 +130,7 @@ class FakeRecommender:
             trace=self.trace() if request.trace else None,
         )
 
-    def allowed(self, request: RecommendRequest) -> np.ndarray:
+    def allowed(self, request):
         epoch = self.epoch
         found = epoch.alive.copy()
         if request.filter is not None:
@@ -137,18 +139,18 @@ class FakeRecommender:
             found &= inside
         return found
 
-    def named(self, item: str, score: float) -> Recommendation:
+    def named(self, item, score):
         catalog = self.catalog
         row = catalog.find(item)
         codes = tuple(catalog.codes[row].tolist())
         return Recommendation(item, score, catalog.title(row), codes, because="item-1")
 
-    def trace(self) -> Trace:
+    def trace(self):
         first = TraceNode(-1, 1, 2, 1, 1, -0.5, -0.25, "accepted", 81)
         second = TraceNode(0, 2, 6 + 3, 5, 2, None, -1.0, "patched", 9)
         return Trace([first, second], {1: 3, 2: 4, 3: 0})
 
-    def eligible(self, request: RecommendRequest) -> int | None:
+    def eligible(self, request):
         epoch = self.epoch
         if request.boosts:
             epoch.filters.boost(request.item_boosts)
@@ -156,25 +158,23 @@ class FakeRecommender:
             return None
         return epoch.filters.mask(request.item_filter).eligible
 
-    def upsert(self, items: Sequence[NewItem]) -> Epoch:
+    def upsert(self, items):
         return self.epochs.upsert(items)
 
-    def remove(self, item_ids: Sequence[str]) -> list[str]:
+    def remove(self, item_ids):
         return self.epochs.remove(item_ids)
 
-    def score(
-        self, histories: Sequence[Sequence[str]], items: Sequence[Sequence[str]]
-    ) -> list[list[float]]:
+    def score(self, histories, items):
         return [
             [-float(len(history) + int(item[5:])) for item in some]
             for history, some in zip(histories, items, strict=True)
         ]
 
-    def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
+    def similar(self, item_id, k):
         row = self.catalog.find(item_id)
         return [(self.catalog.item_id((row + i) % ITEMS), 1 / i) for i in range(1, k + 1)]
 
-    def fallback(self, request: RecommendRequest) -> RecommendResult:
+    def fallback(self, request):
         rows = np.flatnonzero(self.allowed(request)).tolist()
         names = [self.catalog.item_id(row) for row in rows]
         found = [name for name in names if name not in request.exclude_items]
@@ -189,18 +189,18 @@ class FakeRecommender:
             certificate="approximate",
         )
 
-    def expected(self, history: Iterable[str], k: int = 10, **options: Any) -> list[str]:
+    def expected(self, history, k=10, **options):
         result = self.answer(RecommendRequest(list(history), k, **options))
         return [found.item_id for found in result.recommendations]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend():
     return "asyncio"
 
 
 @pytest.fixture(autouse=True)
-def loggers_as_before() -> Iterator[None]:
+def loggers_as_before():
     """A server that is run inside a test redirects them."""
     loggers = [logging.getLogger(name) for name in ("recsys", "uvicorn")]
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
@@ -211,7 +211,7 @@ def loggers_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def left_frozen(monkeypatch):
     """What the engine does with the garbage collector, without its walk over all there is."""
     told = SimpleNamespace(calls=[])
     for name in ("collect", "freeze", "unfreeze"):
@@ -220,27 +220,41 @@ def left_frozen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return told
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
-def recommender() -> FakeRecommender:
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def recommender():
     return FakeRecommender()
 
 
 @pytest.fixture(scope="session")
-def fake() -> type[FakeRecommender]:
+def fake():
     return FakeRecommender
 
 
 def write_bundle(
-    path: Path, items: int, *, seed: int = 0, retrieval: Retrieval | None = None, **columns: Any
-) -> Path:
+    path, items, *, seed=0, codes=16, draft=False, retrieval=None, evaluation=None, **columns
+):
     """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
 
     from recsys.models.checkpoint import build, save_model
 
     rng = np.random.default_rng(0)
-    flat = rng.choice(16**3, items, replace=False)
-    codes = np.stack(np.unravel_index(flat, (16, 16, 16)), axis=1).astype(np.int32)
+    flat = rng.choice(codes**3, items, replace=False)
+    semantic_ids = np.stack(np.unravel_index(flat, (codes,) * 3), axis=1).astype(np.int32)
     table = pa.table(
         {
             "item_id": [f"B{i:04d}" for i in range(items)],
@@ -249,18 +263,24 @@ def write_bundle(
             **columns,
         }
     )
-    vocabulary = Vocabulary.from_levels([16, 16, 16])
+    vocabulary = Vocabulary.from_levels([codes] * 3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
         for weight in model.parameters():
             weight.data.mul_(3)  # peaked enough that scores rarely tie
+        small = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
     with write_artifact(path, "bundle") as folder:
         (folder / CATALOG).mkdir()
-        Catalog(table, codes).save(folder / CATALOG)
+        Catalog(table, semantic_ids).save(folder / CATALOG)
         vocabulary.save(folder)
         (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
         save_model(model, folder / TARGET)
+        if draft:
+            save_model(small, folder / DRAFT)
+        if evaluation is not None:
+            (folder / EVAL).mkdir()
+            (folder / EVAL / "validation.json").write_text(json.dumps(evaluation))
         if retrieval is not None:
             (folder / RETRIEVAL).mkdir()
             retrieval.save(folder / RETRIEVAL)
@@ -268,15 +288,15 @@ def write_bundle(
 
 
 @pytest.fixture(scope="session")
-def random_bundle() -> Callable[..., Path]:
+def random_bundle():
     return write_bundle
 
 
 @pytest.fixture
-def write_dataset(tmp_path: Path) -> Callable[..., Path]:
+def write_dataset(tmp_path):
     """Write events [(user, item, time)] as a canonical data set."""
 
-    def write(events: list[tuple[str, str, int]], name: str = "shop") -> Path:
+    def write(events, name="shop"):
         users, items, times = zip(*events, strict=True)
         interactions = Interactions.of(list(users), list(items), list(times))
         table = pa.table(
@@ -290,16 +310,14 @@ def write_dataset(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def settings(
-    tmp_path: Path, write_dataset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> ServingSettings:
+def settings(tmp_path, write_dataset, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
     histories = write_dataset([("ada", "item-1", 10), ("ada", "item-2", 20), ("bob", "gone", 5)])
     return ServingSettings(bundle=tmp_path / "bundles" / "demo", histories=histories)
 
 
 @contextmanager
-def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
+def serve_in_thread(settings, **parts):
     """The URL of an application on a real socket."""
     app = create_app(settings, **parts)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
@@ -310,9 +328,10 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
         thread.start()
         try:
             deadline = time.monotonic() + 300
-            while app.state.service.phase is not Phase.READY:
+            while app.state.service.phase is Phase.STARTING:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+            assert app.state.service.phase is Phase.READY, app.state.service.failure
             yield f"http://127.0.0.1:{port}"
         finally:
             server.should_exit = True
@@ -320,9 +339,46 @@ def serve_in_thread(settings: ServingSettings, **parts: Any) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def run_app(
-    settings: ServingSettings, *, wait: bool = True, **parts: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+async def answer_http(answer):
+    """A server that answers (head, body) with JSON, or (status, JSON); None hangs up."""
+    serving: list[Any] = []
+
+    async def talk(reader, writer):
+        serving.append(asyncio.current_task())
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = head.lower().partition("content-length: ")[2].split("\r\n")[0]
+                found = answer(head, await reader.readexactly(int(length or 0)))
+                found = await found if isawaitable(found) else found
+                if found is None:
+                    break
+                status, body = found if isinstance(found, tuple) else (200, found)
+                text = json.dumps(body).encode()
+                line = f"HTTP/1.1 {status} OK\r\nContent-Length: {len(text)}\r\n\r\n"
+                writer.write(line.encode() + text)
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    try:
+        yield Server(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # lets the transports close
+
+
+@pytest.fixture(scope="session")
+def answering():
+    return answer_http
+
+
+@asynccontextmanager
+async def run_app(settings, *, wait=True, **parts):
     """A client of a started application, over ASGI."""
     app = create_app(settings, **parts)
     transport = httpx.ASGITransport(app)
@@ -339,30 +395,77 @@ async def run_app(
         yield client, service
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition):
     async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 @pytest.fixture
-def running() -> Any:
+def running():
     return run_app
 
 
 @pytest.fixture(scope="session")
-def serving() -> Any:
+def serving():
     return serve_in_thread
 
 
 @pytest.fixture
-def until() -> Any:
+def until():
     return wait_until
 
 
 @pytest.fixture
-async def client(
-    settings: ServingSettings, recommender: FakeRecommender
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client(settings, recommender):
     async with run_app(settings, recommender=recommender) as (client, _):
         yield client
+
+
+@pytest.fixture
+def service(client):
+    """The service that `client` asks."""
+    return client._transport.app.state.service
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Of a program that a test runs."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def python(environment):
+    """Runs Python with these arguments to its end."""
+
+    def run(*arguments, **more):
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env=environment | more
+        )
+
+    return run
+
+
+@pytest.fixture
+def server_process(environment):
+    """Starts Python with these arguments; yields the server and its address, once it answers."""
+
+    @contextmanager
+    def start(*arguments):
+        command = [sys.executable, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+        try:
+            lines = []
+            for line in started.stderr:  # a person reads these
+                lines.append(line)
+                if found := re.search(r"answers at (http://\S+), try", line):
+                    yield started, found.group(1)
+                    return
+            pytest.fail(f"the server did not start: {''.join(lines)}")
+        finally:
+            started.kill()
+            started.communicate()
+
+    return start

@@ -1,23 +1,19 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import BaseModel
 
 from recsys.errors import ArtifactError
-from recsys.recommender import RecommendRequest, RecommendResult
+from recsys.recommender import RecommendRequest
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas import (
@@ -30,16 +26,14 @@ from recsys.serving.schemas import (
     recommendations,
 )
 from recsys.serving.service import Phase
-from recsys.serving.settings import ServingSettings
-from recsys.serving.stores import Journal, StoreError
+from recsys.serving.stores.records import Journal, StoreError
 
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 EVEN = {"must": [{"key": "categories", "match": "even"}]}
 JSON = {"content-type": "application/json"}
 
 
-def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
+def is_problem(response, code):
     """The body of a well-formed problem of this code."""
     body: dict[str, Any] = response.json()
     kind = KINDS[code]
@@ -53,14 +47,12 @@ def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
     return body
 
 
-def ids(response: httpx.Response) -> list[str]:
+def ids(response):
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
 
 
-def shortened(
-    fallback: Callable[[RecommendRequest], RecommendResult], request: RecommendRequest
-) -> RecommendResult:
+def shortened(fallback, request):
     """A fallback that knows two items only."""
     result = fallback(request)
     return replace(result, recommendations=result.recommendations[:2])
@@ -69,11 +61,10 @@ def shortened(
 # Recommendations
 
 
-async def test_an_inline_history_is_answered_by_the_model(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
-    response = await client.post(URL, json={"history": ["item-1", "item-2"], "k": 3})
-    assert ids(response) == recommender.expected(["item-1", "item-2"], 3)
+async def test_an_inline_history_is_answered_by_the_model(client, recommender):
+    history = ["item-1", "gone", "item-2", "lost"]
+    response = await client.post(URL, json={"history": history, "k": 3})
+    assert ids(response) == recommender.expected(history, 3)
     body = response.json()
     assert re.fullmatch("[0-9a-f]{32}", body.pop("recommendation_id"))
     first = body.pop("items")[0]
@@ -94,27 +85,15 @@ async def test_an_inline_history_is_answered_by_the_model(
         },
         "certificate": "beam-exact",
         "history_items": 2,
-        "unknown_items": [],
+        "unknown_items": ["gone", "lost"],
         "eligible_items": 298,
         "note": None,
     }
 
 
-async def test_both_routes_answer_a_known_user_from_the_store(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
-    expected = recommender.expected(["item-1", "item-2"], 5)
-    assert ids(await client.post(URL, json={"user": "ada", "k": 5})) == expected
-    assert ids(await client.get("/v1/users/ada/recommendations?k=5")) == expected
-
-
-async def test_every_option_of_a_users_query_arrives(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
-    response = await client.get(
-        "/v1/users/ada/recommendations?k=300&exclude_seen=false&include=metadata&include=timing"
-    )
-    is_problem(response, "invalid_request")  # k is too large
+async def test_both_routes_answer_a_known_user_with_every_option(client, recommender):
+    response = await client.post(URL, json={"user": "ada", "k": 5})
+    assert ids(response) == recommender.expected(["item-1", "item-2"], 5)
     response = await client.get(
         "/v1/users/ada/recommendations?k=200&exclude_seen=false&include=metadata&include=timing"
     )
@@ -123,7 +102,7 @@ async def test_every_option_of_a_users_query_arrives(
     assert "metadata" in response.json()["items"][0]
 
 
-async def test_an_unknown_user_gets_popular_items_and_a_note(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_user_gets_popular_items_and_a_note(client):
     for response in (
         await client.post(URL, json={"user": "eve", "k": 3}),
         await client.get("/v1/users/eve/recommendations?k=3"),
@@ -135,7 +114,7 @@ async def test_an_unknown_user_gets_popular_items_and_a_note(client: httpx.Async
         assert "popularity" in body["note"]["detail"]
 
 
-async def test_an_unknown_user_without_fallback_is_a_problem(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_user_without_fallback_is_a_problem(client):
     strict = {"user": "eve", "fallback": False}
     body = is_problem(await client.post(URL, json=strict), "unknown_user")
     assert body["detail"] == "There is no history of user 'eve'; send one inline as 'history'."
@@ -151,8 +130,8 @@ async def test_an_unknown_user_without_fallback_is_a_problem(client: httpx.Async
     ],
 )
 async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
-    client: httpx.AsyncClient, recommender: Any, request_: dict[str, Any], code: str
-) -> None:
+    client, recommender, request_, code
+):
     unknown = [] if code == "empty_history" else ["gone"]
     answer = await client.post(URL, json={**request_, "filter": EVEN, "exclude_items": ["item-2"]})
     assert ids(answer)[:2] == ["item-0", "item-4"]  # the filter and exclusions hold
@@ -169,18 +148,14 @@ async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
         assert "bare prompt" in answer.json()["note"]["detail"]
 
 
-async def test_new_users_get_the_bare_prompt_without_retrieval(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_new_users_get_the_bare_prompt_without_retrieval(client, recommender):
     recommender.retrieval = None
     answer = await client.post(URL, json={"user": "eve"})
     assert ids(answer) == recommender.expected([])
     assert answer.json()["note"]["code"] == "unknown_user"
 
 
-async def test_the_model_fills_up_a_short_fallback(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_the_model_fills_up_a_short_fallback(client, recommender):
     recommender.fallback = partial(shortened, recommender.fallback)
     request = {"user": "eve", "k": 5, "filter": EVEN, "exclude_items": ["item-2"]}
     body = (await client.post(URL, json=request | {"include": ["metadata", "timing"]})).json()
@@ -195,18 +170,14 @@ async def test_the_model_fills_up_a_short_fallback(
     assert "the model" in body["note"]["detail"]
 
 
-async def test_a_complete_fallback_does_not_run_the_model(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_a_complete_fallback_does_not_run_the_model(client, recommender):
     hidden = [f"item-{i}" for i in range(297)]
     answer = await client.post(URL, json={"user": "eve", "k": 10, "exclude_items": hidden})
     assert ids(answer) == ["item-297", "item-298", "item-299"]
     assert recommender.batches == []
 
 
-async def test_a_fallback_stays_short_if_the_queue_is_full(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
+async def test_a_fallback_stays_short_if_the_queue_is_full(settings, recommender, running, until):
     recommender.fallback = partial(shortened, recommender.fallback)
     tight = settings.model_copy(update={"queue_limit": 1, "max_batch": 1})
     async with running(tight, recommender=recommender) as (client, service):
@@ -221,18 +192,7 @@ async def test_a_fallback_stays_short_if_the_queue_is_full(
         assert [r.status_code for r in await asyncio.gather(first, second)] == [200, 200]
 
 
-async def test_unknown_items_of_a_history_are_listed(client: httpx.AsyncClient) -> None:
-    body = (await client.post(URL, json={"history": ["gone", "item-3", "lost"]})).json()
-    assert (body["unknown_items"], body["history_items"], body["note"]) == (
-        ["gone", "lost"],
-        1,
-        None,
-    )
-
-
-async def test_exclusions_reach_the_model_and_are_counted_once(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_exclusions_reach_the_model_and_are_counted_once(client, recommender):
     history, hidden = ["item-1", "item-1", "gone"], ["item-1", "item-7", "lost"]
     request = {"history": history, "k": 200, "exclude_items": hidden}
     response = await client.post(URL, json=request)
@@ -243,23 +203,14 @@ async def test_exclusions_reach_the_model_and_are_counted_once(
     assert response.json()["eligible_items"] == 300
 
 
-async def test_a_list_may_be_shorter_than_k(client: httpx.AsyncClient) -> None:
-    hidden = [f"item-{i}" for i in range(297)]
-    response = await client.post(URL, json={"history": [], "k": 10, "exclude_items": hidden})
-    assert set(ids(response)) == {"item-297", "item-298", "item-299"}
-    assert response.json()["eligible_items"] == 3
-
-
-async def test_metadata_and_timing_are_included_on_request(client: httpx.AsyncClient) -> None:
+async def test_metadata_and_timing_are_included_on_request(client):
     request = {"history": ["item-1"], "k": 200, "include": ["metadata", "timing"]}
-    body = (await client.post(URL, json={**request, "exclude_seen": False})).json()
-    found = {item["item_id"]: item["metadata"] for item in body["items"]}
-    other = {"history": ["item-8"], "k": 200, "include": ["metadata"]}
-    for item in (await client.post(URL, json=other)).json()["items"]:
-        found[item["item_id"]] = item["metadata"]
-    assert found["item-3"] == {"price": 1.5, "categories": ["odd"]}
-    if "item-0" in found:  # not a number becomes null
-        assert found["item-0"] == {"price": None, "categories": ["even"]}
+    body = (await client.post(URL, json=request)).json()
+    for item in body["items"]:
+        number = int(item["item_id"][5:])
+        price = number / 2 if number else None  # not a number becomes null
+        categories = ["odd" if number % 2 else "even"]
+        assert item["metadata"] == {"price": price, "categories": categories}
     timing = body["timing"]
     assert (timing["batch_size"], timing["decode"]["target_passes"]) == (1, 3)
     assert timing["total_ms"] >= timing["compute_ms"] >= 0
@@ -270,47 +221,32 @@ async def test_metadata_and_timing_are_included_on_request(client: httpx.AsyncCl
     [
         ({}, "", "exactly one of 'user' and 'history'"),
         ({"user": "ada", "history": []}, "", "exactly one of 'user' and 'history'"),
-        ({"user": None}, "", "exactly one of"),
-        ({"user": ""}, "/user", "at least 1 character"),
         ({"user": "u" * 257}, "/user", "at most 256 characters"),
-        ({"user": 7}, "/user", "valid string"),
-        ({"history": "item-1"}, "/history", "valid list"),
         ({"history": ["item-1", ""]}, "/history/1", "at least 1 character"),
         ({"history": [1]}, "/history/0", "valid string"),
         ({"history": ["x"] * 2001}, "/history", "at most 2000 items"),
         ({"history": [], "exclude_items": ["x"] * 2001}, "/exclude_items", "at most 2000 items"),
         ({"history": [], "k": 0}, "/k", "greater than or equal to 1"),
-        ({"history": [], "k": 201}, "/k", "less than or equal to 200"),
-        ({"history": [], "k": "5"}, "/k", "valid integer"),
         ({"history": [], "k": True}, "/k", "valid integer"),
-        ({"history": [], "k": 2.5}, "/k", "valid integer"),
-        ({"history": [], "exclude_seen": 1}, "/exclude_seen", "valid boolean"),
         ({"history": [], "include": ["all"]}, "/include/0", "'trace' or 'explanation'"),
         ({"history": [], "k": 10**400}, "/k", "less than or equal to 200"),
-        ({"history": [], "temperature": 0}, "/temperature", "greater than or equal to 0.01"),
         ({"history": [], "seed": -1}, "/seed", "greater than or equal to 0"),
-        ({"history": [], "diversity": 1.5}, "/diversity", "less than or equal to 1"),
         ({"history": [], "model": "../x"}, "/model", "pattern"),
         ({"history": [], "boosts": [{"filter": {}}]}, "/boosts/0/weight", "required"),
         ({"history": [], "top": 5}, "/top", "unknown field"),
         ({"history": [], "a/b~c": 5}, "/a~1b~0c", "unknown field"),
         ([], "", "a JSON object"),
-        ("item-1", "", "a JSON object"),
         (None, "", "a JSON object"),
     ],
 )
-async def test_an_invalid_request_is_reported_with_its_pointer(
-    client: httpx.AsyncClient, body: Any, pointer: str, text: str
-) -> None:
+async def test_an_invalid_request_is_reported_with_its_pointer(client, body, pointer, text):
     response = await client.post(URL, content=json.dumps(body), headers=JSON)
     (error,) = is_problem(response, "invalid_request")["errors"]
     assert (error["location"], error["pointer"]) == ("body", pointer)
     assert text in error["detail"]
 
 
-async def test_refused_fields_are_listed_up_to_a_limit_and_counted(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_refused_fields_are_listed_up_to_a_limit_and_counted(client):
     body = is_problem(await client.post(URL, json={"history": [1] * 100}), "invalid_request")
     assert len(body["errors"]) == 20
     assert body["detail"].endswith("(and 99 more)")
@@ -327,9 +263,7 @@ async def test_refused_fields_are_listed_up_to_a_limit_and_counted(
         (f"/v1/items/{'i' * 257}", "/item_id"),
     ],
 )
-async def test_an_invalid_path_or_query_is_reported_with_its_pointer(
-    client: httpx.AsyncClient, path: str, pointer: str
-) -> None:
+async def test_an_invalid_path_or_query_is_reported_with_its_pointer(client, path, pointer):
     (error,) = is_problem(await client.get(path), "invalid_request")["errors"]
     assert error["pointer"] == pointer
 
@@ -337,37 +271,24 @@ async def test_an_invalid_path_or_query_is_reported_with_its_pointer(
 @pytest.mark.parametrize(
     "content",
     [
-        b"{",
         b'{"history": [}',
         b"\xff\xfe",
         b"[" * 200_000,
-        b'{"k": ' + b"9" * 5_000 + b"}",
-        b"history=item-1",
         b'{"history": ["\\ud800"]}',  # half of a surrogate pair
-        b'{"history": ["\\uD800"]}',
-        b'{"\\ud800": 1, "history": []}',
-        b'{"history": [], "k": NaN}',
-        b'{"history": [], "temperature": Infinity}',
-        b'{"history": [], "temperature": 1e999}',
         b'{"history": [], "k": 1, "k": 2}',
-        b'{"history": [], "filter": ' + b'{"must": [' * 40 + b"]}" * 40 + b"}",
         b'\xef\xbb\xbf{"history": []}',
     ],
 )
-async def test_a_body_that_is_not_json_is_a_problem(
-    client: httpx.AsyncClient, content: bytes
-) -> None:
+async def test_a_body_that_is_not_json_is_a_problem(client, content):
     is_problem(await client.post(URL, content=content, headers=JSON), "malformed_body")
 
 
-async def test_an_empty_body_is_not_valid(client: httpx.AsyncClient) -> None:
+async def test_an_empty_body_is_not_valid(client):
     is_problem(await client.post(URL, headers=JSON), "invalid_request")
 
 
 @pytest.mark.parametrize("given", [None, "text/plain", "application/x-www-form-urlencoded"])
-async def test_a_body_must_say_that_it_is_json(
-    client: httpx.AsyncClient, given: str | None
-) -> None:
+async def test_a_body_must_say_that_it_is_json(client, given):
     headers = {} if given is None else {"content-type": given}
     response = await client.post(URL, content=b'{"history": []}', headers=headers)
     is_problem(response, "unsupported_media_type")
@@ -377,7 +298,7 @@ async def test_a_body_must_say_that_it_is_json(
     assert response.status_code == 200
 
 
-async def test_a_large_body_is_refused_by_its_header(client: httpx.AsyncClient) -> None:
+async def test_a_large_body_is_refused_by_its_header(client):
     body = is_problem(
         await client.post(URL, content=b" " * (1024 * 1024 + 1), headers=JSON), "body_too_large"
     )
@@ -386,10 +307,10 @@ async def test_a_large_body_is_refused_by_its_header(client: httpx.AsyncClient) 
     assert (await client.post(URL, content=valid, headers=JSON)).status_code == 200
 
 
-async def test_a_body_too_large_is_refused_while_it_streams(client: httpx.AsyncClient) -> None:
+async def test_a_body_too_large_is_refused_while_it_streams(client):
     sent = 0
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def endless():
         nonlocal sent
         while True:
             sent += 1
@@ -403,23 +324,20 @@ async def test_a_body_too_large_is_refused_while_it_streams(client: httpx.AsyncC
 # Options
 
 
-async def test_every_option_arrives_at_the_model(
-    settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_option_arrives_at_the_model(client, recommender, monkeypatch):
     asked: list[RecommendRequest] = []
     answer = recommender.answer
     monkeypatch.setattr(recommender, "answer", lambda r: (asked.append(r), answer(r))[1])
     boosts = [{"filter": EVEN, "weight": 0.5}]
-    async with running(settings, recommender=recommender) as (client, _):
-        asked.clear()
-        for options in (
-            {"filter": EVEN, "boosts": boosts, "guarantee": "global"},
-            {"seed": 2**63 - 1, "temperature": 1.5, "mode": "relaxed"},
-            {"mode": "strict", "include": ["trace"], "blend": False},
-            {},
-        ):
-            response = await client.post(URL, json={"history": ["item-1"], **options})
-            assert response.status_code == 200, response.text
+    asked.clear()
+    for options in (
+        {"filter": EVEN, "boosts": boosts, "guarantee": "global"},
+        {"seed": 2**63 - 1, "temperature": 1.5, "mode": "relaxed"},
+        {"mode": "strict", "include": ["trace"], "blend": False},
+        {},
+    ):
+        response = await client.post(URL, json={"history": ["item-1"], **options})
+        assert response.status_code == 200, response.text
     first, second, third, last = asked
     assert (first.filter, first.boosts, first.guarantee) == (EVEN, boosts, "global")
     assert (second.seed, second.temperature, second.mode) == (2**63 - 1, 1.5, "relaxed")
@@ -435,14 +353,12 @@ async def test_every_option_arrives_at_the_model(
         ({"mode": "relaxed"}, "give it a seed"),
     ],
 )
-async def test_conflicting_options_are_reported(
-    client: httpx.AsyncClient, options: dict[str, Any], text: str
-) -> None:
+async def test_conflicting_options_are_reported(client, options, text):
     response = await client.post(URL, json={"history": ["item-1"], **options})
     assert text in is_problem(response, "invalid_request")["detail"]
 
 
-async def test_a_filter_is_applied_and_its_matches_are_counted(client: httpx.AsyncClient) -> None:
+async def test_a_filter_is_applied_and_its_matches_are_counted(client):
     request = {"history": ["item-1", "item-2"], "filter": EVEN, "exclude_items": ["item-4"]}
     response = await client.post(URL, json={**request, "k": 200})
     assert {int(item[5:]) % 2 for item in ids(response)} == {0}
@@ -451,9 +367,7 @@ async def test_a_filter_is_applied_and_its_matches_are_counted(client: httpx.Asy
     assert response.json()["eligible_items"] == 297
 
 
-async def test_diversity_chooses_from_more_items_and_is_approximate(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_diversity_chooses_from_more_items_and_is_approximate(client, recommender):
     request = {"history": ["item-1"], "k": 4}
     plain = ids(await client.post(URL, json=request))
     response = await client.post(URL, json={**request, "diversity": 1.0})
@@ -464,7 +378,7 @@ async def test_diversity_chooses_from_more_items_and_is_approximate(
     assert response.json()["certificate"] == "approximate"
 
 
-async def test_traces_and_explanations_are_included_on_request(client: httpx.AsyncClient) -> None:
+async def test_traces_and_explanations_are_included_on_request(client):
     request = {"history": ["item-1"], "k": 1, "include": ["trace", "explanation"]}
     body = (await client.post(URL, json=request)).json()
     assert body["trace"] == {
@@ -485,9 +399,7 @@ async def test_traces_and_explanations_are_included_on_request(client: httpx.Asy
     assert body["items"][0]["because"] == "item-1"
 
 
-async def test_a_batch_is_answered_in_order_despite_failures(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_a_batch_is_answered_in_order_despite_failures(client, recommender):
     requests = [
         {"history": ["item-1"], "k": 2},
         {"user": "eve", "fallback": False},
@@ -495,15 +407,18 @@ async def test_a_batch_is_answered_in_order_despite_failures(
         {"history": ["item-1"], "filter": {"must": [{"key": "size", "match": 1}]}},
         {"user": "ada", "k": 3},
         {"history": ["item-1"], "model": "nobody"},
+        {"history": ["item-5", "not-finite"]},
     ]
     response = await client.post(f"{URL}/batch", json={"requests": requests})
     results = response.json()["results"]
-    assert [result["status"] for result in results] == [200, 404, 500, 422, 200, 404]
+    assert [result["status"] for result in results] == [200, 404, 500, 422, 200, 404, 500]
     assert [i["item_id"] for i in results[0]["answer"]["items"]] == recommender.expected(
         ["item-1"], 2
     )
     codes = [result["problem"]["code"] for result in results if "problem" in result]
-    assert codes == ["unknown_user", "internal_error", "invalid_filter", "unknown_model"]
+    assert codes == [
+        *("unknown_user", "internal_error", "invalid_filter", "unknown_model", "non_finite_scores")
+    ]
     assert results[1]["problem"]["request_id"] == response.headers["x-request-id"]
     assert "secret" not in response.text
     body = is_problem(
@@ -514,36 +429,15 @@ async def test_a_batch_is_answered_in_order_despite_failures(
     is_problem(await client.post(f"{URL}/batch", json={"requests": []}), "invalid_request")
 
 
-async def test_the_longest_requests_that_are_allowed_are_answered(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_the_longest_requests_that_are_allowed_are_answered(client):
     long = {"history": ["i" * 256] * 1999 + ["item-1"], "k": 200, "exclude_items": ["x"] * 2000}
     assert len(ids(await client.post(URL, json=long))) == 200
-
-
-async def test_requests_past_their_deadline_are_not_computed(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
-    hasty = settings.model_copy(update={"deadline_ms": 100.0, "queue_limit": 1000})
-    async with running(hasty, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        storm = [
-            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
-            for i in range(200)
-        ]
-        for response in await asyncio.gather(*storm):
-            is_problem(response, "deadline_exceeded")
-        assert service.models.waiting == 0
-        recommender.gate.set()
-        assert ids(await client.post(URL, json={"history": ["item-0"]}))
-        # the batch that was computed when the storm came, and the last request
-        assert sum(recommender.batches) <= settings.max_batch + 1
 
 
 # The other endpoints
 
 
-async def test_an_item_is_shown_with_its_codes_and_attributes(client: httpx.AsyncClient) -> None:
+async def test_an_item_is_shown_with_its_codes_and_attributes(client):
     assert (await client.get("/v1/items/item-100")).json() == {
         "item_id": "item-100",
         "title": "Thing no. 100",
@@ -555,7 +449,7 @@ async def test_an_item_is_shown_with_its_codes_and_attributes(client: httpx.Asyn
     is_problem(await client.get("/v1/items/%ed%a0%80"), "unknown_item")
 
 
-async def test_models_are_listed(client: httpx.AsyncClient, recommender: Any) -> None:
+async def test_models_are_listed(client, recommender):
     assert (await client.get("/v1/models")).json() == {
         "models": [
             {
@@ -571,7 +465,7 @@ async def test_models_are_listed(client: httpx.AsyncClient, recommender: Any) ->
     }
 
 
-async def test_other_paths_and_methods_are_problems(client: httpx.AsyncClient) -> None:
+async def test_other_paths_and_methods_are_problems(client):
     is_problem(await client.get("/v1/nothing"), "not_found")
     is_problem(await client.get("/v1/models/"), "not_found")
     response = await client.get(URL)
@@ -580,22 +474,20 @@ async def test_other_paths_and_methods_are_problems(client: httpx.AsyncClient) -
 
 
 class Links(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.links: list[str] = []
         self.text = ""
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.links += [value or "" for name, value in attrs if name in ("href", "src")]
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
 @pytest.mark.parametrize("page", ["/", "/docs"])
-async def test_pages_are_self_contained_and_have_no_dead_link(
-    client: httpx.AsyncClient, page: str
-) -> None:
+async def test_pages_are_self_contained_and_have_no_dead_link(client, page):
     response = await client.get(page)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     parser = Links()
@@ -606,22 +498,10 @@ async def test_pages_are_self_contained_and_have_no_dead_link(
         assert (await client.get(link)).status_code == 200
 
 
-async def test_the_curl_line_of_the_page_works(client: httpx.AsyncClient) -> None:
-    parser = Links()
-    parser.feed((await client.get("/")).text)
-    found = re.search(r"curl (\S+) -H '(.*?): (.*?)' -d '(.*)'", parser.text)
-    assert found is not None
-    url, name, value, body = found.groups()
-    response = await client.post(url, content=body, headers={name: value})
-    assert len(ids(response)) == 5
-
-
 # Life
 
 
-async def test_not_ready_until_loaded_and_warm_but_alive(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
+async def test_not_ready_until_loaded_and_warm_but_alive(settings, recommender, running, until):
     recommender.gate.clear()
     async with running(settings, recommender=recommender, wait=False) as (client, service):
         assert (await client.get("/health/live")).json() == {"status": "live"}
@@ -639,9 +519,7 @@ async def test_not_ready_until_loaded_and_warm_but_alive(
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
 
 
-async def test_a_damaged_bundle_leaves_the_service_not_ready(
-    settings: ServingSettings, running: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_bundle_leaves_the_service_not_ready(settings, running, caplog):
     caplog.set_level(logging.ERROR)
     async with running(settings) as (client, service):  # settings.bundle does not exist
         assert service.phase is Phase.FAILED
@@ -652,9 +530,7 @@ async def test_a_damaged_bundle_leaves_the_service_not_ready(
     assert str(settings.bundle) in caplog.text
 
 
-async def test_a_full_queue_is_429_and_a_late_answer_504(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
+async def test_a_full_queue_is_429_and_a_late_answer_504(settings, recommender, running, until):
     tight = settings.model_copy(update={"queue_limit": 2, "max_batch": 1, "deadline_ms": 200.0})
     async with running(tight, recommender=recommender) as (client, _):
         recommender.gate.clear()
@@ -683,21 +559,13 @@ READS: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(("method", "url", "body", "blocked"), READS)
 async def test_reads_have_a_deadline_and_a_bound_too(
-    settings: ServingSettings,
-    recommender: Any,
-    running: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    method: str,
-    url: str,
-    body: Any,
-    blocked: str,
-) -> None:
+    settings, recommender, running, monkeypatch, method, url, body, blocked
+):
     tight = settings.model_copy(update={"queue_limit": 3, "deadline_ms": 1000.0})
     async with running(tight, recommender=recommender) as (client, service):
         free = threading.Event()
 
-        def slow(*arguments: Any) -> Any:
+        def slow(*arguments):
             free.wait(60)
             return [] if blocked == "similar" else 1
 
@@ -714,53 +582,45 @@ async def test_reads_have_a_deadline_and_a_bound_too(
         assert (await client.request(method, url, json=body)).status_code == 200
 
 
-async def test_leaving_during_a_filter_check_frees_the_place(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        free, left = threading.Event(), asyncio.Event()
-        recommender.eligible = lambda request: free.wait(60) and 1
-        url = "/v1/filters/validate"
-        gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
-        await until(lambda: service._reads._under_way == 1)
-        left.set()
-        await gone
-        assert service._reads._under_way == 0
-        free.set()
+async def test_leaving_during_a_filter_check_frees_the_place(client, service, recommender, until):
+    free, left = threading.Event(), asyncio.Event()
+    recommender.eligible = lambda request: free.wait(60) and 1
+    url = "/v1/filters/validate"
+    gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
+    await until(lambda: service._reads._under_way == 1)
+    left.set()
+    await gone
+    assert service._reads._under_way == 0
+    free.set()
 
 
-async def test_stopping_answers_the_requests_under_way(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        asked = [asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))]
-        await until(lambda: recommender.busy)
-        for i in range(1, 9):
-            asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
-        await until(lambda: service.models.waiting == 8)
-        stopping = asyncio.create_task(service.stop())
-        await until(lambda: service.phase is Phase.STOPPING)
-        is_problem(await client.post(URL, json={"history": ["item-0"]}), "not_ready")
-        recommender.gate.set()
-        for i, response in enumerate(await asyncio.gather(*asked)):
-            assert ids(response) == recommender.expected([f"item-{i}"])
-        await stopping
+async def test_stopping_answers_the_requests_under_way(client, service, recommender, until):
+    recommender.gate.clear()
+    asked = [asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))]
+    await until(lambda: recommender.busy)
+    for i in range(1, 9):
+        asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
+    await until(lambda: service.models.waiting == 8)
+    stopping = asyncio.create_task(service.stop())
+    await until(lambda: service.phase is Phase.STOPPING)
+    is_problem(await client.post(URL, json={"history": ["item-0"]}), "not_ready")
+    recommender.gate.set()
+    for i, response in enumerate(await asyncio.gather(*asked)):
+        assert ids(response) == recommender.expected([f"item-{i}"])
+    await stopping
 
 
-async def post_and_leave(
-    client: httpx.AsyncClient, body: bytes, left: asyncio.Event, url: str = URL
-) -> None:
+async def post_and_leave(client, body, left, url=URL):
     """Send the beginning of a request, or all of it, and hang up when `left` is set."""
     messages = [{"type": "http.request", "body": body, "more_body": not body.endswith(b"}")}]
 
-    async def receive() -> dict[str, Any]:
+    async def receive():
         if messages:
             return messages.pop()
         await left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message):
         raise AssertionError(f"nobody listens: {message}")
 
     scope = {
@@ -773,115 +633,76 @@ async def post_and_leave(
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
     }
-    await client._transport.app(scope, receive, send)  # type: ignore[attr-defined]
+    await client._transport.app(scope, receive, send)
 
 
-async def test_a_client_that_leaves_during_its_body_gets_no_answer(
-    client: httpx.AsyncClient, recommender: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_leaves_during_its_body_gets_no_answer(client, recommender, caplog):
     caplog.set_level(logging.INFO, "recsys.serving.access")
     left = asyncio.Event()
     left.set()
     await post_and_leave(client, b'{"history": [', left)
     assert recommender.batches == []
     (record,) = [r for r in caplog.records if r.name == "recsys.serving.access"]
-    assert record.fields["status"] == 499  # type: ignore[attr-defined]
-
-
-async def test_a_client_that_disconnects_frees_its_place(
-    settings: ServingSettings,
-    recommender: Any,
-    running: Any,
-    until: Any,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "recsys.serving.access")
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        first = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
-        await until(lambda: recommender.busy)
-        left = asyncio.Event()
-        gone = asyncio.create_task(post_and_leave(client, b'{"history": ["item-9"]}', left))
-        await until(lambda: service.models.waiting == 1)
-        left.set()
-        await gone
-        assert service.models.waiting == 0
-        recommender.gate.set()
-        assert ids(await first) == recommender.expected(["item-1"])
-        assert recommender.batches == [1]
-    assert [r.fields["status"] for r in caplog.records if r.name == "recsys.serving.access"] == [
-        499,
-        200,
-    ]
+    assert record.fields["status"] == 499
 
 
 async def test_many_clients_that_leave_do_not_affect_the_others(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        first = asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))
-        await until(lambda: recommender.busy)
-        left = asyncio.Event()
-        bodies = [json.dumps({"history": [f"item-{i}"]}).encode() for i in range(100)]
-        gone = [asyncio.create_task(post_and_leave(client, body, left)) for body in bodies]
-        stay = [
-            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
-            for i in range(1, 21)
-        ]
-        await until(lambda: service.models.waiting == 120)
-        left.set()
-        await asyncio.gather(*gone)
-        assert service.models.waiting == 20
-        recommender.gate.set()
-        for i, response in enumerate(await asyncio.gather(first, *stay)):
-            assert ids(response) == recommender.expected([f"item-{i}"])
-        assert sum(recommender.batches) == 21
-        assert service.models.get().leases == 0
-        assert "recsys_http_in_flight 1.0" in (await client.get("/metrics")).text  # this one
+    client, service, recommender, until, caplog
+):
+    caplog.set_level(logging.INFO, "recsys.serving.access")
+    recommender.gate.clear()
+    first = asyncio.create_task(client.post(URL, json={"history": ["item-0"]}))
+    await until(lambda: recommender.busy)
+    left = asyncio.Event()
+    bodies = [json.dumps({"history": [f"item-{i}"]}).encode() for i in range(100)]
+    gone = [asyncio.create_task(post_and_leave(client, body, left)) for body in bodies]
+    stay = [
+        asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})) for i in range(1, 21)
+    ]
+    await until(lambda: service.models.waiting == 120)
+    left.set()
+    await asyncio.gather(*gone)
+    assert service.models.waiting == 20
+    recommender.gate.set()
+    for i, response in enumerate(await asyncio.gather(first, *stay)):
+        assert ids(response) == recommender.expected([f"item-{i}"])
+    assert sum(recommender.batches) == 21
+    assert service.models.get().leases == 0
+    lines = [r for r in caplog.records if r.name == "recsys.serving.access"]
+    assert [r.fields["status"] for r in lines] == [499] * 100 + [200] * 21
+    assert "recsys_http_in_flight 1.0" in (await client.get("/metrics")).text  # this one
 
 
 async def test_a_jump_of_the_wall_clock_ends_no_request(
-    settings: ServingSettings,
-    recommender: Any,
-    running: Any,
-    until: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        real_ns, real_s = time.time_ns, time.time
-        for day in (1, -2):
-            recommender.gate.clear()
-            asked = [
-                asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]}))
-                for i in range(5)
-            ]
-            await until(lambda: service.models.waiting + recommender.busy >= 1)
-            with monkeypatch.context() as jumped:
-                jumped.setattr(time, "time_ns", lambda day=day: real_ns() + day * 86_400 * 10**9)
-                jumped.setattr(time, "time", lambda day=day: real_s() + day * 86_400)
-                recommender.gate.set()
-                for i, response in enumerate(await asyncio.gather(*asked)):
-                    assert ids(response) == recommender.expected([f"item-{i}"])
+    client, service, recommender, until, monkeypatch
+):
+    real_ns, real_s = time.time_ns, time.time
+    for day in (1, -2):
+        recommender.gate.clear()
+        asked = [
+            asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})) for i in range(5)
+        ]
+        await until(lambda: service.models.waiting + recommender.busy >= 1)
+        with monkeypatch.context() as jumped:
+            jumped.setattr(time, "time_ns", lambda day=day: real_ns() + day * 86_400 * 10**9)
+            jumped.setattr(time, "time", lambda day=day: real_s() + day * 86_400)
+            recommender.gate.set()
+            for i, response in enumerate(await asyncio.gather(*asked)):
+                assert ids(response) == recommender.expected([f"item-{i}"])
 
 
 async def test_a_bad_request_does_not_affect_its_batch_or_leak(
-    settings: ServingSettings,
-    recommender: Any,
-    running: Any,
-    until: Any,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        histories = [["item-1"], ["item-2"], ["item-3", "poison"], ["item-4"]]
-        asked = [asyncio.create_task(client.post(URL, json={"history": histories[0]}))]
-        await until(lambda: recommender.busy)
-        for history in histories[1:]:
-            asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
-        await until(lambda: service.models.waiting == 3)
-        recommender.gate.set()
-        responses = await asyncio.gather(*asked)
+    client, service, recommender, until, caplog
+):
+    recommender.gate.clear()
+    histories = [["item-1"], ["item-2"], ["item-3", "poison"], ["item-4"]]
+    asked = [asyncio.create_task(client.post(URL, json={"history": histories[0]}))]
+    await until(lambda: recommender.busy)
+    for history in histories[1:]:
+        asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
+    await until(lambda: service.models.waiting == 3)
+    recommender.gate.set()
+    responses = await asyncio.gather(*asked)
     for history, response in zip(histories, responses, strict=True):
         if history == ["item-3", "poison"]:
             body = is_problem(response, "internal_error")
@@ -890,46 +711,32 @@ async def test_a_bad_request_does_not_affect_its_batch_or_leak(
         else:
             assert ids(response) == recommender.expected(history)
     (record,) = [r for r in caplog.records if r.name == "recsys.serving.failures"]
-    assert record.fields == {"request_id": body["request_id"]}  # type: ignore[attr-defined]
+    assert record.fields == {"request_id": body["request_id"]}
     assert "secret" in caplog.text
-
-
-async def test_scores_that_are_not_finite_have_a_code_of_their_own(
-    settings: ServingSettings, recommender: Any, running: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, _):
-        histories = [["item-1"], ["item-5", "not-finite"], ["item-2"]]
-        asked = [client.post(URL, json={"history": history}) for history in histories]
-        first, broken, last = await asyncio.gather(*asked)
-    is_problem(broken, "non_finite_scores")
-    assert ids(first) == recommender.expected(["item-1"])
-    assert ids(last) == recommender.expected(["item-2"])
 
 
 class BrokenStore:
     """Cannot be read or written."""
 
-    async def journal(self, model: str, after: int = 0) -> Journal:
+    async def journal(self, model, after=0):
         return Journal([], after)
 
-    async def state_get(self, key: str) -> Any:
+    async def state_get(self, key):
         return None
 
-    def remember(self, served: Any) -> None:
+    def remember(self, served):
         pass
 
-    async def history(self, user_id: str, limit: int) -> list[str] | None:
+    async def history(self, user_id, limit):
         if user_id == "slow":
             await asyncio.sleep(60)
         raise StoreError("/var/secret.db: disk I/O error")
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
-async def test_a_failing_store_is_503_except_for_inline_histories(
-    settings: ServingSettings, recommender: Any, running: Any
-) -> None:
+async def test_a_failing_store_is_503_except_for_inline_histories(settings, recommender, running):
     hasty = settings.model_copy(update={"deadline_ms": 50.0})
     async with running(hasty, recommender=recommender, store=BrokenStore()) as (client, _):
         response = await client.post(URL, json={"user": "ada"})
@@ -942,7 +749,7 @@ async def test_a_failing_store_is_503_except_for_inline_histories(
 # Around every request
 
 
-async def test_a_request_id_is_accepted_or_generated(client: httpx.AsyncClient) -> None:
+async def test_a_request_id_is_accepted_or_generated(client):
     response = await client.get("/health/live", headers={"X-Request-ID": "trace-1.a_B"})
     assert response.headers["x-request-id"] == "trace-1.a_B"
     for bad in ("", "a b", "x" * 129, 'a"}\\n{'):
@@ -950,14 +757,12 @@ async def test_a_request_id_is_accepted_or_generated(client: httpx.AsyncClient) 
         assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
 
 
-async def test_every_request_is_one_line_in_the_log_without_user_ids(
-    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_every_request_is_one_line_in_the_log_without_user_ids(client, caplog):
     caplog.set_level(logging.INFO, "recsys.serving.access")
     await client.get("/v1/users/ada/recommendations", headers={"X-Request-ID": "one"})
     url = "/v1/users/eve/recommendations?fallback=false"
     await client.get(url, headers={"X-Request-ID": "two"})
-    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.access"]  # type: ignore[attr-defined]
+    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.access"]
     assert all(line.pop("ms") > 0 for line in lines)
     route = "/v1/users/{user_id}/recommendations"
     assert lines == [
@@ -975,14 +780,12 @@ async def test_every_request_is_one_line_in_the_log_without_user_ids(
 # OpenAPI
 
 
-async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
+async def openapi(client):
     document: dict[str, Any] = (await client.get("/openapi.json")).json()
     return document
 
 
-async def test_openapi_lists_all_routes_and_its_references_resolve(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_openapi_lists_all_routes_and_its_references_resolve(client):
     document = await openapi(client)
     assert sorted(document["paths"]) == sorted(
         {route.path_format for route in ROUTES if route.include_in_schema}
@@ -991,46 +794,13 @@ async def test_openapi_lists_all_routes_and_its_references_resolve(
         assert reference in document["components"]["schemas"]
 
 
-async def test_openapi_lists_each_status_of_a_recommendation(client: httpx.AsyncClient) -> None:
-    operation = (await openapi(client))["paths"][URL]["post"]
-    assert {int(status) for status in operation["responses"]} == {
-        *(200, 400, 401, 403, 404, 413, 414, 415, 422, 429, 431, 500, 503, 504)
-    }
-
-
-async def test_every_code_is_documented_or_belongs_to_no_route(client: httpx.AsyncClient) -> None:
+async def test_every_code_is_documented_or_belongs_to_no_route(client):
     text = json.dumps((await openapi(client))["paths"])
     missing = {code for code in KINDS if f"`{code}`" not in text}
     assert missing == {"not_found", "method_not_allowed"}
 
 
-async def test_the_examples_of_openapi_are_valid_requests(client: httpx.AsyncClient) -> None:
-    schema = (await openapi(client))["components"]["schemas"]["RecommendationsRequest"]
-    for example in schema["examples"]:
-        response = await client.post(URL, json=example)
-        assert response.status_code == 200 or response.json()["code"] == "unknown_user"
-    assert schema["additionalProperties"] is False
-
-
-async def test_every_body_and_every_answer_has_an_example(client: httpx.AsyncClient) -> None:
-    document = await openapi(client)
-    schemas = document["components"]["schemas"]
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            contents = [operation.get("requestBody", {}).get("content", {})]
-            contents += [
-                response.get("content", {})
-                for status, response in operation["responses"].items()
-                if status.startswith("2")
-            ]
-            for content in contents:
-                given = content.get("application/json", {}).get("schema")
-                if given is not None:
-                    name = given.get("$ref", "").rpartition("/")[2]
-                    assert schemas.get(name, given).get("examples"), (method, path, name)
-
-
-def wire_models() -> list[type[BaseModel]]:
+def wire_models():
     modules = (common, events, filters, items, models, operations, recommendations)
     found = [value for module in modules for value in vars(module).values()]
     kinds = {kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseModel)}
@@ -1038,7 +808,7 @@ def wire_models() -> list[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("kind", wire_models())
-def test_examples_are_valid_and_complete(kind: type[BaseModel]) -> None:
+def test_examples_are_valid_and_complete(kind):
     for example in kind.model_json_schema().get("examples", []):
         if kind is recommendations.Subject:
             continue  # no body by itself
@@ -1050,8 +820,8 @@ def test_examples_are_valid_and_complete(kind: type[BaseModel]) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 async def test_loaded_objects_are_frozen_for_the_garbage_collector(
-    settings: ServingSettings, recommender: Any, running: Any, left_frozen: Any, asked: bool
-) -> None:
+    settings, recommender, running, left_frozen, asked
+):
     chosen = settings.model_copy(update={"gc_freeze": asked})
     async with running(chosen, recommender=recommender):
         assert left_frozen.calls == ["collect", "freeze"] * asked

@@ -1,15 +1,7 @@
-from __future__ import annotations
-
 import json
 import os
 import stat
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from recsys.errors import ConfigError
@@ -19,23 +11,21 @@ from recsys.serving.app import create_app
 from recsys.serving.auth import Keyring, Scope
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "keys" / "keys.json"
 
 
 @pytest.fixture
-def check_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_at_once(monkeypatch):
     monkeypatch.setattr(auth, "CHECK_INTERVAL_S", 0.0)
 
 
 # The file
 
 
-def test_a_key_is_256_random_bits_and_the_file_has_its_hash_only(file: Path) -> None:
+def test_a_key_is_256_random_bits_and_the_file_has_its_hash_only(file):
     first, second = auth.create(file, "shop", "read"), auth.create(file, "ops", "admin")
     assert first.startswith("rk_")
     assert len(first) == 3 + 43  # 32 bytes in base64 without padding
@@ -51,7 +41,7 @@ def test_a_key_is_256_random_bits_and_the_file_has_its_hash_only(file: Path) -> 
     assert os.listdir(file.parent) == ["keys.json"]  # noqa: PTH208 - nothing temporary is left
 
 
-def test_a_key_is_found_and_no_other_text_is(file: Path) -> None:
+def test_a_key_is_found_and_no_other_text_is(file):
     secret = auth.create(file, "shop", "write")
     ring = Keyring(file)
     found = ring.find(secret)
@@ -62,7 +52,7 @@ def test_a_key_is_found_and_no_other_text_is(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("check_at_once")
-def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file: Path) -> None:
+def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file):
     first = auth.create(file, "first", "read")
     ring = Keyring(file)
     second = auth.create(file, "second", "read")
@@ -74,9 +64,7 @@ def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file: Path) -> N
 
 
 @pytest.mark.usefixtures("check_at_once")
-def test_keys_stay_valid_if_their_file_becomes_unreadable(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_stay_valid_if_their_file_becomes_unreadable(file, caplog):
     secret = auth.create(file, "shop", "read")
     ring = Keyring(file)
     file.write_text("{")
@@ -100,14 +88,14 @@ def test_keys_stay_valid_if_their_file_becomes_unreadable(
         ('{"version": 1, "keys": []}', "there is no key in it"),
     ],
 )
-def test_a_file_that_is_not_one_is_refused_at_the_start(file: Path, text: str, told: str) -> None:
+def test_a_file_that_is_not_one_is_refused_at_the_start(file, text, told):
     file.parent.mkdir()
     file.write_text(text)
     with pytest.raises(ConfigError, match=told):
         Keyring(file)
 
 
-def test_wrong_names_scopes_and_files_are_reported(file: Path) -> None:
+def test_wrong_names_scopes_and_files_are_reported(file):
     with pytest.raises(ConfigError, match="No such file or directory; make one with `recsys keys"):
         Keyring(file)
     with pytest.raises(ConfigError, match="scope 'root' is not read, write or admin"):
@@ -121,17 +109,13 @@ def test_wrong_names_scopes_and_files_are_reported(file: Path) -> None:
         auth.revoke(file, "b")
 
 
-def test_the_commands_make_list_and_revoke(tmp_path: Path) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+def test_the_commands_make_list_and_revoke(python, tmp_path):
+    def run(*words):
+        # as in the image: it could not listen there without the key that is made here
         code = "from recsys.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, "keys", *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            # as in the image: it could not listen there without the key that is made here
-            env={**os.environ, "RECSYS_HOME": str(tmp_path), "RECSYS_SERVE_HOST": "0.0.0.0"},
-        )
+        done = python("-c", code, "keys", *words, RECSYS_SERVE_HOST="0.0.0.0")
+        assert done.returncode == 0, done.stderr
+        return done
 
     made = run("create", "--name", "shop", "--scope", "write")
     secret = made.stdout.strip()
@@ -153,7 +137,7 @@ SCOPES = {
 }
 
 
-def test_every_route_declares_a_scope(settings: ServingSettings) -> None:
+def test_every_route_declares_a_scope(settings):
     assert create_app(settings).routes == ROUTES
     for route in ROUTES:
         assert hasattr(route.endpoint, "scope"), route.path
@@ -178,12 +162,12 @@ def test_every_route_declares_a_scope(settings: ServingSettings) -> None:
         ("//v1/items", None),
     ],
 )
-def test_a_path_finds_its_route(path: str, template: str | None) -> None:
+def test_a_path_finds_its_route(path, template):
     route, _ = find_route({"type": "http", "method": "GET", "path": path})
     assert (None if route is None else route.path_format) == template
 
 
-def test_every_change_needs_more_than_the_scope_read() -> None:
+def test_every_change_needs_more_than_the_scope_read():
     asking = {
         "/v1/recommendations",
         "/v1/recommendations/batch",
@@ -201,24 +185,22 @@ def test_every_change_needs_more_than_the_scope_read() -> None:
 
 
 @pytest.fixture
-def keys(file: Path) -> dict[str, str]:
+def keys(file):
     return {scope: auth.create(file, scope, scope) for scope in ("read", "write", "admin")}
 
 
 @pytest.fixture
-async def guarded(
-    settings: ServingSettings, recommender: Any, running: Any, file: Path, keys: dict[str, str]
-) -> AsyncIterator[httpx.AsyncClient]:
+async def guarded(settings, recommender, running, file, keys):
     with_keys = settings.model_copy(update={"keys": file})
     async with running(with_keys, recommender=recommender) as (client, _):
         yield client
 
 
-def bearer(secret: str) -> dict[str, str]:
+def bearer(secret):
     return {"authorization": f"Bearer {secret}"}
 
 
-async def test_without_a_key_only_public_routes_answer(guarded: httpx.AsyncClient) -> None:
+async def test_without_a_key_only_public_routes_answer(guarded):
     for (method, template), scope in SCOPES.items():
         path = template.replace("{path}", "none").replace("{", "").replace("}", "")
         response = await guarded.request(method, path)
@@ -230,7 +212,7 @@ async def test_without_a_key_only_public_routes_answer(guarded: httpx.AsyncClien
         assert (await guarded.get(path)).status_code == 401
 
 
-async def test_a_wrong_key_is_no_key(guarded: httpx.AsyncClient, keys: dict[str, str]) -> None:
+async def test_a_wrong_key_is_no_key(guarded, keys):
     for header in (
         *("Bearer rk_wrong", "Bearer", "Bearer ", f"Basic {keys['admin']}", keys["admin"]),
         f"Bearer {keys['admin']}, Bearer {keys['read']}",
@@ -240,9 +222,7 @@ async def test_a_wrong_key_is_no_key(guarded: httpx.AsyncClient, keys: dict[str,
         assert keys["admin"] not in response.text
 
 
-async def test_each_scope_allows_exactly_what_it_includes(
-    guarded: httpx.AsyncClient, keys: dict[str, str]
-) -> None:
+async def test_each_scope_allows_exactly_what_it_includes(guarded, keys):
     for (method, template), needed in SCOPES.items():
         path = template.replace("{path}", "none").replace("{", "").replace("}", "")
         for scope in (Scope.READ, Scope.WRITE):
@@ -256,9 +236,7 @@ async def test_each_scope_allows_exactly_what_it_includes(
         assert response.status_code not in (401, 403)
 
 
-async def test_the_scope_is_that_of_the_route_for_any_id(
-    guarded: httpx.AsyncClient, keys: dict[str, str]
-) -> None:
+async def test_the_scope_is_that_of_the_route_for_any_id(guarded, keys):
     for path in ("/v1/items/a%2Fsimilar", "/v1/users/u%2Fhistory"):
         response = await guarded.delete(path, headers=bearer(keys["read"]))
         assert response.status_code == 403
@@ -266,9 +244,7 @@ async def test_the_scope_is_that_of_the_route_for_any_id(
         assert response.status_code in (204, 404)
 
 
-async def test_a_route_without_a_declared_scope_needs_admin(
-    guarded: httpx.AsyncClient, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_route_without_a_declared_scope_needs_admin(guarded, keys, monkeypatch):
     route, _ = find_route({"type": "http", "method": "GET", "path": "/v1/models"})
     assert route is not None
     monkeypatch.delattr(route.endpoint, "scope")
@@ -277,9 +253,7 @@ async def test_a_route_without_a_declared_scope_needs_admin(
     assert (await guarded.get("/v1/models", headers=bearer(keys["admin"]))).status_code == 200
 
 
-async def test_an_unsupported_method_is_405_with_all_methods(
-    guarded: httpx.AsyncClient, keys: dict[str, str]
-) -> None:
+async def test_an_unsupported_method_is_405_with_all_methods(guarded, keys):
     for scope in ("read", "admin"):
         response = await guarded.get("/v1/recommendations", headers=bearer(keys[scope]))
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
@@ -287,31 +261,27 @@ async def test_an_unsupported_method_is_405_with_all_methods(
         assert (response.status_code, response.headers["allow"]) == (405, "DELETE, GET, PUT")
 
 
-async def test_the_access_line_names_the_key_and_never_shows_it(
-    guarded: httpx.AsyncClient, keys: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_access_line_names_the_key_and_never_shows_it(guarded, keys, caplog):
     caplog.set_level("INFO")
     await guarded.get("/v1/models", headers=bearer(keys["write"]))
     (record,) = [r for r in caplog.records if r.name == "recsys.serving.access"]
-    assert record.fields["key"] == "write"  # type: ignore[attr-defined]
+    assert record.fields["key"] == "write"
     assert keys["write"] not in caplog.text
 
 
-def test_with_keys_it_may_listen_beyond_this_machine(file: Path, keys: dict[str, str]) -> None:
+def test_with_keys_it_may_listen_beyond_this_machine(file, keys):
     settings = ServingSettings.load(host="0.0.0.0", keys=file)
     assert settings.hosts == ("*",)
 
 
-def test_the_default_file_of_keys_is_used_if_it_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_file_of_keys_is_used_if_it_exists(tmp_path, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
     assert ServingSettings.load().keys is None
     auth.create(tmp_path / "serving" / "keys.json", "a", "read")
     assert ServingSettings.load().keys == tmp_path / "serving" / "keys.json"
 
 
-async def test_openapi_has_the_scope_of_each_operation(guarded: httpx.AsyncClient) -> None:
+async def test_openapi_has_the_scope_of_each_operation(guarded):
     document = (await guarded.get("/openapi.json")).json()
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, operations in document["paths"].items():

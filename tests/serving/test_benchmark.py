@@ -1,17 +1,11 @@
 """`recsys benchmark serve`: loops over HTTP, requests, equality under load, soaks, errors."""
 
-from __future__ import annotations
-
-import asyncio
 import importlib
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,58 +23,32 @@ from recsys.serving.benchmark.process import Server, start_server
 from recsys.serving.benchmark.report import report
 from recsys.serving.benchmark.workload import Workload
 
-anyio = pytest.mark.anyio
 GET = Request("GET", "/")
 
 
-@asynccontextmanager
-async def answering(answer: Callable[[str, bytes], bytes]) -> AsyncIterator[Client]:
-    """A client of a server that answers (head, body) with bytes; an empty answer hangs up."""
-    serving: list[Any] = []
+@pytest.fixture
+def talking(answering):
+    """A client of a server that answers (head, body)."""
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.append(asyncio.current_task())
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = head.lower().partition("content-length: ")[2].split("\r\n")[0]
-                said = answer(head, await reader.readexactly(int(length or 0)))
-                if not said:
-                    break
-                writer.write(said)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
-            pass
-        writer.close()
-
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        async with Client([Server(*server.sockets[0].getsockname())], key="rk_x") as client:
+    @asynccontextmanager
+    async def talk(answer):
+        async with answering(answer) as server, Client([server], key="rk_x") as client:
             yield client
-    finally:
-        server.close()
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving)
-        await asyncio.sleep(0)  # lets the transports close
 
-
-def reply(body: bytes = b"{}", status: int = 200) -> bytes:
-    return f"HTTP/1.1 {status} OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return talk
 
 
 # The client and its loops
 
 
-@anyio
-async def test_a_request_is_sent_with_its_body_and_the_key() -> None:
+async def test_a_request_is_sent_with_its_body_and_the_key(talking):
     heard = []
 
-    def answer(head: str, body: bytes) -> bytes:
+    def answer(head, body):
         heard.append((head, body))
-        return reply(b'{"n": 1}')
+        return {"n": 1}
 
-    async with answering(answer) as client:
+    async with talking(answer) as client:
         found = await client.send(Request.post("/v1/x?y=1", {"a": [1]}))
     assert (found.status, found.json()) == (200, {"n": 1})
     ((head, body),) = heard
@@ -89,43 +57,39 @@ async def test_a_request_is_sent_with_its_body_and_the_key() -> None:
     assert json.loads(body) == {"a": [1]}
 
 
-@anyio
-async def test_a_broken_connection_counts_as_an_error() -> None:
-    async with answering(lambda head, body: b"") as client:
+async def test_a_broken_connection_counts_as_an_error(talking):
+    async with talking(lambda head, body: None) as client:
         assert (await client.send(GET)).status == 0
         run = await client.closed(iter([GET] * 3), 1)
     assert (run.statuses, run.errors, run.latency_ms) == ({0: 3}, 3, [])
 
 
-@anyio
-async def test_a_closed_loop_sends_every_request_once() -> None:
-    async with answering(lambda head, body: reply(body)) as client:
+async def test_a_closed_loop_sends_every_request_once(talking):
+    async with talking(lambda head, body: json.loads(body)) as client:
         requests = [Request.post("/", i) for i in range(40)]
         run = await client.closed(iter(requests), 4, keep=True)
     assert sorted(found.json() for found in run.replies) == list(range(40))
     assert all(json.loads(found.request.body) == found.json() for found in run.replies)
     assert (run.errors, len(run.latency_ms)) == (0, 40)
-    assert 0 < run.percentile(50) <= run.percentile(99)  # type: ignore[operator]
+    assert 0 < run.percentile(50) <= run.percentile(99)
 
 
-@anyio
-async def test_bad_answers_are_counted_by_status_and_not_timed() -> None:
+async def test_bad_answers_are_counted_by_status_and_not_timed(talking):
     codes = iter([200, 429, 500, 200])
-    async with answering(lambda head, body: reply(status=next(codes))) as client:
+    async with talking(lambda head, body: (next(codes), {})) as client:
         run = await client.closed(iter([GET] * 4), 1)
     assert run.statuses == {200: 2, 429: 1, 500: 1}
     assert (run.errors, len(run.latency_ms), run.replies) == (2, 2, [])
 
 
-@anyio
-async def test_an_open_loop_counts_latency_from_the_due_time() -> None:
-    async with answering(lambda head, body: reply()) as client:
+async def test_an_open_loop_counts_latency_from_the_due_time(talking):
+    async with talking(lambda head, body: {}) as client:
         run = await client.open([GET] * 9, [0.0, 0.01, -1.0], keep=True)
     assert len(run.latency_ms) == 3
     assert max(run.latency_ms) >= 1000, "the request that was due a second ago"
 
 
-def test_an_open_loop_is_a_poisson_process_of_its_rate() -> None:
+def test_an_open_loop_is_a_poisson_process_of_its_rate():
     due = np.array(draw_arrivals(400, 50.0, seed=3))
     assert (np.diff(due) > 0).all()
     assert due[-1] < 50
@@ -137,7 +101,7 @@ def test_an_open_loop_is_a_poisson_process_of_its_rate() -> None:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory):
     table = pa.table(
         {
             "item_id": [f"i{i}" for i in range(50)],
@@ -157,18 +121,18 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def bodies(requests: Any, count: int) -> list[Any]:
+def bodies(requests, count):
     return [json.loads(request.body) for request in islice(requests, count)]
 
 
-def test_a_seed_gives_the_same_requests_all_different(bundle: Path) -> None:
+def test_a_seed_gives_the_same_requests_all_different(bundle):
     first, again = (bodies(Workload(bundle, 1).mixed(), 50) for _ in range(2))
     assert first == again
     assert first != bodies(Workload(bundle, 2).mixed(), 50)
     assert len({json.dumps(body) for body in first}) == 50
 
 
-def test_mixed_requests_use_every_field_and_are_valid(bundle: Path) -> None:
+def test_mixed_requests_use_every_field_and_are_valid(bundle):
     found = bodies(Workload(bundle).mixed(), 300)
     keys = {clause["key"] for body in found for clause in body.get("filter", {}).get("must", [])}
     assert keys == {"price", "brand", "tags"}
@@ -187,32 +151,30 @@ def test_mixed_requests_use_every_field_and_are_valid(bundle: Path) -> None:
 class Fake:
     """Answers recommendations; from `lie_from` requests on, with other scores."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.count, self.lie_from = 0, 10**9
 
-    def __call__(self, head: str, body: bytes) -> bytes:
+    def __call__(self, head, body):
         self.count += 1
         score = len(json.loads(body)["history"]) + (self.count > self.lie_from)
         items = [{"item_id": "i0", "score": score}]
-        return reply(json.dumps({"items": items, "eligible_items": 3}).encode())
+        return {"items": items, "eligible_items": 3}
 
 
-async def equality(fake: Fake, bundle: Path) -> Any:
-    async with answering(fake) as client:
+async def equality(talking, fake, bundle):
+    async with talking(fake) as client:
         return await compare(client, Workload(bundle), Options((8,), checks=40))
 
 
-@anyio
-async def test_equal_answers_are_counted_as_equal(bundle: Path) -> None:
-    found = await equality(Fake(), bundle)
+async def test_equal_answers_are_counted_as_equal(talking, bundle):
+    found = await equality(talking, Fake(), bundle)
     assert (found["compared"], found["different"], found["errors"]) == (40, 0, 0)
 
 
-@anyio
-async def test_an_answer_that_changes_under_load_is_shown(bundle: Path) -> None:
+async def test_an_answer_that_changes_under_load_is_shown(talking, bundle):
     fake = Fake()
     fake.lie_from = 79  # the last one
-    found = await equality(fake, bundle)
+    found = await equality(talking, fake, bundle)
     assert found["different"] == 1
     assert found["first_different"]["field"] == "items"
 
@@ -220,14 +182,14 @@ async def test_an_answer_that_changes_under_load_is_shown(bundle: Path) -> None:
 # Report
 
 
-def row(key: str, value: float) -> dict[str, Any]:
+def row(key, value):
     return {
         key: value, "answers": 100, "rate": value, "p50_ms": 10.0, "p95_ms": 20.0, "p99_ms": None,
         "errors": 0, "generator_cpu": 0.1, "server_cpu": 0.9, "server_cpu_ms": 9.0,
     }  # fmt: skip
 
 
-def test_a_report_has_both_loops_and_the_comparison() -> None:
+def test_a_report_has_both_loops_and_the_comparison():
     equal = {"compared": 38, "requests": 40, "clients": 8, "different": 1, "errors": 1}
     document = {
         "bundle": {"name": "demo"},
@@ -244,13 +206,13 @@ def test_a_report_has_both_loops_and_the_comparison() -> None:
     ]
 
 
-def samples(rss: list[float]) -> list[dict[str, Any]]:
+def samples(rss):
     return [
         {"s": float(i), "rss_mb": mb, "open_files": 9, "threads": 4} for i, mb in enumerate(rss)
     ]
 
 
-def test_memory_is_flat_or_not_after_the_warm_up() -> None:
+def test_memory_is_flat_or_not_after_the_warm_up():
     found = fit_drift(samples([10.0, 60.0, *[100.0] * 8]))
     assert (found["rss_change"], found["flat"], found["rss_mb"]) == (0.0, True, 100.0)
     found = fit_drift(samples([100.0 + i for i in range(10)]))
@@ -260,14 +222,14 @@ def test_memory_is_flat_or_not_after_the_warm_up() -> None:
         fit_drift(samples([1.0, 2.0]))
 
 
-def test_a_run_without_answers_has_no_percentile() -> None:
+def test_a_run_without_answers_has_no_percentile():
     assert (Run().percentile(50), Run().rate) == (None, 0.0)
 
 
 # The command
 
 
-def test_without_aiohttp_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_aiohttp_the_error_names_the_extra(monkeypatch):
     name = "recsys.serving.benchmark.client"
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.delitem(sys.modules, name)
@@ -275,15 +237,13 @@ def test_without_aiohttp_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
         importlib.import_module(name)
 
 
-@anyio
-async def test_a_server_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_reports_the_reason(tmp_path):
     with pytest.raises(RecsysError, match=r"did not start: .*nothing is not an artifact"):
         async with start_server(tmp_path / "nothing"):
             pass
 
 
-@anyio
-async def test_a_soak_needs_a_server_of_its_own(bundle: Path) -> None:
+async def test_a_soak_needs_a_server_of_its_own(bundle):
     with pytest.raises(ConfigError, match="leave --url out"):
         await soak(Server("127.0.0.1", 1), bundle, minutes=1, seed=0)
 
@@ -297,8 +257,6 @@ async def test_a_soak_needs_a_server_of_its_own(bundle: Path) -> None:
         ({"url": "https://x"}, "expected http://HOST:PORT"),
     ],
 )
-def test_errors_name_the_option_and_its_value(
-    bundle: Path, options: dict[str, Any], message: str
-) -> None:
+def test_errors_name_the_option_and_its_value(bundle, options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         serve(bundle=bundle, **options)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -16,7 +14,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_every_json_value_is_parsed(value: object, ascii_only: bool) -> None:
+def test_every_json_value_is_parsed(value, ascii_only):
     assert parse(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
@@ -38,18 +36,18 @@ def test_every_json_value_is_parsed(value: object, ascii_only: bool) -> None:
         (b"", "at character 0"),
     ],
 )
-def test_invalid_json_is_refused_with_the_reason(body: bytes, why: str) -> None:
+def test_invalid_json_is_refused_with_the_reason(body, why):
     with pytest.raises(MalformedError, match=why):
         parse(body)
 
 
-def test_the_deepest_that_is_allowed_is_read() -> None:
+def test_the_deepest_that_is_allowed_is_read():
     assert parse(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH) is not None
     assert parse(b'["\\ud83d\\ude00"]') == ["\N{GRINNING FACE}"]
     assert parse(b'["' + b"[" * 1000 + b'"]') == ["[" * 1000]
 
 
-def test_a_name_twice_among_very_many_is_found_in_linear_time() -> None:
+def test_a_name_twice_among_very_many_is_found_in_linear_time():
     """Counting each name among all of them once took hours for a body like this one."""
     names = [f'"{i}":0' for i in range(300_000)]
     with pytest.raises(MalformedError, match="an object has the name '299999' twice"):

@@ -1,40 +1,30 @@
 """Items over HTTP: browsed, put, taken away, compared, ranked, and kept over a restart."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from recsys.errors import RequestError
-from recsys.serving.service import Service
-from recsys.serving.settings import ServingSettings
-from recsys.serving.stores import StoreError
+from recsys.serving.stores.records import StoreError
 
-Neighbours = tuple[httpx.AsyncClient, httpx.AsyncClient, Service]
-
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 LAMP = {"title": "Lamp", "attributes": {"price": 9.5, "categories": ["light"]}, "like": "item-7"}
 
 
-def ids(response: httpx.Response) -> list[str]:
+def ids(response):
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
 
 
-def code(response: httpx.Response) -> tuple[int, str]:
+def code(response):
     return response.status_code, response.json()["code"]
 
 
 # Looking
 
 
-async def test_the_catalog_is_browsed_by_prefix_and_page(client: httpx.AsyncClient) -> None:
+async def test_the_catalog_is_browsed_by_prefix_and_page(client):
     page = (await client.get("/v1/items?limit=2")).json()
     assert [item["item_id"] for item in page["items"]] == ["item-0", "item-1"]
     assert (page["total"], page["prefix"]) == (300, [])
@@ -48,7 +38,7 @@ async def test_the_catalog_is_browsed_by_prefix_and_page(client: httpx.AsyncClie
     assert (await client.get("/v1/items?prefix=9")).json()["total"] == 0
 
 
-async def test_the_catalog_is_searched_by_words_in_any_case(client: httpx.AsyncClient) -> None:
+async def test_the_catalog_is_searched_by_words_in_any_case(client):
     page = (await client.get("/v1/items", params={"q": "NO. 29"})).json()
     assert page["total"] == 11  # 29 and 290 to 299
     page = (await client.get("/v1/items", params={"q": "item-29", "prefix": "0"})).json()
@@ -57,11 +47,11 @@ async def test_the_catalog_is_searched_by_words_in_any_case(client: httpx.AsyncC
 
 
 @pytest.mark.parametrize("query", ["prefix=a", "prefix=1..2", "limit=0", "cursor=-1", "page=2"])
-async def test_an_invalid_query_is_reported(client: httpx.AsyncClient, query: str) -> None:
+async def test_an_invalid_query_is_reported(client, query):
     assert code(await client.get(f"/v1/items?{query}")) == (422, "invalid_request")
 
 
-async def test_similar_items_have_scores(client: httpx.AsyncClient, recommender: Any) -> None:
+async def test_similar_items_have_scores(client, recommender):
     body = (await client.get("/v1/items/item-7/similar?k=2")).json()
     assert [(item["item_id"], item["score"]) for item in body["items"]] == [
         ("item-8", 1.0),
@@ -72,7 +62,7 @@ async def test_similar_items_have_scores(client: httpx.AsyncClient, recommender:
     assert code(await client.get("/v1/items/item-7/similar")) == (409, "unsupported_by_model")
 
 
-async def test_given_items_are_ranked_and_unknown_ones_listed(client: httpx.AsyncClient) -> None:
+async def test_given_items_are_ranked_and_unknown_ones_listed(client):
     request = {"history": ["item-1", "gone"], "items": ["item-9", "lost", "item-3", "item-9"]}
     body = (await client.post("/v1/rank", json=request)).json()
     assert [(item["item_id"], item["score"], item["rank"]) for item in body["items"]] == [
@@ -89,7 +79,7 @@ async def test_given_items_are_ranked_and_unknown_ones_listed(client: httpx.Asyn
 # Changing
 
 
-async def test_an_item_is_added_recommended_and_removed(client: httpx.AsyncClient) -> None:
+async def test_an_item_is_added_recommended_and_removed(client):
     light = {"must": [{"key": "categories", "match": "light"}]}
     body = (await client.put("/v1/items/lamp", json=LAMP)).json()
     assert body["epoch"] == 1
@@ -105,7 +95,7 @@ async def test_an_item_is_added_recommended_and_removed(client: httpx.AsyncClien
     assert (ids(answer), answer.json()["eligible_items"]) == ([], 0)
 
 
-async def test_an_existing_item_is_replaced(client: httpx.AsyncClient) -> None:
+async def test_an_existing_item_is_replaced(client):
     before = (await client.get("/v1/items/item-5")).json()
     await client.put("/v1/items/item-5", json={"title": "New", "attributes": {"price": 1.0}})
     after = (await client.get("/v1/items/item-5")).json()
@@ -114,7 +104,7 @@ async def test_an_existing_item_is_replaced(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("item_id", ["a/b", "a%2Fb/c", "%25", "a?b".replace("?", "%3F"), "ä ö"])
-async def test_any_item_id_can_be_reached(client: httpx.AsyncClient, item_id: str) -> None:
+async def test_any_item_id_can_be_reached(client, item_id):
     put = await client.put(f"/v1/items/{item_id}", json=LAMP)
     assert put.status_code == 200
     assert (await client.get(f"/v1/items/{item_id}")).json() == put.json()["item"]
@@ -122,7 +112,7 @@ async def test_any_item_id_can_be_reached(client: httpx.AsyncClient, item_id: st
     assert (await client.delete(f"/v1/items/{item_id}")).status_code == 204
 
 
-async def test_an_id_may_end_like_a_path_of_the_service(client: httpx.AsyncClient) -> None:
+async def test_an_id_may_end_like_a_path_of_the_service(client):
     for item_id in ("a", "a/similar", "a/similar/similar"):
         body = {"item_id": item_id, **LAMP}
         assert (await client.post("/v1/items", json={"items": [body]})).status_code == 200
@@ -139,7 +129,7 @@ async def test_an_id_may_end_like_a_path_of_the_service(client: httpx.AsyncClien
     assert (await client.get("/v1/items/a")).status_code == 200
 
 
-async def test_a_user_may_be_called_like_a_path_of_the_service(client: httpx.AsyncClient) -> None:
+async def test_a_user_may_be_called_like_a_path_of_the_service(client):
     names = ("u", "u/history", "u/recommendations")
     events = [{"user": user, "item": "item-1"} for user in names]
     assert (await client.post("/v1/events", json={"events": events})).status_code == 200
@@ -152,7 +142,7 @@ async def test_a_user_may_be_called_like_a_path_of_the_service(client: httpx.Asy
     assert (await client.get("/v1/users/u/history")).status_code == 200
 
 
-async def test_a_batch_of_items_is_added_whole_or_not_at_all(client: httpx.AsyncClient) -> None:
+async def test_a_batch_of_items_is_added_whole_or_not_at_all(client):
     news = [{"item_id": "new-1", **LAMP}, {"item_id": "new-2", "like": "nothing"}]
     response = await client.post("/v1/items", json={"items": news})
     assert code(response) == (422, "invalid_item")
@@ -172,17 +162,13 @@ async def test_a_batch_of_items_is_added_whole_or_not_at_all(client: httpx.Async
         {},
     ],
 )
-async def test_a_refused_item_is_reported_with_the_reason(
-    client: httpx.AsyncClient, body: dict[str, Any]
-) -> None:
+async def test_a_refused_item_is_reported_with_the_reason(client, body):
     response = await client.put("/v1/items/new", json=body)
     assert code(response) == (422, "invalid_item")
     assert "'new'" in response.json()["detail"]
 
 
-async def test_changes_survive_a_restart(
-    settings: ServingSettings, fake: Any, running: Any
-) -> None:
+async def test_changes_survive_a_restart(settings, fake, running):
     async with running(settings, recommender=fake()) as (client, _):
         put = (await client.put("/v1/items/lamp", json=LAMP)).json()["item"]
         await client.put("/v1/items/lost", json=LAMP)
@@ -195,8 +181,8 @@ async def test_changes_survive_a_restart(
 
 
 async def test_another_model_replays_the_journal_except_refused_items(
-    settings: ServingSettings, fake: Any, running: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+    settings, fake, running, caplog
+):
     async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
         await client.put("/v1/items/coded", json={"semantic_id": [3, 6, 2]})
@@ -214,10 +200,8 @@ async def test_another_model_replays_the_journal_except_refused_items(
     assert "refuses item 'strange'" in caplog.text
 
 
-async def test_items_like_removed_or_moved_ones_reach_other_models(
-    settings: ServingSettings, fake: Any, running: Any
-) -> None:
-    async def put(client: httpx.AsyncClient, name: str, **fields: Any) -> None:
+async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fake, running):
+    async def put(client, name, **fields):
         assert (await client.put(f"/v1/items/{name}", json=fields)).status_code == 200
 
     async with running(settings, recommender=fake()) as (client, _):
@@ -241,9 +225,7 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(
 
 
 @pytest.fixture
-async def neighbours(
-    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Neighbours]:
+async def neighbours(settings, fake, running, monkeypatch):
     """Two processes over one store, which look into it often; the service of the second."""
     monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.02)
     async with (
@@ -253,14 +235,14 @@ async def neighbours(
         yield one, two, service
 
 
-async def test_processes_over_one_store_make_each_others_changes(neighbours: Neighbours) -> None:
+async def test_processes_over_one_store_make_each_others_changes(neighbours):
     one, two, service = neighbours
 
-    async def title(client: httpx.AsyncClient, item: str) -> str | None:
+    async def title(client, item):
         answer = (await client.get(f"/v1/items/{item}")).json()
         return None if "code" in answer else answer["title"]
 
-    async def agree(item: str, wanted: str | None) -> None:
+    async def agree(item, wanted):
         async with asyncio.timeout(300):
             while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
                 await asyncio.sleep(0.01)
@@ -291,12 +273,12 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours: Nei
 
 
 async def test_changes_of_others_are_made_after_an_outage_of_the_store(
-    neighbours: Neighbours, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    neighbours, until, monkeypatch
+):
     one, _, service = neighbours
     looks = 0
 
-    async def away(model: str, after: int = 0) -> Any:
+    async def away(model, after=0):
         nonlocal looks
         looks += 1
         raise StoreError("away")
@@ -308,52 +290,43 @@ async def test_changes_of_others_are_made_after_an_outage_of_the_store(
     await until(lambda: service.catalog.find("lamp") >= 0)
 
 
-async def test_own_changes_are_not_made_twice(
-    settings: ServingSettings,
-    fake: Any,
-    running: Any,
-    until: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_own_changes_are_not_made_twice(client, service, until, monkeypatch):
     monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.01)
-    async with running(settings, recommender=fake()) as (client, service):
-        await client.put("/v1/items/lamp", json=LAMP)
-        await client.delete("/v1/items/item-3")
-        places: list[int] = []
-        journal = service.store.journal
+    await client.put("/v1/items/lamp", json=LAMP)
+    await client.delete("/v1/items/item-3")
+    places: list[int] = []
+    journal = service.store.journal
 
-        async def watched(model: str, after: int = 0) -> Any:
-            places.append(after)
-            return await journal(model, after)
+    async def watched(model, after=0):
+        places.append(after)
+        return await journal(model, after)
 
-        monkeypatch.setattr(service.store, "journal", watched)
-        await until(lambda: len(places) > 2)
-        assert min(places) > 0
-        assert service.catalog is service.models.get().recommender.catalog
-        assert service.models.get().recommender.epoch.number == 2
+    monkeypatch.setattr(service.store, "journal", watched)
+    await until(lambda: len(places) > 2)
+    assert min(places) > 0
+    assert service.catalog is service.models.get().recommender.catalog
+    assert service.models.get().recommender.epoch.number == 2
 
 
 async def test_a_change_that_is_not_stored_is_not_acknowledged(
-    settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
+    client, service, recommender, monkeypatch
+):
+    async def full(model, records):
+        raise StoreError("disk full")
 
-        async def full(model: str, records: Any) -> None:
-            raise StoreError("disk full")
-
-        monkeypatch.setattr(service.store, "journal_append", full)
-        response = await client.put("/v1/items/lamp", json=LAMP)
-        assert code(response) == (503, "store_unavailable")
+    monkeypatch.setattr(service.store, "journal_append", full)
+    response = await client.put("/v1/items/lamp", json=LAMP)
+    assert code(response) == (503, "store_unavailable")
 
 
 async def test_a_repeated_removal_is_journaled_after_a_failure(
-    settings: ServingSettings, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, fake, running, monkeypatch
+):
     async with running(settings, recommender=fake()) as (client, service):
         await client.put("/v1/items/lamp", json=LAMP)
         with monkeypatch.context() as broken:
 
-            async def full(model: str, records: Any) -> None:
+            async def full(model, records):
                 raise StoreError("disk full")
 
             broken.setattr(service.store, "journal_append", full)
@@ -368,28 +341,25 @@ async def test_a_repeated_removal_is_journaled_after_a_failure(
             assert code(await client.get(f"/v1/items/{item}")) == (404, "unknown_item")
 
 
-async def test_an_item_removed_during_its_ranking_is_unknown(
-    settings: ServingSettings, recommender: Any, running: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, _):
-        score = recommender.score
+async def test_an_item_removed_during_its_ranking_is_unknown(client, recommender):
+    score = recommender.score
 
-        def late(histories: Any, items: Any) -> Any:
-            recommender.score = score
-            recommender.remove(["item-3"])
-            raise RequestError("item 'item-3' is not in the catalog")
+    def late(histories, items):
+        recommender.score = score
+        recommender.remove(["item-3"])
+        raise RequestError("item 'item-3' is not in the catalog")
 
-        recommender.score = late
-        body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
-        answer = (await client.post("/v1/rank", json=body)).json()
-        assert [item["item_id"] for item in answer["items"]] == ["item-2"]
-        assert answer["unknown_items"] == ["item-3"]
+    recommender.score = late
+    body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
+    answer = (await client.post("/v1/rank", json=body)).json()
+    assert [item["item_id"] for item in answer["items"]] == ["item-2"]
+    assert answer["unknown_items"] == ["item-3"]
 
 
 # Filters
 
 
-async def test_a_filter_is_looked_at_before_it_is_used(client: httpx.AsyncClient) -> None:
+async def test_a_filter_is_looked_at_before_it_is_used(client):
     clause = {"key": "price", "range": {"lt": 5}}
     checked = {"filter": {"must": [clause, clause]}}
     body = (await client.post("/v1/filters/validate", json=checked)).json()
@@ -413,9 +383,7 @@ async def test_a_filter_is_looked_at_before_it_is_used(client: httpx.AsyncClient
         ({"boosts": [{"filter": {"must": 1}, "weight": 1}]}, "/boosts/0/filter/must", "list"),
     ],
 )
-async def test_an_invalid_filter_is_reported_with_its_pointer(
-    client: httpx.AsyncClient, given: dict[str, Any], pointer: str, text: str
-) -> None:
+async def test_an_invalid_filter_is_reported_with_its_pointer(client, given, pointer, text):
     body = (await client.post("/v1/filters/validate", json=given)).json()
     (problem,) = body["problems"]
     assert (body["valid"], body["canonical"], problem["pointer"]) == (False, None, pointer)

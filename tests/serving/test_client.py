@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -8,7 +6,6 @@ import pytest
 from recsys.serving import client as client_module
 from recsys.serving.api.routes import ROUTES, find_route
 from recsys.serving.client import Client, ServiceError
-from recsys.serving.settings import ServingSettings
 
 PROBLEM = {
     "type": "urn:recsys:problem:queue_full",
@@ -19,13 +16,11 @@ PROBLEM = {
 }
 
 
-def test_the_client_has_a_method_for_every_route(
-    settings: ServingSettings, recommender: Any, serving: Any
-) -> None:
+def test_the_client_has_a_method_for_every_route(settings, recommender, serving):
     asked: list[Any] = []
     with serving(settings, recommender=recommender) as url, Client(url) as client:
 
-        def note(request: httpx.Request) -> None:
+        def note(request):
             path, raw_path = request.url.path, request.url.raw_path
             scope = {"type": "http", "method": request.method, "path": path, "raw_path": raw_path}
             asked.append(find_route(scope)[0])
@@ -77,8 +72,8 @@ def test_the_client_has_a_method_for_every_route(
     }
 
 
-def scripted(answers: list[httpx.Response | Exception], asked: list[httpx.Request]) -> Client:
-    def answer(request: httpx.Request) -> httpx.Response:
+def scripted(answers, asked):
+    def answer(request):
         asked.append(request)
         found = answers.pop(0)
         if isinstance(found, Exception):
@@ -89,18 +84,18 @@ def scripted(answers: list[httpx.Response | Exception], asked: list[httpx.Reques
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def slept(monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(client_module.time, "sleep", waits.append)
     return waits
 
 
-def full(after: str | None) -> httpx.Response:
+def full(after):
     headers = {} if after is None else {"retry-after": after}
     return httpx.Response(429, json=PROBLEM, headers=headers)
 
 
-def test_refused_calls_are_repeated_after_retry_after(slept: list[float]) -> None:
+def test_refused_calls_are_repeated_after_retry_after(slept):
     asked: list[httpx.Request] = []
     models = httpx.Response(200, json={"models": [], "available": []})
     with scripted([full("2"), httpx.ConnectError("no"), models], asked) as client:
@@ -111,7 +106,7 @@ def test_refused_calls_are_repeated_after_retry_after(slept: list[float]) -> Non
     assert 0.1 <= slept[1] <= 0.3  # nobody said; 0.1 s, doubled
 
 
-def test_it_gives_up_after_its_retries_with_the_last_reason(slept: list[float]) -> None:
+def test_it_gives_up_after_its_retries_with_the_last_reason(slept):
     with (
         scripted([full(None), full("9999"), full("1")], []) as client,
         pytest.raises(ServiceError, match="queue_full: The queue is full") as error,
@@ -126,7 +121,7 @@ def test_it_gives_up_after_its_retries_with_the_last_reason(slept: list[float]) 
         client.models()
 
 
-def test_invalid_requests_are_not_repeated(slept: list[float]) -> None:
+def test_invalid_requests_are_not_repeated(slept):
     for status in (400, 404, 422, 500, 504):
         answer = httpx.Response(status, text="<html>a proxy's page</html>")
         with scripted([answer], []) as client, pytest.raises(ServiceError) as error:
@@ -135,7 +130,7 @@ def test_invalid_requests_are_not_repeated(slept: list[float]) -> None:
     assert slept == []
 
 
-def test_events_get_ids_so_that_a_repetition_counts_once(slept: list[float]) -> None:
+def test_events_get_ids_so_that_a_repetition_counts_once(slept):
     asked: list[httpx.Request] = []
     done = httpx.Response(200, json={"accepted": 1, "duplicates": 0, "ignored": 0, "unlinked": 0})
     with scripted([full("1"), done], asked) as client:
@@ -144,12 +139,12 @@ def test_events_get_ids_so_that_a_repetition_counts_once(slept: list[float]) -> 
     assert b"event_id" in asked[0].content
 
 
-def test_a_service_that_is_away_is_not_ready() -> None:
+def test_a_service_that_is_away_is_not_ready():
     with scripted([httpx.ConnectError("no")], []) as client:
         assert not client.ready()
 
 
-def test_a_rollback_with_unknown_outcome_is_not_repeated(slept: list[float]) -> None:
+def test_a_rollback_with_unknown_outcome_is_not_repeated(slept):
     with scripted([httpx.ReadTimeout("slow")], []) as client, pytest.raises(httpx.ReadTimeout):
         client.rollback("champion")
     with scripted([httpx.Response(502)], []) as client, pytest.raises(ServiceError):

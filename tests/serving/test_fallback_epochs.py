@@ -1,17 +1,11 @@
 """A fallback that the model fills up, with changes of the catalog between the two."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from recsys.interactions import Histories
 from recsys.live import NewItem
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult
+from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Retrieval, decayed_counts
 
 ITEMS = 12
@@ -19,7 +13,7 @@ WANTED = {"must": [{"key": "cat", "match": "a"}]}
 
 
 @pytest.fixture
-def recommender(random_bundle: Callable[..., Path], tmp_path: Path) -> Recommender:
+def recommender(random_bundle, tmp_path):
     """Every second of twelve items matches the filter; four more that retrieval does not know."""
     histories = Histories.of([np.random.default_rng(0).integers(0, ITEMS, 6) for _ in range(20)])
     counts = decayed_counts(histories.items, ITEMS)
@@ -34,9 +28,7 @@ def recommender(random_bundle: Callable[..., Path], tmp_path: Path) -> Recommend
     return found
 
 
-def fill_up(
-    recommender: Recommender, k: int, change: Callable[[str], Any]
-) -> tuple[str, RecommendResult]:
+def fill_up(recommender, k, change):
     """The first fallback item, and the whole list when `change` of it came in between."""
     request = RecommendRequest(["nobody"], k=k, filter=WANTED)
     found = recommender.fallback(request)
@@ -47,11 +39,11 @@ def fill_up(
     return first, found.followed_by(more, request)
 
 
-def ids(result: RecommendResult) -> list[str]:
+def ids(result):
     return [one.item_id for one in result.recommendations]
 
 
-def test_an_item_that_no_longer_matches_is_left_out(recommender: Recommender) -> None:
+def test_an_item_that_no_longer_matches_is_left_out(recommender):
     first, result = fill_up(
         recommender, 8, lambda item: recommender.upsert([NewItem(item, attributes={"cat": "b"})])
     )
@@ -60,13 +52,13 @@ def test_an_item_that_no_longer_matches_is_left_out(recommender: Recommender) ->
     assert result.eligible_items == 9
 
 
-def test_the_list_is_full_after_an_item_is_removed(recommender: Recommender) -> None:
+def test_the_list_is_full_after_an_item_is_removed(recommender):
     first, result = fill_up(recommender, 9, lambda item: recommender.remove([item]))
     assert first not in ids(result)
     assert len(set(ids(result))) == 9 == result.eligible_items
 
 
-def test_titles_and_codes_are_of_the_answers_epoch(recommender: Recommender) -> None:
+def test_titles_and_codes_are_of_the_answers_epoch(recommender):
     moved = {"title": "new", "attributes": {"cat": "a"}, "semantic_id": (9, 9, 9)}
     first, result = fill_up(
         recommender, 8, lambda item: recommender.upsert([NewItem(item, **moved)])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -7,7 +5,7 @@ import logging
 from recsys.serving import logs
 
 
-def test_every_line_of_the_log_is_one_json_object() -> None:
+def test_every_line_of_the_log_is_one_json_object():
     stream = io.StringIO()
     logs.configure(stream)
     logger = logging.getLogger("recsys.serving.test")

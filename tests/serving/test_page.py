@@ -1,37 +1,24 @@
 """The page at `/` in a real browser, against the real application and a small random model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
-import pyarrow as pa
 import pytest
-import uvicorn
 
-from recsys.artifacts import read_manifest, write_artifact
-from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET
-from recsys.catalog import Catalog
+from recsys.artifacts import read_manifest
 from recsys.interactions import Histories
-from recsys.models.checkpoint import build, save_model
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.reranker import Reranker
-from recsys.serving.app import create_app
-from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
-from recsys.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    pass
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -54,57 +41,35 @@ PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle
 RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
 
 
-def title(item: int) -> str:
+def title(item):
     colour = ("Red", "Green", "Blue")[item % 3]
     return f"{colour} thing no. {item}" if item != 3 else "<img src=/x onerror=alert(1)> & co."
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-
+def bundle(tmp_path_factory, random_bundle):
     rng = np.random.default_rng(0)
-    flat = rng.choice(CODES**LEVELS, ITEMS, replace=False)
-    codes = np.stack(np.unravel_index(flat, (CODES,) * LEVELS), axis=1).astype(np.int32)
-    items = pa.table(
-        {
-            "item_id": [f"B{i:04d}" for i in range(ITEMS)],
-            "title": [title(i) for i in range(ITEMS)],
-            "text": [""] * ITEMS,
-            "price": [i / 4 for i in range(ITEMS)],
-            "colours": [[("red", "green", "blue")[i % 3]] for i in range(ITEMS)],
-            "used": [i % 2 == 0 for i in range(ITEMS)],
-        }
-    )
-    vocabulary = Vocabulary.from_levels([CODES] * LEVELS)
-    path = tmp_path_factory.mktemp("home") / "bundles" / "shop"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        target = build({"hidden_size": 32, "intermediate_size": 64}, vocabulary)
-        for weight in target.parameters():
-            weight.data.mul_(3)  # peaked enough that scores rarely tie
-        draft = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
     walks = Histories.of(rng.integers(0, ITEMS, (200, 6)).tolist())
     counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
-    retrieval = Retrieval(
-        ItemItem.directional(walks, ITEMS),
-        counts,
-        reranker=RERANKER,
+    path = random_bundle(
+        tmp_path_factory.mktemp("home") / "bundles" / "shop",
+        ITEMS,
+        codes=CODES,
+        draft=True,
+        retrieval=Retrieval(ItemItem.directional(walks, ITEMS), counts, reranker=RERANKER),
+        evaluation={
+            "target": {"recall@10": 0.5, "users": 40},
+            "retrieval": {
+                "users": 9,
+                "model": {"recall@10": 0.5},
+                "blended": {"recall@10": 0.6},
+            },
+        },
+        title=[title(i) for i in range(ITEMS)],
+        price=[i / 4 for i in range(ITEMS)],
+        colours=[[("red", "green", "blue")[i % 3]] for i in range(ITEMS)],
+        used=[i % 2 == 0 for i in range(ITEMS)],
     )
-    figures = {
-        "target": {"recall@10": 0.5, "users": 40},
-        "retrieval": {"users": 9, "model": {"recall@10": 0.5}, "blended": {"recall@10": 0.6}},
-    }
-    with write_artifact(path, "bundle") as folder:
-        for name in (CATALOG, EVAL, RETRIEVAL):
-            (folder / name).mkdir()
-        Catalog(items, codes).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
-        (folder / EVAL / "validation.json").write_text(json.dumps(figures))
-        retrieval.save(folder / RETRIEVAL)
-        save_model(target, folder / TARGET)
-        save_model(draft, folder / DRAFT)
     about = {"metric": "recall", "k": 10, "seen": "masked", "targets": "next"}
     report = {
         "made_from": {"bundle": read_manifest(path, "bundle").digest},
@@ -123,43 +88,26 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site(bundle, tmp_path_factory, serving):
     """Address of the running application; user `ada` has a history."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
-        yield from running(bundle, tmp_path_factory.mktemp("store") / "h.db")
-
-
-def running(bundle: Path, store: Path) -> Iterator[str]:
+    store = tmp_path_factory.mktemp("store") / "h.db"
     settings = ServingSettings(
         bundle=bundle, histories=None, store=store, threads=1, deadline_ms=60_000
     )
-    app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while app.state.service.phase is Phase.STARTING or not server.started:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    if app.state.service.phase is not Phase.READY:
-        server.should_exit = True
-        thread.join(30)
-        pytest.fail(f"the service did not start: {app.state.service.failure!r}")
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     events = [
         {"user": user, "item": item, "type": "purchase", "timestamp": 1_700_000_000 + n}
         for user in ("ada", "bob")
         for n, item in enumerate(HISTORY if user == "ada" else HISTORY[:1])
     ]
-    assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
-    yield url
-    server.should_exit = True
-    thread.join(30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
+        with serving(settings) as url:
+            assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
+            yield url
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     playwright.expect.set_options(timeout=PATIENCE_MS)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -168,18 +116,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
+def visit(browser, site):
     """Open the page at a fragment; nothing may be wrong on the console, or leave this host."""
     wrong: list[str] = []
     contexts = []
 
-    def opened(
-        fragment: str = "",
-        *,
-        problems: bool = False,
-        routes: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> Page:
+    def opened(fragment="", *, problems=False, routes=None, **options):
         given = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
         context = browser.new_context(base_url=site, **given)
         context.set_default_timeout(PATIENCE_MS)
@@ -208,31 +150,29 @@ def visit(browser: Browser, site: str) -> Iterator[Callable[..., Page]]:
     assert wrong == []
 
 
-def expect(locator: Any) -> Any:
+def expect(locator):
     return playwright.expect(locator)  # with PATIENCE_MS, not five seconds: see `browser`
 
 
-def settle(page: Page) -> None:
+def settle(page):
     """Wait until nothing is being asked, and what was answered is drawn."""
     page.wait_for_function("() => window.underWay === 0")
 
 
-def listed(page: Page) -> list[str]:
+def listed(page):
     """Ids on the cards, once the list is of the present state."""
     settle(page)
     page.wait_for_selector(".card")
     return page.eval_on_selector_all(".card", "all => all.map(one => one.dataset.id)")
 
 
-def asked(site: str, **body: Any) -> list[str]:
+def asked(site, **body):
     response = httpx.post(f"{site}/v1/recommendations", json=body, timeout=PATIENCE_MS / 1000)
     assert response.status_code == 200, response.text
     return [item["item_id"] for item in response.json()["items"]]
 
 
-def test_user_filter_and_clicked_item_survive_a_reload(
-    visit: Callable[..., Page], site: str
-) -> None:
+def test_user_filter_and_clicked_item_survive_a_reload(visit, site):
     page = visit()
     page.fill("#user", "ada")
     page.click("text=Go")
@@ -276,7 +216,7 @@ def test_user_filter_and_clicked_item_survive_a_reload(
     assert listed(page) == first
 
 
-def test_the_decode_is_drawn_stepped_and_compared(visit: Callable[..., Page], site: str) -> None:
+def test_the_decode_is_drawn_stepped_and_compared(visit, site):
     page = visit("view=decode&user=ada&k=12")
     expect(page.locator("#compare .same")).to_have_text("The same 12 items in the same order.")
     body = {"user": "ada", "k": 12, "mode": "strict", "blend": False, "include": ["trace"]}
@@ -306,12 +246,12 @@ def test_the_decode_is_drawn_stepped_and_compared(visit: Callable[..., Page], si
     expect(page.locator("#compare")).to_contain_text("median of 2")
 
 
-def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
+def test_everything_can_be_done_by_keyboard(visit):
     page = visit()
     listed(page)
     pressed = page.keyboard.press
 
-    def tab_to(wanted: str) -> None:
+    def tab_to(wanted):
         for _ in range(80):
             if page.evaluate("s => document.activeElement.matches(s)", wanted):
                 return
@@ -361,7 +301,7 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Page]) -> None:
     assert re.match(r"Level 1 of 3, code \d+, \w+, (draft −|not drafted)", label)
 
 
-def test_the_catalog_is_walked_by_code_and_by_words(visit: Callable[..., Page], site: str) -> None:
+def test_the_catalog_is_walked_by_code_and_by_words(visit, site):
     page = visit("view=catalog")
     expect(page.locator(".view.catalog .summary")).to_have_text("1,200 items")
     page.click(".code-button >> nth=2")
@@ -383,7 +323,7 @@ def test_the_catalog_is_walked_by_code_and_by_words(visit: Callable[..., Page], 
     assert '"match":"blue"' in page.evaluate("decodeURIComponent(location.hash)")
 
 
-def test_evaluation_and_operations_are_charts_that_can_be_read(visit: Callable[..., Page]) -> None:
+def test_evaluation_and_operations_are_charts_that_can_be_read(visit):
     page = visit("view=evaluation")
     captions = page.locator(".bars caption")
     expect(captions).to_have_text(["Recall@10, with 95 % intervals", "Recall@10"])
@@ -401,7 +341,7 @@ def test_evaluation_and_operations_are_charts_that_can_be_read(visit: Callable[.
         pass  # it asks again by itself
 
 
-def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
+def test_a_phone_scrolls_in_one_direction(visit):
     page = visit("user=ada", viewport={"width": 390, "height": 844})
     for view in VIEWS:
         page.evaluate(
@@ -412,7 +352,7 @@ def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Page]) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == 390, view
 
 
-def test_the_page_shows_problems_in_place(visit: Callable[..., Page], site: str) -> None:
+def test_the_page_shows_problems_in_place(visit, site):
     page = visit("user=nobody", problems=True)
     expect(page.locator(".strip .problem")).to_contain_text("no events of user 'nobody'")
     broken = json.dumps({"must": [{"key": "colours", "range": {"lt": 3}}]})
@@ -434,15 +374,15 @@ def test_the_page_shows_problems_in_place(visit: Callable[..., Page], site: str)
     assert len(listed(page)) == 7
 
 
-def test_the_page_waits_for_the_model_and_asks_for_a_key(visit: Callable[..., Page]) -> None:
-    def problem(code: str, status: int, detail: str) -> dict[str, Any]:
+def test_the_page_waits_for_the_model_and_asks_for_a_key(visit):
+    def problem(code, status, detail):
         body = {"code": code, "status": status, "title": code, "detail": detail}
         return {"status": status, "json": body, "headers": {"retry-after": "1"}}
 
     answers = [problem("not_ready", 503, "It is being loaded.") for _ in range(2)]
     asked: list[str] = []
 
-    def loading(route: Any) -> None:
+    def loading(route):
         asked.append(route.request.url)
         if answers:
             route.fulfill(**answers.pop())
@@ -460,7 +400,7 @@ def test_the_page_waits_for_the_model_and_asks_for_a_key(visit: Callable[..., Pa
     expect(page.locator(".view.recommend [role=alert]")).to_contain_text("Send a key.")
 
 
-def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Page]) -> None:
+def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit):
     page = visit("user=ada")
     page.click("summary >> text=Settings")
     page.fill("#key", "rk_secret")
@@ -474,9 +414,7 @@ def test_a_key_stays_in_the_tab_and_out_of_the_curl_line(visit: Callable[..., Pa
     assert "rk_secret" not in curl + page.url
 
 
-def test_the_curl_command_equals_the_request_of_the_page(
-    visit: Callable[..., Page], site: str
-) -> None:
+def test_the_curl_command_equals_the_request_of_the_page(visit, site):
     page = visit("h=B0003&h=B0014&k=3&seen=1")
     shown = listed(page)
     curl = page.locator(".request code").text_content()
@@ -487,7 +425,7 @@ def test_the_curl_command_equals_the_request_of_the_page(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], scheme: str) -> None:
+def test_things_have_names_and_text_has_contrast(visit, scheme):
     condition = json.dumps({"must": [{"key": "colours", "any": ["red"]}]})
     page = visit(f"user=ada&filter={condition}", color_scheme=scheme)
     for view in VIEWS:
@@ -505,7 +443,7 @@ def test_things_have_names_and_text_has_contrast(visit: Callable[..., Page], sch
     assert "password" in nameless
 
 
-def test_the_focus_is_always_visible(visit: Callable[..., Page]) -> None:
+def test_the_focus_is_always_visible(visit):
     page = visit("view=decode&user=ada")
     page.wait_for_selector("#again")
     for _ in range(45):
@@ -513,12 +451,9 @@ def test_the_focus_is_always_visible(visit: Callable[..., Page]) -> None:
         assert page.evaluate(f"({PROBES}).focus()") in (True, None)
 
 
-def test_static_files_have_types_and_etags_and_no_other_paths(site: str, bundle: Path) -> None:
+def test_static_files_have_types_and_etags_and_no_other_paths(site, bundle):
     with httpx.Client(base_url=site) as client:
         page = client.get("/")
-        policy = page.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
         assert "<style" not in page.text
         assert not re.search(r"<script(?![^>]* src=)|\son\w+=|\sstyle=", page.text)
         for name, kind in (("app.js", "text/javascript"), ("app.css", "text/css")):

@@ -1,10 +1,5 @@
 """The OpenAPI document held against the service: what is generated from it and around it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -30,7 +25,7 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory, serving: Any, fake: Any) -> Iterator[Any]:
+def api(tmp_path_factory, serving, fake):
     folder = tmp_path_factory.mktemp("api")
     made = ServingSettings(bundle=folder / "demo", histories=None, store=folder / "h.db")
     with serving(made, recommender=fake()) as url:
@@ -42,14 +37,14 @@ def api(tmp_path_factory: pytest.TempPathFactory, serving: Any, fake: Any) -> It
     ("method", "path"),
     [(m, r.path_format) for r in ROUTES if r.include_in_schema for m in r.methods],
 )
-def test_generated_requests_get_documented_responses(api: Any, method: str, path: str) -> None:
+def test_generated_requests_get_documented_responses(api, method, path):
     @given(case=api[path][method].as_strategy())
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    def holds(case: Any) -> None:
+    def holds(case):
         case.call_and_validate(checks=CHECKS)
 
     holds()

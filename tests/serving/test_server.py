@@ -1,24 +1,18 @@
-from __future__ import annotations
-
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ConfigError
 from recsys.serving.server import serve
-from recsys.serving.settings import ServingSettings
-from recsys.serving.stores import SqliteStore
+from recsys.serving.stores.sqlite import SqliteStore
 
 PROGRAM = """
 import runpy, sys
@@ -33,32 +27,13 @@ serve(settings, recommender=fake())
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(server_process, tmp_path):
     """A real server process and its address."""
-    started = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)},
-    )
-    try:
-        assert started.stderr is not None
-        lines = []
-        for line in started.stderr:  # a person reads these
-            lines.append(line)
-            if found := re.search(r"answers at (http://\S+), try", line):
-                yield started, found.group(1)
-                return
-        pytest.fail(f"the server did not start: {''.join(lines)}")
-    finally:
-        started.kill()
-        started.communicate()
+    with server_process("-W", "error", "-c", PROGRAM, Path(__file__).parent, tmp_path) as found:
+        yield found
 
 
-def test_a_process_answers_over_a_socket_until_a_signal(
-    process: tuple[subprocess.Popen[str], str],
-) -> None:
+def test_a_process_answers_over_a_socket_until_a_signal(process):
     started, url = process
     with httpx.Client(base_url=url, timeout=120) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
@@ -84,11 +59,8 @@ def test_a_process_answers_over_a_socket_until_a_signal(
     assert "Traceback" not in err
 
 
-def test_the_printed_curl_line_works_and_ctrl_c_ends_it(
-    process: tuple[subprocess.Popen[str], str],
-) -> None:
+def test_the_printed_curl_line_works_and_ctrl_c_ends_it(process):
     started, _ = process
-    assert started.stderr is not None
     line = started.stderr.readline().strip()
     assert line.startswith("curl http://127.0.0.1:")
     answer = subprocess.run(  # the shell reads it as a person's would
@@ -106,13 +78,11 @@ def test_the_printed_curl_line_works_and_ctrl_c_ends_it(
     assert "Traceback" not in err
 
 
-def test_a_killed_server_keeps_all_acknowledged_events(
-    process: tuple[subprocess.Popen[str], str], tmp_path: Path
-) -> None:
+def test_a_killed_server_keeps_all_acknowledged_events(process, tmp_path):
     started, url = process
     acknowledged: list[str] = []
 
-    def send(sender: int) -> None:
+    def send(sender):
         with httpx.Client(base_url=url, timeout=120) as client:
             for n in range(10_000):
                 name = f"{sender}-{n}"
@@ -139,7 +109,7 @@ def test_a_killed_server_keeps_all_acknowledged_events(
     assert len(kept) <= len(acknowledged) + 4  # no more than were on their way
 
 
-def test_a_port_in_use_is_reported_with_advice(settings: ServingSettings) -> None:
+def test_a_port_in_use_is_reported_with_advice(settings):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -148,26 +118,13 @@ def test_a_port_in_use_is_reported_with_advice(settings: ServingSettings) -> Non
             serve(settings.model_copy(update={"port": port}))
 
 
-def test_a_wrong_bundle_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_wrong_bundle_is_refused_before_anything_is_loaded(python, tmp_path):
     code = (
         "import sys; from recsys.serving.commands import serve\n"
         "try: serve(bundle=__import__('pathlib').Path(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "print('torch' in sys.modules, 'fastapi' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "nothing")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={**os.environ, "RECSYS_HOME": str(tmp_path)},
-    )
-    first, second = done.stdout.splitlines()
+    first, second = python("-c", code, tmp_path / "nothing").stdout.splitlines()
     assert re.match(r"ArtifactError .*nothing is not an artifact", first)
     assert second == "False False"
-
-
-def test_a_bundle_that_fails_to_load_ends_the_process(settings: ServingSettings) -> None:
-    with pytest.raises(ArtifactError, match="demo is not an artifact"):
-        serve(settings.model_copy(update={"port": 0}))

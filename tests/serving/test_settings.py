@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,12 +7,12 @@ from recsys.serving.settings import ServingSettings
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
     return tmp_path
 
 
-def test_defaults_serve_the_quickstart_bundle_on_loopback(home: Path) -> None:
+def test_defaults_serve_the_quickstart_bundle_on_loopback(home):
     settings = ServingSettings.load()
     assert (settings.host, settings.port) == ("127.0.0.1", 8000)
     assert settings.bundle == home / "bundles" / "demo"
@@ -22,7 +20,7 @@ def test_defaults_serve_the_quickstart_bundle_on_loopback(home: Path) -> None:
     assert settings.histories is None  # there is no such data set
 
 
-def test_histories_and_store_follow_the_bundles_name(home: Path) -> None:
+def test_histories_and_store_follow_the_bundles_name(home):
     (home / "datasets" / "beauty").mkdir(parents=True)
     for settings in (
         ServingSettings.load(name="beauty"),
@@ -33,9 +31,7 @@ def test_histories_and_store_follow_the_bundles_name(home: Path) -> None:
         assert settings.store == home / "serving" / "beauty" / "histories.db"
 
 
-def test_flags_over_set_over_environment_over_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_over_set_over_environment_over_file(tmp_path, monkeypatch):
     file = tmp_path / "serving.yaml"
     file.write_text(
         "name: shop\ntarget: {epochs: 3}\n"
@@ -52,20 +48,18 @@ def test_flags_over_set_over_environment_over_file(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_needs_no_leave(host: str) -> None:
+def test_loopback_needs_no_leave(host):
     assert ServingSettings.load(host=host).host == host
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org", "localhost.evil"])
-def test_listening_on_the_network_needs_keys_or_a_flag(host: str) -> None:
+def test_listening_on_the_network_needs_keys_or_a_flag(host):
     with pytest.raises(ConfigError, match=r"no keys; make one with .* or .* --insecure-listen"):
         ServingSettings.load(host=host)
     assert ServingSettings.load(host=host, insecure_listen=True).host == host
 
 
-def test_unknown_keys_are_refused_in_every_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_keys_are_refused_in_every_source(tmp_path, monkeypatch):
     file = tmp_path / "serving.yaml"
     file.write_text("serve: {prot: 1}\n")
     with pytest.raises(ConfigError, match="unknown key 'prot'; did you mean 'port'"):
@@ -90,11 +84,11 @@ def test_unknown_keys_are_refused_in_every_source(
         ("serve.bundle=[1]", r"serve\.bundle: "),
     ],
 )
-def test_a_bad_value_is_named(override: str, text: str) -> None:
+def test_a_bad_value_is_named(override, text):
     with pytest.raises(ConfigError, match=text):
         ServingSettings.load(None, [override])
 
 
-def test_a_name_that_leaves_its_folder_is_refused() -> None:
+def test_a_name_that_leaves_its_folder_is_refused():
     with pytest.raises(ConfigError, match="not a plain word"):
         ServingSettings.load(name="../../etc")

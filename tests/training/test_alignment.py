@@ -16,16 +16,10 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training import draft, target
-from recsys.training.alignment import (
-    ON_TREES,
-    AlignmentSettings,
-    TreeAlignment,
-    TreeBatches,
-    WordDistillation,
-)
-from recsys.training.draft import DraftConfig
+from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
+from recsys.training.settings import ON_TREES, AlignmentSettings, DraftConfig
 from recsys.training.teacher import Prompts, search_trees
 from recsys.vocabulary import Vocabulary
 

@@ -28,8 +28,7 @@ from recsys.training.atspeed.measure import (
 )
 from recsys.training.atspeed.produce import workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
-from recsys.training.draft import DraftConfig
-from recsys.training.teacher import TeacherConfig
+from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")
 

@@ -20,8 +20,9 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import LoopConfig, autocast_dtype, fit
+from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import NextToken
+from recsys.training.settings import LoopConfig
 from recsys.training.state import Checkpoints
 from recsys.vocabulary import Vocabulary
 

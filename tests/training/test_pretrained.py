@@ -15,7 +15,8 @@ from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
 from recsys.training import bundle, draft
-from recsys.training.pretrained import LoraSettings, add_lora, load_base
+from recsys.training.pretrained import add_lora, load_base
+from recsys.training.settings import LoraSettings
 from recsys.training.target import stage
 from recsys.vocabulary import Vocabulary
 

@@ -20,7 +20,8 @@ from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, digest
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
-from recsys.training.sasrec import SampledSoftmax, SasRecConfig, SasRecModel
+from recsys.training.sasrec import SampledSoftmax, SasRecModel
+from recsys.training.settings import SasRecConfig
 from recsys.training.soft_labels import SoftLabels
 
 ITEMS = 19

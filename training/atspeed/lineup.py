@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
-from recsys.training.alignment import ON_TREES, Objective
+from recsys.training.settings import ON_TREES, Objective
 
 Init = Literal["scratch", "target"]
 

@@ -1,10 +1,5 @@
 """Two small bundles of one catalog, which answer differently."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,7 +7,7 @@ ITEMS = 300
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory, random_bundle: Callable[..., Path]) -> Path:
+def bundles(tmp_path_factory, random_bundle):
     """The folder of bundles `one` and `two`."""
     folder = tmp_path_factory.mktemp("home") / "bundles"
     for seed, name in enumerate(("one", "two")):

@@ -9,8 +9,6 @@ each bundle answers, and a batch of bundle `one`: `users.parquet` and the folder
 was scored without Ray. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -20,9 +18,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +27,8 @@ import yaml
 
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
-from recsys.serving.cluster.deployment import APPLICATION, REPLICAS, Handle
+from recsys.serving.cluster.deployment import APPLICATION, REPLICAS
+from recsys.serving.cluster.door import Handle
 from recsys.serving.cluster.exchange import Call
 from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.server import deployed
@@ -42,47 +38,46 @@ from recsys.serving.settings import ServingSettings
 ROOT = Path(__file__).parents[3]
 CLIENTS = 4
 PATIENCE_S = 600
-NOT_SET_UP = 75  # the exit status when Ray or a port was not there
 
 
 class Right:
     """What to ask for, and the answers of either bundle."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         values = json.loads(file.read_text())
         self.k, self.histories = values["k"], values["histories"]
         self.answers: dict[str, list[list[list[Any]]]] = values["answers"]
 
-    def body(self, place: int) -> dict[str, Any]:
+    def body(self, place):
         return {"history": self.histories[place], "k": self.k}
 
 
-def listed(answer: Any) -> list[list[Any]]:
+def listed(answer):
     return [[item["item_id"], float(np.float32(item["score"]))] for item in answer["items"]]
 
 
 class Load:
     """Clients that ask without a break while the block runs."""
 
-    def __init__(self, client: httpx.AsyncClient, right: Right) -> None:
+    def __init__(self, client, right):
         self.client, self.right = client, right
         self.seen: list[tuple[int, int, str, Any]] = []
         self._stop = False
 
-    async def __aenter__(self) -> Load:
+    async def __aenter__(self):
         self._tasks = [asyncio.create_task(self._ask(n)) for n in range(CLIENTS)]
         await self.answered(CLIENTS)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_):
         self._stop = True
         await asyncio.gather(*self._tasks)
 
-    async def answered(self, more: int) -> None:
+    async def answered(self, more):
         goal = len(self.seen) + more
         await until(lambda: len(self.seen) >= goal)
 
-    async def _ask(self, first: int) -> None:
+    async def _ask(self, first):
         for number in itertools.count(first, CLIENTS):
             if self._stop:
                 return
@@ -96,7 +91,7 @@ class Load:
                 (place, response.status_code, model, listed(answer) if good else answer)
             )
 
-    def wrong(self) -> list[Any]:
+    def wrong(self):
         """Answers that failed, or are not those of the model that they name."""
         return [
             [place, status, model, answer]
@@ -105,13 +100,13 @@ class Load:
         ]
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition):
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.02)
 
 
-async def processes(client: httpx.AsyncClient) -> set[int]:
+async def processes(client):
     response = await client.get("/metrics")
     return {int(pid) for pid in re.findall(r'replica="[^":]*:(\d+)"', response.text)}
 
@@ -119,7 +114,7 @@ async def processes(client: httpx.AsyncClient) -> set[int]:
 class Cluster:
     """The application of `deploy/ray/serve.yaml`, made small."""
 
-    def __init__(self, bundles: Path, scratch: Path) -> None:
+    def __init__(self, bundles, scratch):
         self.config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
         self.config["http_options"] = {"host": "127.0.0.1", "port": free_port()}
         (application,) = self.config["applications"]
@@ -135,10 +130,10 @@ class Cluster:
         }
 
     @property
-    def url(self) -> str:
+    def url(self):
         return "http://127.0.0.1:{port}".format(**self.config["http_options"])
 
-    def deploy(self, champion: str) -> None:
+    def deploy(self, champion):
         """As `serve deploy` does."""
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
@@ -148,7 +143,7 @@ class Cluster:
         overridden["user_config"]["aliases"]["champion"] = champion
         _get_global_client().deploy_apps(ServeDeploySchema(**self.config))
 
-    def wait(self) -> None:
+    def wait(self):
         from ray import serve
 
         deadline = time.monotonic() + PATIENCE_S
@@ -161,19 +156,19 @@ class Cluster:
             time.sleep(0.2)
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-async def answers(client: httpx.AsyncClient, right: Right) -> list[Any]:
+async def answers(client, right):
     bodies = map(right.body, range(len(right.histories)))
     asked = (client.post("/v1/recommendations", json=body) for body in bodies)
     return [listed(response.json()) for response in await asyncio.gather(*asked)]
 
 
-async def drive(cluster: Cluster, right: Right) -> dict[str, Any]:
+async def drive(cluster, right):
     from ray import serve
 
     saw: dict[str, Any] = {}
@@ -220,7 +215,7 @@ async def drive(cluster: Cluster, right: Right) -> dict[str, Any]:
     return saw
 
 
-async def without_proxy(settings: ServingSettings, right: Right) -> list[Any]:
+async def without_proxy(settings, right):
     with deployed(settings, ClusterSettings(replicas=1, cpus=0.5)) as door:
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(
@@ -229,7 +224,7 @@ async def without_proxy(settings: ServingSettings, right: Right) -> list[Any]:
             return await answers(client, right)
 
 
-def batch(bundles: Path, scratch: Path, k: int) -> list[bool]:
+def batch(bundles, scratch, k):
     """Whether both engines write the same bytes, by part."""
     job = Job(bundles / "one", scratch / "users.parquet", None, {"k": k}, part_rows=5)
     score(job, scratch / "ray", engine="ray", workers=2)
@@ -237,30 +232,18 @@ def batch(bundles: Path, scratch: Path, k: int) -> list[bool]:
     return [part.read_bytes() == (scratch / "ray" / part.name).read_bytes() for part in parts]
 
 
-@contextmanager
-def setting_up() -> Iterator[None]:
-    """What fails here may be tried again."""
-    try:
-        yield
-    except Exception:
-        traceback.print_exc()
-        sys.exit(NOT_SET_UP)
-
-
-def main() -> None:
+def main():
     bundles, scratch = map(Path, sys.argv[1:])
     right = Right(scratch / "right.json")
     cluster = Cluster(bundles, scratch)
     ray = import_ray("serve")
     from ray import serve
 
-    with setting_up():
-        start_ray(ray, num_cpus=3)  # cores are counted, not measured
+    start_ray(ray, num_cpus=3)  # cores are counted, not measured
     try:
-        with setting_up():
-            serve.start(http_options=cluster.config["http_options"])
-            cluster.deploy("one")
-            cluster.wait()
+        serve.start(http_options=cluster.config["http_options"])
+        cluster.deploy("one")
+        cluster.wait()
         saw = asyncio.run(drive(cluster, right))
         serve.delete(APPLICATION)
         settings = ServingSettings(bundle=bundles / "two", histories=None, store=scratch / "2.db")

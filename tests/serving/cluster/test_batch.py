@@ -1,15 +1,11 @@
 """Batch scoring: the service's answers for everybody, whatever happens on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +30,6 @@ from recsys.serving.batch.scoring import Scorer
 from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.anyio
-
 RNG = np.random.default_rng(5)
 HISTORIES: list[list[str] | None] = [
     [f"B{i:04d}" for i in RNG.integers(0, 300, length)] for length in RNG.integers(1, 30, 40)
@@ -46,29 +40,27 @@ IDS = [f"user-{n}" for n in range(len(HISTORIES))]
 RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
 
 
-def write_users(path: Path, ids: Any = IDS, histories: Any = HISTORIES, rows: int = 7) -> Path:
+def write_users(path, ids=IDS, histories=HISTORIES, rows=7):
     columns = {"user_id": ids} | ({} if histories is None else {"history": histories})
     pq.write_table(pa.table(columns), path, row_group_size=rows)
     return path
 
 
 @pytest.fixture(scope="module")
-def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def users(tmp_path_factory):
     return write_users(tmp_path_factory.mktemp("users") / "users.parquet")
 
 
 @pytest.fixture
-def job(bundles: Path, users: Path) -> Job:
+def job(bundles, users):
     return Job(bundles / "one", users, None, {"k": 5}, part_rows=8)
 
 
-def table_of(out: Path) -> pa.Table:
+def table_of(out):
     return pa.concat_tables(pq.read_table(part) for part in sorted(out.glob("part-*.parquet")))
 
 
-def test_the_table_equals_single_answers_of_the_recommender(
-    job: Job, bundles: Path, tmp_path: Path
-) -> None:
+def test_the_table_equals_single_answers_of_the_recommender(job, bundles, tmp_path):
     summary = score(job, tmp_path / "out")
     table = table_of(tmp_path / "out")
     assert table["user_id"].to_pylist() == IDS
@@ -85,9 +77,7 @@ def test_the_table_equals_single_answers_of_the_recommender(
     assert verify(tmp_path / "out", "recommendations").digest == summary.digest
 
 
-async def test_the_table_equals_the_answers_of_the_endpoint(
-    bundles: Path, users: Path, tmp_path: Path, running: Any
-) -> None:
+async def test_the_table_equals_the_answers_of_the_endpoint(bundles, users, tmp_path, running):
     request = {"k": 4, "filter": {"must": [{"key": "price", "range": {"lt": 60}}]}}
     request |= {"diversity": 0.5, "exclude_seen": False}
     score(Job(bundles / "one", users, None, request), tmp_path / "out")
@@ -106,7 +96,7 @@ async def test_the_table_equals_the_answers_of_the_endpoint(
 
 
 @pytest.fixture(scope="module")
-def retrieving(tmp_path_factory: pytest.TempPathFactory, random_bundle: Any) -> Path:
+def retrieving(tmp_path_factory, random_bundle):
     """A bundle whose retrieval answers those whom the model does not know."""
     rng = np.random.default_rng(8)
     trained = Histories.of([rng.integers(0, 300, 6) for _ in range(60)])
@@ -124,9 +114,7 @@ CHEAP = {"must": [{"key": "price", "range": {"lt": 4}}]}
 STRANGERS: list[list[str] | None] = [None, [], ["gone"], ["gone", "B0001"], ["B0002", "B0003"]]
 
 
-async def test_new_users_get_the_fallback_of_the_endpoint(
-    retrieving: Path, tmp_path: Path, running: Any
-) -> None:
+async def test_new_users_get_the_fallback_of_the_endpoint(retrieving, tmp_path, running):
     users = write_users(
         tmp_path / "u.parquet", [f"stranger-{n}" for n in range(len(STRANGERS))], STRANGERS
     )
@@ -155,24 +143,14 @@ async def test_new_users_get_the_fallback_of_the_endpoint(
     assert len(sources) == 3 * len(STRANGERS) - 1  # one was a 404
 
 
-def test_without_fallback_an_unknown_user_has_an_empty_row(
-    bundles: Path, users: Path, tmp_path: Path
-) -> None:
-    score(Job(bundles / "one", users, None, {"k": 2, "fallback": False}), tmp_path / "out")
-    rows = table_of(tmp_path / "out").to_pylist()
-    assert [len(row["item_id"]) for row in rows[6:10]] == [2, 0, 2, 2]
-
-
-def test_two_processes_write_the_same_bytes(job: Job, tmp_path: Path) -> None:
+def test_two_processes_write_the_same_bytes(job, tmp_path):
     score(job, tmp_path / "one")
     score(job, tmp_path / "two", workers=2)
     for part in sorted((tmp_path / "one").glob("part-*.parquet")):
         assert part.read_bytes() == (tmp_path / "two" / part.name).read_bytes()
 
 
-def test_a_second_run_only_makes_missing_parts(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_only_makes_missing_parts(job, tmp_path, monkeypatch):
     out = tmp_path / "out"
     first = score(job, out)
     assert score(job, out).scored == 0
@@ -186,9 +164,7 @@ def test_a_second_run_only_makes_missing_parts(
     assert not list(out.glob(".*"))
 
 
-def test_another_plan_is_refused_unless_forced(
-    job: Job, bundles: Path, users: Path, tmp_path: Path
-) -> None:
+def test_another_plan_is_refused_unless_forced(job, bundles, users, tmp_path):
     out = tmp_path / "out"
     score(job, out)
     other = Job(bundles / "two", users, None, {"k": 6}, part_rows=16)
@@ -199,14 +175,14 @@ def test_another_plan_is_refused_unless_forced(
     assert read_manifest(out).parents["bundle"] == read_manifest(bundles / "two").digest
 
 
-def test_a_folder_of_something_else_is_left_alone(job: Job, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(job, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ArtifactError, match="is not empty and holds no batch"):
         score(job, tmp_path, force=True)
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_two_runs_do_not_share_a_folder(job: Job, tmp_path: Path) -> None:
+def test_two_runs_do_not_share_a_folder(job, tmp_path):
     with (
         Output(tmp_path / "out", job).opened(),
         pytest.raises(ArtifactError, match="another run uses this folder"),
@@ -214,40 +190,22 @@ def test_two_runs_do_not_share_a_folder(job: Job, tmp_path: Path) -> None:
         score(job, tmp_path / "out")
 
 
-def test_a_failed_run_keeps_its_complete_parts(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def some(job: Job, parts: Any) -> Any:
-        for done in zip(workers_of(job, parts), range(2), strict=False):
-            yield done[0]
-        raise RecsysError("out of memory")
-
-    workers_of = workers.in_this_process
-    monkeypatch.setattr(workers, "in_this_process", some)
-    with pytest.raises(RecsysError, match="out of memory"):
-        score(job, tmp_path / "out")
-    monkeypatch.undo()
-    assert score(job, tmp_path / "out").scored == 24
-
-
-def killed_behind_five_parts(arguments: list[str]) -> None:
+def killed_behind_five_parts(arguments):
     """For a process of its own, which ends with it."""
     write, written = Output.write, []
 
-    def dying(self: Output, part: int, table: pa.Table) -> None:
+    def dying(self, part, table):
         if len(written) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, part, table)
         written.append(part)
 
-    Output.write = dying  # type: ignore[method-assign]
+    Output.write = dying
     sys.argv[1:] = arguments
     main()
 
 
-def test_a_killed_run_continues_without_loss_or_repetition(
-    bundles: Path, tmp_path: Path, forked: Callable[..., int]
-) -> None:
+def test_a_killed_run_continues_without_loss_or_repetition(bundles, tmp_path, forked):
     ids = [f"user-{n}" for n in range(200)]
     histories = [HISTORIES[0]] * len(ids)
     users, out = write_users(tmp_path / "u.parquet", ids, histories), tmp_path / "out"
@@ -261,9 +219,7 @@ def test_a_killed_run_continues_without_loss_or_repetition(
     verify(out, "recommendations")
 
 
-def test_a_failed_worker_reports_the_reason_and_the_part(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
     fork = get_context("fork")  # what it says is the same, and it need not import everything
     monkeypatch.setattr(workers, "get_context", lambda _: fork)
     bad = Job(job.bundle, job.users, None, {"k": 5, "mode": "relaxed", "seed": 1}, 8)
@@ -277,15 +233,15 @@ def test_a_failed_worker_reports_the_reason_and_the_part(
 
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_any_range_of_rows_is_read_as_it_was_written(data: Any, users: Path) -> None:
-    file = UsersFile(users, histories=True)
+def test_any_range_of_rows_is_read_as_it_was_written(data, users):
+    file = UsersFile(users)
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(IDS) - 1))
         stop = data.draw(st.integers(start + 1, len(IDS)))
         assert file.read(start, stop) == (IDS[start:stop], HISTORIES[start:stop])
 
 
-def test_a_folder_is_read_by_name_and_ids_may_be_numbers(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_name_and_ids_may_be_numbers(tmp_path):
     write_users(tmp_path / "b.parquet", [3], [[7, 8]])
     write_users(tmp_path / "a.parquet", [1, 2], [[5], None])
     file = open_users(tmp_path, None)
@@ -294,7 +250,7 @@ def test_a_folder_is_read_by_name_and_ids_may_be_numbers(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def dataset(tmp_path):
     owners = [f"u{n % 5}" for n in range(23)]
     items = [f"i{n % 7}" for n in range(23)]
     events = Interactions.of(owners, items, list(range(23)))
@@ -305,7 +261,7 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_users_of_a_data_set_have_all_their_events(dataset: Path) -> None:
+def test_users_of_a_data_set_have_all_their_events(dataset):
     events = Dataset.load(dataset).interactions
     everybody = open_users(None, dataset)
     expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
@@ -313,7 +269,7 @@ def test_users_of_a_data_set_have_all_their_events(dataset: Path) -> None:
     assert everybody.read(2, 4)[1] == expected[2:4]
 
 
-def test_chosen_users_get_their_histories_from_the_data_set(dataset: Path, tmp_path: Path) -> None:
+def test_chosen_users_get_their_histories_from_the_data_set(dataset, tmp_path):
     chosen = write_users(tmp_path / "c.parquet", ["u3", "nobody", "u0", "u3"], None)
     found = open_users(chosen, dataset)
     assert isinstance(found, DatasetUsers)
@@ -323,7 +279,7 @@ def test_chosen_users_get_their_histories_from_the_data_set(dataset: Path, tmp_p
     assert histories == [everybody["u3"], None, everybody["u0"], everybody["u3"]]
 
 
-def test_malformed_users_are_reported(tmp_path: Path) -> None:
+def test_malformed_users_are_reported(tmp_path):
     file = tmp_path / "u.parquet"
     file.write_text("no parquet")
     with pytest.raises(DataError, match="not a parquet file of users"):
@@ -350,7 +306,7 @@ def test_malformed_users_are_reported(tmp_path: Path) -> None:
         open_users(tmp_path / "empty", None)
 
 
-def test_an_invalid_batch_request_is_reported(job: Job) -> None:
+def test_an_invalid_batch_request_is_reported(job):
     with pytest.raises(ConfigError, match="a batch does not support 'user'"):
         _ = Job(job.bundle, job.users, None, {"user": "ada"}).body
     with pytest.raises(ConfigError, match="--request: k: "):

@@ -1,7 +1,5 @@
 """Real servers for the stores, as apt installs them, each in a folder of its own."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import random
@@ -10,22 +8,20 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recsys.serving.stores import Event, open_store
-from recsys.serving.stores.records import content_digest
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Event, content_digest
 from recsys.serving.stores.store import Store
 
 PATIENCE_S = 120
 SET_UPS = 5  # another process may take a port between its being found and its being used
 
 
-def free_port() -> int:
+def free_port():
     """One that no outgoing connection is given while a server is down that had it."""
     for port in random.SystemRandom().sample(range(10_000, 30_000), 100):
         with suppress(OSError), closing(socket.create_server(("127.0.0.1", port))):
@@ -33,7 +29,7 @@ def free_port() -> int:
     raise AssertionError("no port is free between 10000 and 30000")
 
 
-def start_somewhere(server: Postgres | Redis) -> None:
+def start_somewhere(server):
     """Start a server for the first time, on another port where the first is taken."""
     for attempt in range(SET_UPS):
         server.port = free_port()
@@ -49,8 +45,9 @@ def start_somewhere(server: Postgres | Redis) -> None:
 class Postgres:
     """A PostgreSQL server that can be stopped and started."""
 
-    def __init__(self, binaries: Path, home: Path) -> None:
+    def __init__(self, binaries, home):
         self.binaries, self.home, self.port = binaries, home, 0
+        self.how = ("-w", "-t", str(PATIENCE_S), "-D", f"{home}/data")
         self.as_user: tuple[str, ...] = ()
         if os.geteuid() == 0:  # the server refuses to run as root
             shutil.chown(home, pwd.getpwnam("postgres").pw_uid)
@@ -58,40 +55,26 @@ class Postgres:
         self.run("initdb", "-D", f"{home}/data", "-A", "trust", "-U", "postgres", "--no-sync")
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
-    def run(self, program: str, *arguments: str) -> None:
+    def run(self, program, *arguments):
         command = [*self.as_user, str(self.binaries / program), *arguments]
         # A file, not a pipe: the server outlives `pg_ctl` and would keep the pipe open.
         with (self.home / "out").open("wb") as out:
             done = subprocess.run(command, stdout=out, stderr=out, cwd=self.home)
         assert done.returncode == 0, (self.home / "out").read_text()
 
-    def start(self) -> None:
+    def start(self):
         options = (
             f"-p {self.port} -h 127.0.0.1 -k {self.home} -c fsync=off -c deadlock_timeout=50ms"
         )
-        log = ("-l", f"{self.home}/data/log")
-        self.run(
-            "pg_ctl",
-            "start",
-            "-w",
-            "-t",
-            f"{PATIENCE_S}",
-            "-D",
-            f"{self.home}/data",
-            *log,
-            "-o",
-            options,
-        )
+        self.run("pg_ctl", "start", *self.how, "-l", f"{self.home}/data/log", "-o", options)
 
-    def stop(self, mode: str = "immediate") -> None:
-        self.run(
-            "pg_ctl", "stop", "-w", "-t", f"{PATIENCE_S}", "-D", f"{self.home}/data", "-m", mode
-        )
+    def stop(self, mode="immediate"):
+        self.run("pg_ctl", "stop", *self.how, "-m", mode)
 
-    def empty(self) -> None:
+    def empty(self):
         import psycopg
 
         with psycopg.connect(self.url, autocommit=True) as connection:
@@ -102,15 +85,15 @@ class Postgres:
 class Redis:
     """A Redis server that can be stopped and started; it forgets everything."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home):
         self.home, self.port = home, 0
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
+    def start(self):
         self.process = subprocess.Popen(
             ["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"],
             stdout=subprocess.DEVNULL,
@@ -126,7 +109,7 @@ class Redis:
         self.stop()
         raise AssertionError("redis-server did not start")
 
-    def stop(self) -> None:
+    def stop(self):
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -134,7 +117,7 @@ class Redis:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Postgres]:
+def postgres_server():
     pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
@@ -150,14 +133,14 @@ def postgres_server() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def postgres(postgres_server: Postgres) -> Postgres:
+def postgres(postgres_server):
     """The server, with an empty database."""
     postgres_server.empty()
     return postgres_server
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[Redis]:
+def redis(tmp_path):
     pytest.importorskip("redis", reason="the extra 'redis' is not installed")
     if shutil.which("redis-server") is None:
         pytest.skip("Redis is not installed (apt-get install redis-server)")
@@ -168,7 +151,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def location(request, tmp_path):
     """Where an empty store is, of either kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/var/histories.db"
@@ -177,11 +160,11 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Store]]:
+def opened():
     """`open_store`, with the closing seen to."""
     stores: list[Store] = []
 
-    def make(location: str | Path, **options: Any) -> Store:
+    def make(location, **options):
         stores.append(open_store(location, **options))
         return stores[-1]
 
@@ -191,15 +174,20 @@ def opened() -> Iterator[Callable[..., Store]]:
 
 
 @pytest.fixture
-def store(location: str, opened: Callable[..., Store]) -> Store:
+def store(location, opened):
     return opened(location)
 
 
 @pytest.fixture
-def event() -> Callable[..., Event]:
-    def make(
-        event_id: str, user: str = "ada", item: str = "x", time_ms: int = 1000, **fields: Any
-    ) -> Event:
+def remembered():
+    """Whether a store remembers the answer of this id."""
+    query = "SELECT 1 FROM recommendations WHERE recommendation_id = ?"
+    return lambda store, answer: bool(store._query(query, (answer,)))
+
+
+@pytest.fixture
+def event():
+    def make(event_id, user="ada", item="x", time_ms=1000, **fields):
         kind = fields.pop("type", "view")
         digest = content_digest(user, item, kind, time_ms, *fields.values())
         return Event(event_id, user, item, kind, time_ms, digest=digest, **fields)

@@ -1,13 +1,11 @@
 """What is new in a batch, against a slow twin that keeps a plain dictionary."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving.stores import Event, EventConflictError
 from recsys.serving.stores.admission import admit
+from recsys.serving.stores.records import Event, EventConflictError
 
 EVENTS = st.builds(
     lambda name, user, content, answer: Event(
@@ -21,9 +19,7 @@ EVENTS = st.builds(
 
 
 @given(st.lists(st.lists(EVENTS, max_size=4), max_size=6), st.integers(0, 3))
-def test_admission_of_batches_equals_a_dictionary(
-    batches: list[list[Event]], erased_ms: int
-) -> None:
+def test_admission_of_batches_equals_a_dictionary(batches, erased_ms):
     kept: dict[str, str] = {}  # the slow twin
     known: dict[str | None, str | None] = {}
     for batch in batches:

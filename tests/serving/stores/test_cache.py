@@ -1,40 +1,30 @@
-from __future__ import annotations
-
 import logging
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recsys.errors import ConfigError
-from recsys.serving.stores import Event
-from recsys.serving.stores.store import Store
-
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
 
 
 class Observer:
-    def __init__(self) -> None:
+    def __init__(self):
         self.hits, self.calls = [], []
 
-    def history_cache(self, *, hit: bool) -> None:
+    def history_cache(self, *, hit):
         self.hits.append(hit)
 
-    def store_call(self, operation: str, seconds: float) -> None:
+    def store_call(self, operation, seconds):
         assert seconds >= 0
         self.calls.append(operation)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "histories.db"
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     """Redis is left alone for a moment only, and given time on a busy machine."""
     import recsys.serving.stores.cache as module
 
@@ -42,12 +32,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 2.0)
 
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short")]
+pytestmark = pytest.mark.usefixtures("short")
 
 
-async def test_a_history_is_read_once_and_then_comes_from_redis(
-    path: Path, redis: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_a_history_is_read_once_and_then_comes_from_redis(path, redis, opened, event):
     observer = Observer()
     store = opened(path, history_cache=redis.url, observer=observer)
     await store.append([event("1", item="x"), event("2", item="y")])
@@ -59,9 +47,7 @@ async def test_a_history_is_read_once_and_then_comes_from_redis(
     assert observer.calls == ["append"] + ["history"] * 7
 
 
-async def test_processes_with_one_cache_see_an_event_at_once(
-    path: Path, redis: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_processes_with_one_cache_see_an_event_at_once(path, redis, opened, event):
     here, there = (opened(path, history_cache=redis.url) for _ in range(2))
     for i in range(10):
         writer, reader = (here, there) if i % 2 else (there, here)
@@ -73,9 +59,7 @@ async def test_processes_with_one_cache_see_an_event_at_once(
     assert await there.history("ada", 100) is None
 
 
-async def test_a_read_during_a_write_caches_nothing_old(
-    path: Path, redis: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_a_read_during_a_write_caches_nothing_old(path, redis, opened, event):
     store = opened(path, history_cache=redis.url)
     await store.append([event("1", item="old")])
     look = store._cache.look("ada", 10)  # a slow reader asks the cache, then the store ...
@@ -85,9 +69,7 @@ async def test_a_read_during_a_write_caches_nothing_old(
     assert await store.history("ada", 10) == ["old", "new"]
 
 
-async def test_a_seed_disowns_every_cached_history(
-    path: Path, redis: Any, opened: Open, write_dataset: Callable[..., Path]
-) -> None:
+async def test_a_seed_disowns_every_cached_history(path, redis, opened, write_dataset):
     store, other = (opened(path, history_cache=redis.url) for _ in range(2))
     assert await other.history("ada", 10) is None
     store.seed(write_dataset([("ada", "x", 1)]))
@@ -95,8 +77,8 @@ async def test_a_seed_disowns_every_cached_history(
 
 
 async def test_a_dead_redis_is_logged_once_and_histories_stay_right(
-    path: Path, redis: Any, opened: Open, event: MakeEvent, caplog: pytest.LogCaptureFixture
-) -> None:
+    path, redis, opened, event, caplog
+):
     caplog.set_level(logging.INFO, "recsys.serving.stores")
     logging.getLogger("serving").propagate = True
     store = opened(path, history_cache=redis.url)
@@ -107,7 +89,6 @@ async def test_a_dead_redis_is_logged_once_and_histories_stay_right(
         await store.append([event(f"more-{i}", item=f"b{i}", time_ms=2000 + i)])
         assert (await store.history("ada", 10))[-1] == f"b{i}"
         store._cache._away_until = 0.0
-    assert store._cache.failures >= 2
     told = [record for record in caplog.records if "histories are read from" in record.message]
     assert len(told) == 1
     redis.start()
@@ -117,9 +98,7 @@ async def test_a_dead_redis_is_logged_once_and_histories_stay_right(
     assert [r for r in caplog.records if "Redis is back" in r.message]
 
 
-async def test_histories_are_invalidated_when_redis_returns(
-    path: Path, redis: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_histories_are_invalidated_when_redis_returns(path, redis, opened, event):
     """It keeps its memory here: only the way to it is cut."""
     store, other = (opened(path, history_cache=redis.url) for _ in range(2))
     await store.append([event("1", item="a")])
@@ -132,9 +111,7 @@ async def test_histories_are_invalidated_when_redis_returns(
     assert await other.history("ada", 10) == ["a", "b"]
 
 
-async def test_an_evicted_token_brings_no_old_history_back(
-    path: Path, redis: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_an_evicted_token_brings_no_old_history_back(path, redis, opened, event):
     import redis as client
 
     store = opened(path, history_cache=redis.url)
@@ -151,9 +128,7 @@ async def test_an_evicted_token_brings_no_old_history_back(
     assert await store.history("ada", 10) == ["a", "b"]
 
 
-async def test_stores_that_share_a_redis_do_not_share_users(
-    path: Path, redis: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_stores_that_share_a_redis_do_not_share_users(path, redis, opened, event):
     one = opened(path, history_cache=redis.url)
     two = opened(path.with_name("two.db"), history_cache=redis.url)
     await one.append([event("1", item="a")])
@@ -161,17 +136,7 @@ async def test_stores_that_share_a_redis_do_not_share_users(
     assert await two.history("ada", 10) is None
 
 
-async def test_postgres_and_redis_work_together(
-    postgres: Any, redis: Any, opened: Open, event: MakeEvent
-) -> None:
-    here, there = (opened(postgres.url, history_cache=redis.url) for _ in range(2))
-    await here.append([event("1", item="a")])
-    assert await there.history("ada", 10) == ["a"]
-    await here.append([event("2", item="b", time_ms=2000)])
-    assert await there.history("ada", 10) == ["a", "b"]
-
-
-def test_a_url_of_another_kind_is_refused(path: Path, opened: Open) -> None:
+def test_a_url_of_another_kind_is_refused(path, opened):
     pytest.importorskip("redis")
     with pytest.raises(ConfigError, match=r"serve\.history_cache: Redis URL must specify"):
         opened(path, history_cache="memcached://localhost")

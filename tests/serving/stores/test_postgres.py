@@ -1,25 +1,14 @@
-from __future__ import annotations
-
 import asyncio
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from recsys.errors import ConfigError
-from recsys.serving.stores import Appended, Event, StoreError, open_store
-from recsys.serving.stores.store import Store
-
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
-
-pytestmark = pytest.mark.anyio
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Appended, StoreError
 
 
-async def test_calls_fail_without_the_server_and_work_afterwards(
-    postgres: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
     store = opened(postgres.url)
     await store.append([event("1", item="before")])
     await store.state_put("k", 1)
@@ -47,9 +36,7 @@ async def test_calls_fail_without_the_server_and_work_afterwards(
     assert await store.append([event("1", item="before")]) == Appended(duplicates=1)
 
 
-async def test_a_restart_between_calls_is_not_noticed(
-    postgres: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_a_restart_between_calls_is_not_noticed(postgres, opened, event):
     store = opened(postgres.url)
     await store.append([event("1")])
     await asyncio.gather(*(store.history("ada", 9) for _ in range(20)))
@@ -61,9 +48,7 @@ async def test_a_restart_between_calls_is_not_noticed(
     assert (await store.journal("m")).records == [{"n": 1}]
 
 
-async def test_a_connection_that_the_server_ends_is_replaced(
-    postgres: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_a_connection_that_the_server_ends_is_replaced(postgres, opened, event):
     store = opened(postgres.url)
     await store.append([event("1")])
     await store.history("ada", 9)
@@ -77,9 +62,7 @@ async def test_a_connection_that_the_server_ends_is_replaced(
     assert await store.history("ada", 9) == ["x", "y"]
 
 
-async def test_processes_that_deadlock_on_events_both_succeed(
-    postgres: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_processes_that_deadlock_on_events_both_succeed(postgres, opened, event):
     here, there = opened(postgres.url), opened(postgres.url)
     for round_ in range(3):
         batch = [event(f"{round_}-{i}") for i in range(2000)]
@@ -88,22 +71,18 @@ async def test_processes_that_deadlock_on_events_both_succeed(
         assert sum(outcome.duplicates for outcome in done) == 2000
 
 
-async def test_many_processes_may_start_at_once_on_an_empty_database(
-    postgres: Any, opened: Open
-) -> None:
+async def test_many_processes_may_start_at_once_on_an_empty_database(postgres, opened):
     stores = await asyncio.gather(*(asyncio.to_thread(opened, postgres.url) for _ in range(5)))
     assert len({store.store_id for store in stores}) == 1
 
 
-async def test_ids_are_ordered_by_bytes_in_any_locale(
-    postgres: Any, opened: Open, event: MakeEvent
-) -> None:
+async def test_ids_are_ordered_by_bytes_in_any_locale(postgres, opened, event):
     store = opened(postgres.url)
     await store.append([event(name, user=name) for name in ("a", "B", "ä", "_")])
     assert await store.users(9) == ["B", "_", "a", "ä"]
 
 
-async def test_a_newer_schema_is_refused(postgres: Any, opened: Open) -> None:
+async def test_a_newer_schema_is_refused(postgres, opened):
     store = opened(postgres.url)
     connection = store._connect()
     connection.execute("INSERT INTO recsys_schema VALUES (99)")
@@ -112,7 +91,7 @@ async def test_a_newer_schema_is_refused(postgres: Any, opened: Open) -> None:
         opened(postgres.url)
 
 
-def test_the_error_of_an_unreachable_server_hides_its_password() -> None:
+def test_the_error_of_an_unreachable_server_hides_its_password():
     pytest.importorskip("psycopg")
     with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1/shop: ") as caught:
         open_store("postgresql://me:hush@127.0.0.1:1/shop")
@@ -127,8 +106,8 @@ def test_the_error_of_an_unreachable_server_hides_its_password() -> None:
     ],
 )
 def test_a_missing_package_is_reported_with_its_extra(
-    module: str, extra: str, location: str, cache: str, tmp_path: Any, monkeypatch: Any
-) -> None:
+    module, extra, location, cache, tmp_path, monkeypatch
+):
     ours = {"psycopg": "recsys.serving.stores.postgres", "redis": "recsys.serving.stores.cache"}[
         module
     ]
@@ -139,6 +118,6 @@ def test_a_missing_package_is_reported_with_its_extra(
     assert f"pip install '{extra}'" in str(caught.value)
 
 
-def test_an_unknown_kind_of_url_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_kind_of_url_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"unknown kind 'mysql'; give a path, sqlite:///PATH or"):
         open_store("mysql://localhost/shop")

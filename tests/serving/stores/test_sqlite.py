@@ -1,24 +1,14 @@
-from __future__ import annotations
-
 import contextlib
-import os
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from recsys.serving.stores import Appended, Event, Served, SqliteStore, StoreError, open_store
-from recsys.serving.stores.records import user_hash
-from recsys.serving.stores.store import Store
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import Appended, Served, StoreError, user_hash
+from recsys.serving.stores.sqlite import SqliteStore
 
-MakeEvent = Callable[..., Event]
-Open = Callable[..., Store]
-
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 SCHEMA_1 = """
 CREATE TABLE events (id INTEGER PRIMARY KEY, user_id TEXT NOT NULL, item_id TEXT NOT NULL,
@@ -33,11 +23,11 @@ PRAGMA user_version = 1;
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "histories.db"
 
 
-def query(path: Path, sql: str) -> list[tuple[object, ...]]:
+def query(path, sql):
     connection = sqlite3.connect(path)
     try:
         return connection.execute(sql).fetchall()
@@ -45,15 +35,13 @@ def query(path: Path, sql: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
-def script(path: Path, sql: str) -> None:
+def script(path, sql):
     connection = sqlite3.connect(path)
     connection.executescript(sql)
     connection.close()
 
 
-async def test_the_first_schema_is_migrated_with_its_histories(
-    path: Path, opened: Open, event: MakeEvent
-) -> None:
+async def test_the_first_schema_is_migrated_with_its_histories(path, opened, event):
     script(path, SCHEMA_1)
     store = opened(path)
     assert await store.history("ada", 10) == ["y", "x"]
@@ -69,7 +57,7 @@ async def test_the_first_schema_is_migrated_with_its_histories(
     assert again.store_id == store.store_id
 
 
-def test_a_migrated_store_and_a_new_one_have_the_same_columns(path: Path, opened: Open) -> None:
+def test_a_migrated_store_and_a_new_one_have_the_same_columns(path, opened):
     script(path, SCHEMA_1)
     opened(path)
     other = path.with_name("new.db")
@@ -79,7 +67,7 @@ def test_a_migrated_store_and_a_new_one_have_the_same_columns(path: Path, opened
         assert query(path, columns) == query(other, columns) != []
 
 
-def test_a_failed_migration_changes_nothing(path: Path, opened: Open) -> None:
+def test_a_failed_migration_changes_nothing(path, opened):
     script(path, SCHEMA_1 + "CREATE TABLE journal (mine);")  # its last steps cannot be done
     with pytest.raises(StoreError, match="table journal already exists"):
         opened(path)
@@ -87,14 +75,14 @@ def test_a_failed_migration_changes_nothing(path: Path, opened: Open) -> None:
     assert query(path, "SELECT timestamp FROM events ORDER BY id") == [(30,), (10,), (5,)]
 
 
-def test_a_store_of_a_newer_version_is_refused(path: Path, opened: Open) -> None:
+def test_a_store_of_a_newer_version_is_refused(path, opened):
     SqliteStore(path).close()
     script(path, "PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="schema 99 is newer than this program's 3; upgrade"):
         opened(path)
 
 
-def test_a_file_that_is_no_store_is_refused_with_its_name(path: Path, opened: Open) -> None:
+def test_a_file_that_is_no_store_is_refused_with_its_name(path, opened):
     path.write_bytes(b"a cookie recipe, surely long enough to be read as a header" * 10)
     with pytest.raises(StoreError, match=r"histories\.db: file is not a database; .*serve\.store="):
         opened(path)
@@ -105,13 +93,13 @@ def test_a_file_that_is_no_store_is_refused_with_its_name(path: Path, opened: Op
     assert query(other, "SELECT name FROM sqlite_master") == [("recipes",)]
 
 
-def test_a_place_that_cannot_be_written_is_refused_with_its_name(path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_refused_with_its_name(path):
     path.write_text("")
     with pytest.raises(StoreError, match=r"histories\.db.*; check that the folder is writable"):
         open_store(path / "inside.db")
 
 
-def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path: Path, opened: Open) -> None:
+def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path, opened):
     opened(path)
     assert query(path, "PRAGMA journal_mode") == [("wal",)]
     plans = {
@@ -128,15 +116,13 @@ def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path: Path, open
         assert not any("TEMP B-TREE" in step for step in steps), steps
 
 
-def test_others_on_the_machine_may_not_read_a_new_store(path: Path, opened: Open) -> None:
+def test_others_on_the_machine_may_not_read_a_new_store(path, opened):
     store = opened(path)
     store.count()
     assert {file.stat().st_mode & 0o777 for file in path.parent.glob("histories.db*")} == {0o600}
 
 
-async def test_commits_are_synced_and_erased_bytes_are_overwritten(
-    path: Path, opened: Open, event: MakeEvent
-) -> None:
+async def test_commits_are_synced_and_erased_bytes_are_overwritten(path, opened, event):
     store = opened(path)
     assert store._connect().execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     secret = "SECRET-" * 20
@@ -152,14 +138,14 @@ async def test_commits_are_synced_and_erased_bytes_are_overwritten(
 
 
 async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
-    path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    path, opened, event, monkeypatch
+):
     store = opened(path)
     await store.append([event("before", item="kept")])
     pages = {"max": 60}
     begun = store._begun
 
-    def limited() -> sqlite3.Connection:
+    def limited():
         connection: sqlite3.Connection = store._own_connection()
         connection.execute(f"PRAGMA max_page_count = {pages['max']}")
         return begun()
@@ -184,25 +170,19 @@ async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
     assert await store.history("ada", 10) == ["kept", "too"]
 
 
-def test_no_acknowledged_event_is_lost_to_kill_9(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "kill_store.py"), "--rounds", "3"]
-    done = subprocess.run(
-        [*command, "--store", str(tmp_path / "kill.db")],
-        capture_output=True, text=True, timeout=100, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+def test_no_acknowledged_event_is_lost_to_kill_9(python, tmp_path):
+    script = ROOT / "benchmarks" / "kill_store.py"
+    done = python(script, "--rounds", 3, "--store", tmp_path / "kill.db", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 kills" in done.stdout
     assert " 0 lost, 0 torn, 0 doubled" in done.stdout
 
 
-async def test_a_failure_after_an_erasure_does_not_undo_it(
-    path: Path, opened: Open, event: MakeEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_after_an_erasure_does_not_undo_it(path, opened, event, monkeypatch):
     store = opened(path)
     await store.append([event("1")])
 
-    def full(connection: object) -> None:
+    def full(connection):
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(store, "_after_erasure", full)
@@ -210,11 +190,11 @@ async def test_a_failure_after_an_erasure_does_not_undo_it(
     assert await store.events("ada", 9) == []
 
 
-def test_a_log_in_use_does_not_change_the_wait_for_locks(path: Path, opened: Open) -> None:
+def test_a_log_in_use_does_not_change_the_wait_for_locks(path, opened):
     asked: list[str] = []
 
     class Full:
-        def execute(self, sql: str) -> None:
+        def execute(self, sql):
             asked.append(sql)
             if "checkpoint" in sql:
                 raise sqlite3.OperationalError("database or disk is full")
@@ -225,19 +205,19 @@ def test_a_log_in_use_does_not_change_the_wait_for_locks(path: Path, opened: Ope
 
 
 async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
-    path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    path, opened, remembered, monkeypatch
+):
     store = opened(path)
     keep = store._keep_served
     away = [True]
 
-    def fragile(cursor: object, served: list[Served]) -> None:
+    def fragile(cursor, served):
         if away:
             away.pop()
             raise sqlite3.OperationalError("unable to open database file")
         if any(answer.recommendation_id == "bad" for answer in served):
             raise sqlite3.DataError("refused")
-        keep(cursor, served)  # type: ignore[arg-type]
+        keep(cursor, served)
 
     monkeypatch.setattr(store, "_keep_served", fragile)
     names = [f"r{i}" for i in range(9)]
@@ -246,17 +226,15 @@ async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
         with contextlib.suppress(StoreError):  # the first meets the outage
             await store.state_put("k", value)
     assert await store.state_get("k") == 2
-    assert [bool(await store.served(name)) for name in names] == [True] * 9
-    assert await store.served("bad") is None
+    assert [remembered(store, name) for name in names] == [True] * 9
+    assert not remembered(store, "bad")
 
 
-async def test_answers_in_progress_at_an_erasure_are_not_remembered(
-    path: Path, opened: Open
-) -> None:
+async def test_answers_in_progress_at_an_erasure_are_not_remembered(path, opened, remembered):
     store = opened(path)
     await store.erase("ada")
     now = time.time_ns() // 1_000_000
     for name, user, late in (("a", "ada", 10), ("b", "bob", 10), ("c", "ada", 90_000)):
         store.remember(Served(name, user, "m", ("x",), now + late))
     await store.state_put("k", 1)
-    assert [bool(await store.served(name)) for name in "abc"] == [False, True, True]
+    assert [remembered(store, name) for name in "abc"] == [False, True, True]

@@ -1,0 +1,53 @@
+"""Reads whether items are available: yes and no in several languages, or the number in stock."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.column_words import normalised
+
+YES_WORDS = (
+    "true t yes y ja j oui o si s 1 instock available active aktiv actif activo attivo actief "
+    "live online enabled published publish visible lieferbar verfugbar verfuegbar "
+    "sofortlieferbar auflager lagernd vorratig disponible enstock disponibile beschikbaar "
+    "opvoorraad leverbaar limited lowstock preorder backorder onsale "
+)
+YES = frozenset(YES_WORDS.split())
+NO_WORDS = (
+    "false f no n nein non nee 0 outofstock unavailable notavailable inactive inaktiv inactif "
+    "inactivo inattivo inactief offline disabled draft entwurf archived hidden deleted "
+    "soldout discontinued ausverkauft vergriffen nichtlieferbar nichtverfugbar "
+    "nichtverfuegbar nichtauflager epuise indisponible rupture enrupture agotado nodisponible "
+    "esaurito nondisponibile uitverkocht nietbeschikbaar nietopvoorraad unpublished removed "
+    "ended "
+)
+NO = frozenset(NO_WORDS.split())
+NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
+
+
+def share_of_answers(texts: pa.ChunkedArray) -> float:
+    """The share of values that say whether an item is available, at least two of them different."""
+    found = read_available(texts)
+    answers = found.drop_null()
+    two = pc.count_distinct(answers).as_py() == 2 or len(texts) < 2
+    return len(answers) / len(texts) if len(texts) and two else 0.0
+
+
+def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether items are available: (items,) bool, null where the value does not say.
+
+    Args:
+        texts: words, or numbers of items in stock.
+    """
+    encoded = texts.combine_chunks().dictionary_encode()
+    words = encoded.dictionary
+    known = []
+    for word in words.to_pylist():
+        key = normalised(word)
+        known.append(True if key in YES else False if key in NO else None)
+    number = pc.match_substring_regex(words, NUMBER)
+    digits = pc.replace_substring(pc.if_else(number, words, None), ",", ".")
+    stock = pc.greater(pc.cast(digits, pa.float64()), 0.0)
+    values = pc.coalesce(stock, pa.array(known, pa.bool_()))
+    return pa.chunked_array([values.take(encoded.indices)])

@@ -1,0 +1,204 @@
+"""Types of events: their roles are guessed from usual names, and the target is chosen by the data.
+
+Roles and weights follow the strength of a type as a sign of interest: a purchase is stronger than a
+rating or a like, these are stronger than a cart, and that is stronger than a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.data.column_words import normalised
+from recsys.data.report import Report
+from recsys.errors import ConfigError, DataError
+from recsys.interactions import Behaviour, Role
+
+# Words that a name contains, in the order in which they are tried: `remove_from_cart` is negative.
+# English, German, French, Spanish, Italian, Dutch.
+LEVELS: tuple[tuple[int, str], ...] = (
+    (
+        0,
+        "dislike unlike thumbsdown downvote remove delete return refund cancel hide block"
+        " notinterested complaint storno retour ruckgabe rucksend ruecksend ruckgabe entfern loesch"
+        " remboursement annul supprim devolucion reembolso elimin restitu rimborso rimoss"
+        " verwijder terugbet",
+    ),
+    (
+        4,
+        "purchase buy bought order transaction payment paid sale sold conversion subscribe booking"
+        " kauf bestell achat achet command compra pedido acquist ordin aankoop gekocht",
+    ),
+    (
+        3,
+        "rating rate review like favorite favourite love thumbsup upvote share bewert gefallt"
+        " gefaellt favori avis note megusta mipiace beoordel favoriet",
+    ),
+    (
+        2,
+        "cart basket checkout wishlist watchlist bookmark save warenkorb wunschliste merkzettel"
+        " panier listedesouhaits carrito carrello winkelwagen winkelmand verlanglijst addtobag play"
+        " listen watch stream download install",
+    ),
+    (
+        1,
+        "view click detail visit open browse select show seen read ansicht angesehen klick aufruf"
+        " vue clic consult vista visto visualizz bekijk bekeken impression display search scroll",
+    ),
+)
+WEIGHTS = (0.0, 0.2, 0.5, 0.8, 1.0)  # by level
+CONTEXT = 1  # the level of an unknown name
+ENOUGH_USERS = 0.05  # the share of users who have the target type at least twice
+
+
+class Types(NamedTuple):
+    """The types of a source.
+
+    Attributes:
+        all: one for each name of the source, in its order.
+        notes: sentences for the report.
+    """
+
+    all: tuple[Behaviour, ...]
+    notes: list[str]
+
+
+def level(name: str) -> int | None:
+    """The strength of a type from 0 (negative) to 4 (purchase); None for an unknown name.
+
+    >>> [level(name) for name in ("view_item", "Add to cart", "remove_from_cart", "Kauf", "x")]
+    [1, 2, 0, 4, None]
+    """
+    key = normalised(name)
+    for number, words in LEVELS:
+        if any(word in key for word in words.split()):
+            return number
+    return None
+
+
+def check_roles(given: Mapping[object, object]) -> dict[str, Role]:
+    """The setting `data.behaviours`: name -> role.
+
+    Raises:
+        ConfigError: a role that does not exist.
+    """
+    for name, role in given.items():
+        if role not in get_args(Role):
+            raise ConfigError(
+                f"data.behaviours: {name}: {role!r} is not one of {', '.join(get_args(Role))}"
+            )
+    return {str(name): cast("Role", role) for name, role in given.items()}
+
+
+def choose_types(
+    names: Sequence[str], given: Mapping[str, Role], repeated: NDArray[np.int64], users: int
+) -> Types:
+    """The role and weight of each type.
+
+    The target is what the settings say; else the strongest type that enough users have twice.
+    Stronger types with fewer events are targets too.
+
+    Args:
+        names: of the types.
+        given: name -> role, from the settings.
+        repeated: (types,) users with at least two events of the type.
+        users: number of users.
+
+    Raises:
+        DataError: the types are numbers of which the settings do not say the meaning.
+        ConfigError: the settings name a type that does not occur, or leave no target.
+    """
+    if unknown := sorted(set(given) - set(names)):
+        raise ConfigError(
+            f"data.behaviours: no event is of the type {unknown[0]!r}; the types are "
+            f"{', '.join(names)}"
+        )
+    numbers = [name for name in names if name.isdigit() and name not in given]
+    if numbers:
+        example = ", ".join(f"{name}: context" for name in numbers[1:])
+        example = f"{numbers[0]}: target" + (f", {example}" if example else "")
+        raise DataError(
+            f"the types of events are numbers ({', '.join(numbers)}); say what they are with "
+            f"--set 'data.behaviours={{{example}}}' (target, context or negative)"
+        )
+    levels = [_level(name, given.get(name)) for name in names]
+    notes = [
+        f"The event type {name!r} has no usual name and is taken as context; "
+        f"--set 'data.behaviours={{{name}: target}}' or negative changes that."
+        for name in names
+        if name not in given and level(name) is None
+    ]
+    if "target" in given.values():
+        roles = [
+            given.get(name, "context" if at else "negative")
+            for name, at in zip(names, levels, strict=True)
+        ]
+    else:
+        floor, note = _target_level(names, given, levels, repeated, users)
+        notes += note
+        roles = [
+            given.get(name, "negative" if not at else "target" if at >= floor else "context")
+            for name, at in zip(names, levels, strict=True)
+        ]
+    if "target" not in roles:
+        raise ConfigError(
+            f"data.behaviours: no type is a target among {', '.join(names)}; name one, for example "
+            f"--set 'data.behaviours={{{names[0]}: target}}'"
+        )
+    types = tuple(
+        Behaviour(name, role, WEIGHTS[at])
+        for name, role, at in zip(names, roles, levels, strict=True)
+    )
+    return Types(types, notes)
+
+
+def report_types(report: Report, types: Types, events: NDArray[np.int64]) -> None:
+    """Add the types, with their numbers of events, to a report."""
+    report.behaviours = [
+        {**behaviour._asdict(), "events": int(count)}
+        for behaviour, count in zip(types.all, events, strict=True)
+    ]
+    for note in types.notes:
+        report.note(note)
+
+
+def _level(name: str, role: Role | None) -> int:
+    """The strength of a type whose role may be given."""
+    if role == "negative":
+        return 0
+    found = level(name)
+    if role is None:
+        return CONTEXT if found is None else found
+    return found or (len(WEIGHTS) - 1 if role == "target" else CONTEXT)
+
+
+def _target_level(
+    names: Sequence[str],
+    given: Mapping[str, Role],
+    levels: Sequence[int],
+    repeated: NDArray[np.int64],
+    users: int,
+) -> tuple[int, list[str]]:
+    """The lowest level of a target, and notes about stronger types that are too rare."""
+    free = [place for place, name in enumerate(names) if name not in given and levels[place]]
+    if not free:
+        return len(WEIGHTS), []
+    by_level = {
+        at: max(int(repeated[p]) for p in free if levels[p] == at)
+        for at in {levels[p] for p in free}
+    }
+    ordered = sorted(by_level, reverse=True)
+    enough = [at for at in ordered if by_level[at] >= ENOUGH_USERS * users]
+    floor = enough[0] if enough else max(ordered, key=lambda at: by_level[at])
+    rare = [names[p] for p in free if levels[p] > floor]
+    chosen = [names[p] for p in free if levels[p] == floor]
+    if not rare:
+        return floor, []
+    return floor, [
+        f"Fewer than {ENOUGH_USERS:.0%} of the users have {' or '.join(rare)} twice, so "
+        f"{' and '.join(chosen)} are targets too; --set 'data.behaviours={{{rare[0]}: target}}' "
+        "makes only that type the target."
+    ]

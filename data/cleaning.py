@@ -1,0 +1,152 @@
+"""Cleans the rows of a shop's export while they are read; every dropped row is counted.
+
+The rules for whole histories are in `recsys.data.histories`, those for items in
+`recsys.data.item_cleaning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.config import check_bounds
+from recsys.data.report import EXAMPLES, Report
+from recsys.data.time_formats import EARLIEST, TimeRules
+from recsys.errors import DataError
+
+MISSING = pa.array(["", "null", "none", "nan", "undefined", r"\n", "<na>"])
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """Section `data.clean`: how a `table` source is cleaned. Every rule can be turned off.
+
+    Attributes:
+        damaged_rows: largest share of rows that may be damaged; such rows are skipped.
+        missing_ids: drop rows without user or item, instead of refusing the file.
+        unreadable_times: drop rows without a readable time, instead of refusing the file.
+        impossible_times: drop events before 1990 and more than a day in the future.
+        placeholder_users: drop users such as `guest` with many events.
+        bots: smallest number of events of a bot; a bot also has 20 times the events of the 99th
+            percentile of users. 0 keeps all.
+        near_duplicates_minutes: a user's consecutive events on one item within this time are one
+            step. 0 keeps all.
+        negative_feedback: drop dislikes, returns and low ratings, and the user's earlier events on
+            the same item.
+        negative_rating: the highest rating that is negative; None takes the lowest two fifths of a
+            scale with at least four values.
+        unknown_items: never recommend items that the items file does not describe.
+        item_texts: remove markup, entities and superfluous blanks from titles and texts.
+        prices: read prices with currencies and decimal commas as numbers.
+        category_paths: split paths of categories into lists.
+        constant_columns: drop columns of the items file that have one value or none.
+    """
+
+    damaged_rows: float = 0.01
+    missing_ids: bool = True
+    unreadable_times: bool = True
+    impossible_times: bool = True
+    placeholder_users: bool = True
+    bots: int = 500
+    near_duplicates_minutes: float = 30.0
+    negative_feedback: bool = True
+    negative_rating: float | None = None
+    unknown_items: bool = True
+    item_texts: bool = True
+    prices: bool = True
+    category_paths: bool = True
+    constant_columns: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            self,
+            "data.clean.",
+            at_least={"bots": 0, "near_duplicates_minutes": 0, "damaged_rows": 0},
+            below_one=("damaged_rows",),
+        )
+
+
+@dataclass
+class RowCleaner:
+    """Drops rows of events that cannot be used.
+
+    Attributes:
+        path: of the file, for errors.
+        config: the rules.
+        times: the possible times.
+        report: is increased by what was dropped.
+        rows: rows seen so far.
+        unreadable: rows without a readable time so far.
+    """
+
+    path: Path
+    config: CleanConfig
+    times: TimeRules
+    report: Report
+    rows: int = 0
+    unreadable: int = 0
+
+    def clean(self, events: pa.Table, written: Mapping[str, pa.ChunkedArray]) -> pa.Table:
+        """The rows that can be used.
+
+        Args:
+            events: `user` and `item` (string), and if known `timestamp` (int64, null where it
+                cannot be read).
+            written: role -> the column as it stands in the file, for examples.
+
+        Raises:
+            DataError: a row that cannot be used, if the rule for it is turned off.
+        """
+        first = self.rows + 1
+        self.rows += events.num_rows
+        events = events.append_column("row", pa.array(np.arange(first, first + events.num_rows)))
+
+        def drop(bad: pa.ChunkedArray, rule: str, role: str, allowed: bool) -> None:
+            nonlocal events
+            count = pc.sum(bad).as_py() or 0
+            if not count:
+                return
+            rows = events["row"].filter(bad).slice(0, EXAMPLES).to_pylist()
+            texts = [
+                f"data row {row}: {str(written[role][row - first].as_py())[:40]!r}" for row in rows
+            ]
+            if not allowed:
+                raise DataError(
+                    f"{self.path}: column of the {role}: {texts[0]} cannot be used; correct it, or "
+                    "turn the rule in data.clean on that drops such rows"
+                )
+            self.report.add(rule, count, texts)
+            events = events.filter(pc.invert(bad))
+
+        for role in ("user", "item"):
+            bad = pc.is_in(pc.utf8_lower(events[role]), value_set=MISSING)
+            bad = pc.or_(bad, pc.is_null(events[role]))
+            drop(bad, "rows_without_user_or_item_dropped", role, self.config.missing_ids)
+        if "timestamp" in events.column_names:
+            bad = pc.is_null(events["timestamp"])
+            self.unreadable += pc.sum(bad).as_py() or 0
+            rule = "rows_with_unreadable_times_dropped"
+            drop(bad, rule, "timestamp", self.config.unreadable_times)
+            if self.config.impossible_times:
+                early = pc.less(events["timestamp"], EARLIEST)
+                bad = pc.or_(early, pc.greater(events["timestamp"], self.times.latest))
+                drop(bad, "rows_with_impossible_times_dropped", "timestamp", True)
+        return events.drop_columns("row")
+
+    def finish(self, column: str | None) -> None:
+        """Check the whole file.
+
+        Raises:
+            DataError: more than half of the times cannot be read.
+        """
+        if self.unreadable * 2 > self.rows:
+            raise DataError(
+                f"{self.path}: {self.unreadable} of {self.rows} rows have no readable time in the "
+                f"column {column!r}, which is probably not the time; name another with "
+                "--column timestamp=NAME"
+            )

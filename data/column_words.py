@@ -1,0 +1,141 @@
+"""Usual names of columns in English, German, French, Spanish, Italian and Dutch.
+
+Names are compared without case, accents, blanks and signs (`normalised`). A role has up to three
+groups of names, the surest first.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+EVENT_WORDS: dict[str, tuple[str, ...]] = {
+    "user": (
+        "user userid uid customer customerid custid customerno customernumber client clientid kunde"
+        " kundeid kundenid kundennummer kundennr kdnr visitor visitorid buyer buyerid shopper"
+        " shopperid member memberid reviewer reviewerid utilisateur utilisateurid idutilisateur"
+        " idclient numeroclient numclient acheteur cliente clienteid idcliente usuario usuarioid"
+        " idusuario comprador utente utenteid idutente acquirente klant klantid klantnummer"
+        " gebruiker gebruikerid benutzer benutzerid nutzer nutzerid person personid besucher"
+        " besucherid visiteur visiteurid subscriberid viewerid listenerid idvisitor"
+        " who",
+        "account accountid profileid username email emailaddress customeremail useremail contactid"
+        " deviceid cookieid anonymousid userpseudoid fullvisitorid household householdid",
+    ),
+    "session": (
+        "session sessionid usersession usersessionid sitzung sitzungid sitzungsid visit visitid"
+        " besuch besuchid sesion sesionid idsesion sessione idsessione sessie sessieid idsession",
+        "sid order orderid orderno ordernumber invoice invoiceno invoiceid basketid cartid"
+        " bestellnummer bestellid transactionid",
+    ),
+    "item": (
+        "item itemid iid itemno itemnumber itemcode product productid prodid productcode productno"
+        " productnr sku skuid article articleid articleno articlenumber artikel artikelid"
+        " artikelnummer artikelnr artnr artikelcode asin movie movieid book bookid track trackid"
+        " song songid artist artistid video videoid produit produitid idproduit refproduit"
+        " producto productoid idproducto codigoproducto prodotto prodottoid idprodotto"
+        " codiceprodotto articulo articuloid idarticulo articolo idarticolo produkt produktid"
+        " produktnummer productnummer referenceproduit stockcode goods goodsid"
+        " lineitemsku what",
+        "isbn ean gtin upc parentasin variantid offerid listingid contentid content businessid"
+        " game gameid newsid hotelid courseid recipeid animeid venueid reference",
+    ),
+    "timestamp": (
+        "timestamp ts time datetime eventtime eventtimestamp unixtime unixreviewtime epoch when"
+        " zeitpunkt zeit zeitstempel datumzeit datumuhrzeit horodatage dateheure fechahora"
+        " marcatemporal dataora tijdstip tijdstempel tijd occurredat",
+        "date datum data fecha eventdate day created createdat createdon purchasedat purchasedate"
+        " purchasetime orderdate ordertime orderedat invoicedate transactiondate transactiontime"
+        " boughtat reviewtime reviewdate ratedat clickedat viewedat bestelldatum bestelltam"
+        " kaufdatum datecommande dateachat fechacompra fechapedido dataacquisto dataordine"
+        " besteldatum aankoopdatum",
+        "updatedat modifiedat lastmodified uhrzeit heure hora",
+    ),
+    "behaviour": (
+        "event eventtype eventname behavior behaviour behaviortype behaviourtype action actiontype"
+        " interaction interactiontype aktion aktionsart aktionstyp ereignis ereignistyp ereignisart"
+        " evenement typeevenement typedevenement evento tipoevento tipodeevento accion tipoaccion"
+        " azione tipoazione tipodiazione gebeurtenis gebeurtenistype actie actietype feedbacktype",
+        "activity activitytype vorgang verb type typ tipo kind",
+    ),
+    "rating": (
+        "rating ratings stars star overall ratingvalue userrating reviewrating bewertung sterne"
+        " etoiles estrellas stelle sterren valoracion valutazione beoordeling notation",
+        "score rate note grade vote reviewscore calificacion puntuacion voto punteggio",
+    ),
+    "clock": ("uhrzeit time timeofday heure hora ora tijd zeit",),
+    "quantity": ("quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal",),
+}
+ITEM_WORDS: dict[str, tuple[str, ...]] = {
+    "id": (*EVENT_WORDS["item"], "id code nummer numero key"),
+    "title": (
+        "title name itemname itemtitle productname producttitle articlename movietitle booktitle"
+        " titel bezeichnung artikelname artikelbezeichnung produktname produktbezeichnung titre nom"
+        " nomproduit libelle designation titulo nombre nombreproducto denominacion titolo nome"
+        " nomeprodotto denominazione naam productnaam artikelnaam",
+        "label caption header",
+    ),
+    "text": (
+        "text description desc longdescription productdescription itemdescription beschreibung"
+        " artikelbeschreibung produktbeschreibung langtext descriptif descripcion descrizione"
+        " omschrijving productomschrijving beschrijving",
+        "body details summary abstract about overview plot shortdescription kurztext",
+    ),
+    "price": (
+        "price unitprice listprice saleprice retailprice productprice preis verkaufspreis"
+        " bruttopreis stueckpreis prix prixunitaire precio preciounitario prezzo prijs",
+        "priceeur priceusd pricegbp preiseur cost",
+    ),
+    "category": (
+        "category categories categorypath maincategory productcategory kategorie kategorien"
+        " kategoriepfad warengruppe categorie categorieen chemincategorie categoria categorias"
+        " genre genres department breadcrumb breadcrumbs",
+        "producttype taxonomy googleproductcategory rayon rubrik departement subcategory",
+    ),
+    "available": (
+        "available isavailable availability instock isinstock lagernd lieferbar auflager verfugbar"
+        " verfuegbar verfugbarkeit verfuegbarkeit disponible disponibilite enstock disponibilidad"
+        " enexistencia disponibile disponibilita beschikbaar beschikbaarheid opvoorraad leverbaar",
+        "stock stockstatus stocklevel stockquantity inventory inventoryquantity lagerbestand"
+        " bestand giacenza voorraad existencias active isactive aktiv actif activo attivo actief"
+        " enabled published ispublished visible salable purchasable forsale",
+        "quantity qty status",
+    ),
+    "available_from": (
+        "availablefrom publishedat publishedfrom publishdate validfrom onsalefrom salestart"
+        " verfugbarab verfuegbarab gultigab gueltigab lieferbarab disponibledes disponibleapartirde"
+        " disponibledesde disponibileda disponibiledal beschikbaarvanaf launchdate golive",
+    ),
+    "available_until": (
+        "availableuntil availableto validuntil validto expires expiresat expirydate expirationdate"
+        " unpublishat unpublishdate saleend verfugbarbis verfuegbarbis gultigbis gueltigbis"
+        " disponiblejusqua disponiblehasta disponibilefinoal beschikbaartot discontinuedat",
+    ),
+}
+SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`
+ENDINGS = ("id", "nr", "number", "nummer", "code", "stamp", "time", "type")
+
+
+def normalised(name: str) -> str:
+    """A name in lower case, only letters and digits, without accents and the types of RecBole.
+
+    >>> normalised("Kunden-Nr."), normalised("userId:token"), normalised("Verfügbar")
+    ('kundennr', 'userid', 'verfugbar')
+    """
+    plain = unicodedata.normalize("NFKD", name.rpartition(":")[0] or name).replace("ß", "ss")
+    return re.sub(r"[^a-z0-9]", "", plain.lower())
+
+
+def rank(name: str, groups: tuple[str, ...]) -> int | None:
+    """How surely a column of this name has a role: 0 is the surest; None if it does not fit."""
+    key = normalised(name)
+    words = [group.split() for group in groups]
+    for place, group in enumerate(words):
+        if key in group:
+            return place
+    for place, group in enumerate(words):
+        for word in group:
+            sure = len(word) >= SURE_PARTS and word.endswith(ENDINGS)
+            if sure and (key.endswith(word) or key.startswith(word)):
+                return len(words) + place
+    return None

@@ -1,0 +1,369 @@
+"""Recognises the columns of a shop's export by their names and their content.
+
+A name is only trusted if the content agrees. What remains ambiguous is refused, with sample values
+and the flag that decides.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.availability import share_of_answers
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, normalised, rank
+from recsys.data.time_formats import TimeRules, share_of_times
+from recsys.errors import DataError
+
+SAMPLE_ROWS = 100_000
+ENOUGH_ROWS = 50  # below this, repetition says nothing
+FILE_ORDER = "file-order"  # the value of `columns.timestamp` for a file without times
+NO_COLUMN = "none"  # the value of a setting that says that no column has the role
+MAX_TYPES = 60  # distinct names of event types
+MAX_RATINGS = 101  # distinct values of a rating
+SHARE_OF_TIMES = 0.5
+SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
+NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
+CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
+SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
+NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A column with a role.
+
+    Attributes:
+        column: its name.
+        why: a sentence for the report.
+    """
+
+    column: str
+    why: str
+
+
+Roles = dict[str, Found]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first rows of a file.
+
+    Attributes:
+        path: the file.
+        table: the rows, with all columns.
+    """
+
+    path: Path
+    table: pa.Table
+
+    def texts(self, name: str) -> pa.ChunkedArray:
+        """The filled values of a column as strings; none for lists and records."""
+        column = self.table.column(self.table.column_names.index(name))
+        if pa.types.is_nested(column.type):
+            return pa.chunked_array([], pa.string())
+        try:
+            column = pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return pa.chunked_array([], pa.string())
+        return column.filter(pc.fill_null(pc.not_equal(column, ""), False))
+
+    def show(self) -> str:
+        """The columns with sample values, one per line."""
+        lines = []
+        for name in self.table.column_names[:40]:
+            values = pc.unique(self.texts(name).slice(0, 100)).to_pylist()[:3]
+            lines.append(f"  {name}: {', '.join(value[:40] for value in values) or '(empty)'}")
+        return "\n".join(lines)
+
+
+def recognise_events(
+    sample: Sample, given: Mapping[str, str | None], items: Sample | None, rules: TimeRules
+) -> Roles:
+    """The roles of the columns of events: user, item, timestamp, behaviour, rating and session.
+
+    Args:
+        sample: rows of the events.
+        given: role -> column, from the settings; None means that it is to be recognised.
+        items: rows of the items file, if there is one.
+        rules: how times are read.
+
+    Raises:
+        DataError: a needed column that cannot be told, with the setting that names it.
+    """
+    _check_names(sample, [name for name in given.values() if name])
+    roles = _given(sample, given, EVENT_WORDS)
+    _refuse_without_header(sample, roles)
+    known = None if items is None else _best_ids(items, given)
+
+    def fits(role: str) -> Callable[[str], bool]:
+        return lambda name: _content_agrees(role, name, sample, rules)
+
+    for role in ("item", "timestamp", "user", "session", "behaviour", "rating", "quantity"):
+        if role in roles or given.get(role) in (NO_COLUMN, FILE_ORDER):
+            continue
+        found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
+        if role == "item" and known is not None:
+            found = _by_overlap(found, _free(sample, roles), sample, known)
+        if role == "timestamp" and not found:
+            found = _by_content(role, sample, roles, fits(role))
+        _take(role, found, sample, roles, EVENT_WORDS[role])
+    _take_clock(sample, given, roles)
+    if "user" not in roles and "session" in roles:
+        session = roles["session"]
+        roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
+    for role in ("user", "item"):
+        if role not in roles:
+            raise _unknown(role, sample, [])
+    if "timestamp" not in roles and given.get("timestamp") != FILE_ORDER:
+        raise _without_time(sample, roles)
+    return roles
+
+
+def recognise_items(
+    sample: Sample, given: Mapping[str, str | None], item: str, events: pa.ChunkedArray,
+    rules: TimeRules,
+) -> Roles:  # fmt: skip
+    """The roles of the columns of the items file.
+
+    Args:
+        sample: rows of the items file.
+        given: role -> column, from the settings.
+        item: the column of items in the events, which the items file may have too.
+        events: item ids of the events, to compare with.
+        rules: how times are read.
+
+    Raises:
+        DataError: the id column cannot be told, or a named column does not exist.
+    """
+    _check_names(sample, sample.table.column_names)
+    roles = _given(sample, given, ITEM_WORDS)
+
+    def fits(role: str) -> Callable[[str], bool]:
+        return lambda name: _content_agrees(role, name, sample, rules)
+
+    if "id" not in roles and given.get("item") in sample.table.column_names:
+        roles["id"] = Found(item, "named in the settings")
+    for role, groups in ITEM_WORDS.items():
+        if role in roles or given.get(role) == NO_COLUMN:
+            continue
+        found = _by_name(role, groups, sample, roles, fits(role))
+        if role == "id":
+            found = _by_overlap(found, _free(sample, roles), sample, events)
+        _take(role, found, sample, roles, groups)
+    if "id" not in roles:
+        raise _unknown("id", sample, [])
+    return roles
+
+
+def _check_names(sample: Sample, named: Iterable[str]) -> None:
+    names = sample.table.column_names
+    for name in named:
+        if names.count(name) > 1:
+            raise _repeated(sample.path, name, names.count(name))
+
+
+def _repeated(path: Path, name: str, times: int) -> DataError:
+    return DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
+
+
+def _given(
+    sample: Sample, given: Mapping[str, str | None], words: Mapping[str, tuple[str, ...]]
+) -> Roles:
+    """The roles that the settings name."""
+    roles = {}
+    for role in words:
+        name = given.get(role)
+        if name in (None, NO_COLUMN) or (role == "timestamp" and name == FILE_ORDER):
+            continue
+        if name not in sample.table.column_names:
+            raise DataError(
+                f"{sample.path}: no column {name!r}, which data.columns.{role} names; the columns "
+                f"are:\n{sample.show()}"
+            )
+        roles[role] = Found(name, "named in the settings")
+    return roles
+
+
+def _refuse_without_header(sample: Sample, roles: Roles) -> None:
+    """Refuse a file whose first line holds values: no name is known and one is a number."""
+    names = sample.table.column_names
+    known = any(rank(name, groups) is not None for name in names for groups in EVENT_WORDS.values())
+    digits = [name for name in names if name and normalised(name).isdigit()]
+    if not roles and not known and digits:
+        raise DataError(
+            f"{sample.path}: the first line holds values ({', '.join(names)[:80]}) and no names; "
+            "write a first line such as user,item,timestamp"
+        )
+
+
+def _free(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+    taken = {found.column for found in roles.values()}
+    return [(0, name) for name in sample.table.column_names if name not in taken]
+
+
+def _by_name(
+    role: str, groups: tuple[str, ...], sample: Sample, roles: Roles, fits: Callable[[str], bool]
+) -> list[tuple[int, str]]:
+    """(rank, column) of the columns whose name fits the role and whose content agrees."""
+    found = []
+    for _, name in _free(sample, roles):
+        place = rank(name, groups)
+        if place is None:
+            continue
+        if sample.table.column_names.count(name) > 1:
+            raise _repeated(sample.path, name, sample.table.column_names.count(name))
+        if fits(name):
+            found.append((place, name))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _by_content(
+    role: str, sample: Sample, roles: Roles, fits: Callable[[str], bool]
+) -> list[tuple[int, str]]:
+    """The columns whose content alone shows the role."""
+    names = [name for _, name in _free(sample, roles) if sample.table.column_names.count(name) == 1]
+    return [(0, name) for name in names if fits(name)]
+
+
+def _by_overlap(
+    named: list[tuple[int, str]],
+    others: list[tuple[int, str]],
+    sample: Sample,
+    known: pa.ChunkedArray,
+) -> list[tuple[int, str]]:
+    """The named columns, or else the others, that share most values with known item ids."""
+    known = pc.unique(known)
+    for candidates in (named, others):
+        shares = {}
+        for _, name in candidates:
+            values = pc.unique(sample.texts(name))
+            inside = pc.sum(pc.is_in(values, value_set=known)).as_py() or 0
+            if inside >= SHARE_OF_KNOWN * max(min(len(values), len(known)), 1):
+                shares[name] = inside / (len(values) + len(known) - inside)
+        if best := max(shares.values(), default=0.0):
+            return [(0, name) for name, share in shares.items() if share == best]
+    return named
+
+
+def _best_ids(items: Sample, given: Mapping[str, str | None]) -> pa.ChunkedArray:
+    """All values of the columns of the items file that may hold the item id."""
+    names = items.table.column_names
+    named = given.get("id") or given.get("item")
+    if named is not None and named in names:
+        names = [named]
+    elif likely := [name for name in names if rank(name, ITEM_WORDS["id"]) is not None]:
+        names = likely
+    parts = [items.texts(name) for name in names if items.table.column_names.count(name) == 1]
+    chunks = [chunk for part in parts for chunk in part.chunks]
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _only(found: list[tuple[int, str]]) -> bool:
+    """Whether one candidate is surer than all others."""
+    return len(found) == 1 or (len(found) > 1 and found[0][0] < found[1][0])
+
+
+def _take(
+    role: str,
+    found: list[tuple[int, str]],
+    sample: Sample,
+    roles: Roles,
+    groups: tuple[str, ...],
+) -> None:
+    """Give the role to the surest candidate.
+
+    Raises:
+        DataError: several equal candidates for a needed role.
+    """
+    if not found:
+        return
+    if role in NEEDED and not _only(found):
+        raise _unknown(role, sample, [name for place, name in found if place == found[0][0]])
+    words = " ".join(groups).split()
+    equal = [name for place, name in found if place == found[0][0]]
+    name = min(
+        equal, key=lambda n: words.index(normalised(n)) if normalised(n) in words else len(words)
+    )
+    why = "by name and content" if rank(name, groups) is not None else "by content"
+    roles[role] = Found(name, why)
+
+
+def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -> None:
+    """Find the time of day in a column of its own, if the time of the events is a date alone."""
+    if given.get("clock") is not None or "timestamp" not in roles:
+        return
+    dates = sample.texts(roles["timestamp"].column)
+    if pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
+        return
+    found = [
+        name for _, name in _free(sample, roles) if _share(sample.texts(name), CLOCK) >= SURE_SHARE
+    ]
+    if len(found) == 1:
+        roles["clock"] = Found(found[0], "by content: the time of day of each date")
+
+
+def _share(values: pa.ChunkedArray, pattern: str) -> float:
+    """The share of values that match a pattern."""
+    matches = pc.cast(pc.match_substring_regex(values, pattern), pa.float64())
+    return float(pc.mean(matches).as_py() or 0.0)
+
+
+def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> bool:
+    """Whether the values of a column can have a role."""
+    values = sample.texts(name)
+    if role in ("timestamp", "available_from", "available_until"):
+        readable, possible = share_of_times(sample.table[name], rules)
+        return (possible if role == "timestamp" else readable) >= SHARE_OF_TIMES
+    if not len(values):
+        return False
+    distinct = pc.count_distinct(values).as_py()
+    if role in ("user", "item", "session"):
+        repeats = distinct < len(values) and (distinct > 1 or role != "user")
+        return bool(repeats) or len(values) < ENOUGH_ROWS
+    if role == "id":
+        return bool(distinct >= 0.5 * len(values))
+    if role == "behaviour":
+        longest = pc.max(pc.utf8_length(values)).as_py()
+        few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
+        return bool(distinct <= MAX_TYPES and longest <= 60 and few)
+    if role == "available":
+        return share_of_answers(values) >= SURE_SHARE
+    if role == "price":
+        return _share(values, r"\d") >= SURE_SHARE
+    if role in ("rating", "quantity"):
+        few = distinct <= MAX_RATINGS or role == "quantity"
+        return few and _share(values, NUMBER) >= SURE_SHARE
+    return True
+
+
+def _unknown(role: str, sample: Sample, equal: list[str]) -> DataError:
+    """The error for a role that several columns, or none, could have."""
+    could = " and ".join(map(repr, equal))
+    start = f"both {could} could be" if equal else "no column is recognised as"
+    setting = "--column " + shlex.quote(f"{role}={equal[0] if equal else 'NAME'}")
+    return DataError(
+        f"{sample.path}: {start} {NEEDED[role]}; name the column with {setting} "
+        f"(data.columns.{role}). The columns are:\n{sample.show()}"
+    )
+
+
+def _without_time(sample: Sample, roles: Roles) -> DataError:
+    """The error for events without times; it names a column that looks like a time."""
+    like = [n for _, n in _free(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None]
+    hint = ""
+    if like:
+        hint = (
+            f" The name {like[0]!r} looks like a time, but most of its values are not times after "
+            "1990 in a known form; correct them, or name it with --column "
+            f"{shlex.quote(f'timestamp={like[0]}')} and see which rows cannot be read."
+        )
+    return DataError(
+        f"{sample.path}: no column holds the time of the events.{hint} Name the column with "
+        "--column timestamp=NAME (data.columns.timestamp). If the rows of each user are in order "
+        f"of time, say so with --column timestamp={FILE_ORDER}. The columns are:\n{sample.show()}"
+    )

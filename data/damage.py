@@ -1,0 +1,44 @@
+"""Counts the rows of a file that cannot be read, and refuses a file with too many of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recsys.errors import DataError
+
+
+@dataclass
+class Damage:
+    """Rows of a file that could not be read.
+
+    Attributes:
+        rows: number of damaged rows.
+        examples: the first few, as line and content.
+        good: number of rows that were read.
+    """
+
+    rows: int = 0
+    examples: list[str] = field(default_factory=list)
+    good: int = 0
+
+    def add(self, line: int | None, text: str, rows: int = 1) -> None:
+        """Count damaged rows, of which `text` is the first."""
+        self.rows += rows
+        if len(self.examples) < 3:
+            place = f"line {line}: " if line else ""
+            self.examples.append(f"{place}{text[:60]}")
+
+    def check(self, path: Path, share: float) -> None:
+        """Refuse a file of which more than a share of the rows is damaged.
+
+        Raises:
+            DataError: it is; the message shows the first damaged row.
+        """
+        if self.rows > share * (self.rows + self.good):
+            raise DataError(
+                f"{path}: {self.rows} of {self.rows + self.good} rows are damaged: they do not "
+                f"have the header's number of columns, or a quote is not closed "
+                f"({'; '.join(self.examples[:1])!r}); correct them, or allow a larger share "
+                "with --set data.clean.damaged_rows=0.1"
+            )

@@ -1,0 +1,233 @@
+"""Cleans whole histories of a shop's export: placeholder users, bots, repeated steps, dislikes.
+
+The rules work on arrays of dense numbers in the order of user and time, so that the same code
+cleans data in memory and data in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recsys.data.behaviours import Types, choose_types, report_types
+from recsys.data.cleaning import CleanConfig
+from recsys.data.column_words import normalised
+from recsys.data.report import EXAMPLES, Report
+from recsys.interactions import Behaviour, Role
+
+PERCENTILE = 0.99
+BOT_FACTOR = 20  # times the events of the user at the percentile
+PLACEHOLDER_SHARE = 0.01  # of all events
+PLACEHOLDERS = frozenset(
+    ["guest", "anonymous", "anonym", "unknown", "unbekannt", "gast", "invite", "inconnu", "anonimo",
+     "invitado", "desconocido", "ospite", "sconosciuto", "anoniem", "onbekend", "na", "test"]
+)  # fmt: skip
+NUMBERS = frozenset(["0", "-1", "00000000-0000-0000-0000-000000000000"])
+NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about all events, before histories are cleaned.
+
+    Attributes:
+        user_ids: outside ids by number, (users,) string.
+        events_of_user: (users,) events.
+        events_of_type: (types,) events.
+        repeated: (types,) users with at least two events of the type.
+        ratings: the distinct ratings, ascending.
+    """
+
+    user_ids: pa.Array
+    events_of_user: NDArray[np.int64]
+    events_of_type: NDArray[np.int64]
+    repeated: NDArray[np.int64]
+    ratings: NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls,
+        user_ids: pa.Array,
+        pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+        ratings: NDArray[np.float32],
+        types: int,
+    ) -> Facts:
+        """Facts from the number of events of each pair of user and type.
+
+        Args:
+            user_ids: by number.
+            pairs: users, types and counts, one for each pair.
+            ratings: any ratings, also repeated or NaN.
+            types: number of types.
+        """
+        user, kind, count = pairs
+        return cls(
+            user_ids,
+            np.bincount(user, count, minlength=len(user_ids)).astype(np.int64),
+            np.bincount(kind, count, minlength=types).astype(np.int64),
+            np.bincount(kind[count >= 2], minlength=types),
+            np.unique(ratings[~np.isnan(ratings)]),
+        )
+
+
+class HistoryCleaner:
+    """Applies the rules to histories, whole users at a time.
+
+    Args:
+        facts: about all events.
+        config: the rules.
+        names: of the event types in the source; empty if it has none.
+        roles: name -> role, from the settings.
+        report: is increased by what is done.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        config: CleanConfig,
+        names: Sequence[str],
+        roles: Mapping[str, Role],
+        report: Report,
+    ) -> None:
+        self._config, self._report = config, report
+        self._unwanted = unwanted_users(facts, config, report)
+        types = Types((), [])
+        if names:
+            types = choose_types(names, roles, facts.repeated, len(facts.user_ids))
+            report_types(report, types, facts.events_of_type)
+        self._negative = np.array([b.role == "negative" for b in types.all] or [False])
+        self._weight = np.array([b.weight for b in types.all] or [0.0])
+        self._bound = negative_rating(facts.ratings, config)
+        if self._bound is not None and config.negative_feedback:
+            report.note(f"Ratings of {self._bound:g} and less are negative feedback.")
+        kept = [b for b in types.all if b.role != "negative" or not config.negative_feedback]
+        self.behaviours: tuple[Behaviour, ...] = tuple(kept) if len(kept) > 1 else ()
+        places = {b.name: place for place, b in enumerate(self.behaviours)}
+        self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
+
+    def wanted(self, user: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(n,) the rows of users who are one person."""
+        return np.asarray(~self._unwanted[user])
+
+    def clean(self, columns: Columns) -> tuple[Columns, NDArray[np.bool_]]:
+        """Merge repeated steps and drop negative feedback.
+
+        Args:
+            columns: `user`, `item` and, if known, `timestamp`, `rating`, `behaviour`, in order.
+
+        Returns:
+            the columns with merged values, and (n,) the rows to keep.
+        """
+        types = columns.get("behaviour", np.zeros(len(columns["user"]), np.uint8))
+        negative = self._negative[types]
+        if "rating" in columns and self._bound is not None:
+            negative = negative | (columns["rating"] <= self._bound)
+        columns, keep = self._merge(columns | {"behaviour": types}, negative)
+        if self._config.negative_feedback and negative.any():
+            earlier = before_negative(columns["user"], columns["item"], negative)
+            self._report.add("negative_events_dropped", int((keep & negative).sum()))
+            self._report.add(
+                "events_before_negative_dropped", int((keep & earlier & ~negative).sum())
+            )
+            keep &= ~(earlier | negative)
+        types = columns.pop("behaviour")
+        if self.behaviours:
+            columns["behaviour"] = self._place[types]
+        return columns, keep
+
+    def _merge(
+        self, columns: Columns, negative: NDArray[np.bool_]
+    ) -> tuple[Columns, NDArray[np.bool_]]:
+        """One step for a user's consecutive events on an item: the last row, the strongest type."""
+        n = len(columns["user"])
+        keep = np.ones(n, bool)
+        seconds = self._config.near_duplicates_minutes * 60
+        if not seconds or "timestamp" not in columns or n < 2:
+            return columns, keep
+        same = (
+            (np.diff(columns["user"]) == 0)
+            & (np.diff(columns["item"]) == 0)
+            & (np.diff(columns["timestamp"]) <= seconds)
+            & (negative[1:] == negative[:-1])
+        )
+        if not same.any():
+            return columns, keep
+        keep[:-1] = ~same
+        starts = np.flatnonzero(np.concatenate([[True], ~same]))
+        # The strongest type of each run: weights first, and the later one among equals.
+        strength = self._weight[columns["behaviour"]]
+        order = np.lexsort((np.arange(n), strength, np.cumsum(np.concatenate([[0], ~same]))))
+        ends = np.append(starts[1:], n) - 1
+        behaviour = columns["behaviour"].copy()
+        behaviour[ends] = columns["behaviour"][order[ends]]
+        merged = columns | {"behaviour": behaviour}
+        if "rating" in columns:
+            rating = columns["rating"].copy()
+            best = np.fmax.reduceat(columns["rating"], starts)
+            rating[ends] = np.where(np.isnan(rating[ends]), best, rating[ends])
+            merged["rating"] = rating
+        self._report.add("near_duplicate_events_merged", int((~keep).sum()))
+        return merged, keep
+
+
+def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray[np.bool_]:
+    """(users,) whether a user is a placeholder or a bot."""
+    events, total = facts.events_of_user, int(facts.events_of_user.sum())
+    usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
+    many = np.flatnonzero(events > PLACEHOLDER_SHARE * total)
+    unwanted = np.zeros(len(events), bool)
+    if config.placeholder_users:
+        for user in many[np.argsort(-events[many])][:1000].tolist():
+            name = facts.user_ids[user].as_py()
+            number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
+            unwanted[user] = normalised(name) in PLACEHOLDERS or number
+        _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
+    if config.bots and not unwanted.all():
+        usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
+        bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
+        _report_users("events_of_bots_dropped", bots, facts, report)
+        unwanted = unwanted | bots
+    return unwanted
+
+
+def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:
+    """The highest rating that is negative; None if the scale does not show one.
+
+    Args:
+        ratings: the distinct ratings, ascending.
+        config: may set the rating.
+    """
+    if config.negative_rating is not None:
+        return config.negative_rating
+    if len(ratings) < 4 or ratings[0] >= (1 + ratings[-1]) / 2:
+        return None
+    bound = float(ratings[0]) + 0.4 * float(ratings[-1] - ratings[0])
+    return float(ratings[ratings <= bound].max())
+
+
+def before_negative(
+    user: NDArray[np.int64], item: NDArray[np.int64], negative: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """(n,) whether a row comes before a negative event of the same user on the same item."""
+    pair = (user.astype(np.int64) - user[0]) * (int(item.max()) + 1) + item
+    rows = np.flatnonzero(negative)
+    pairs, first = np.unique(pair[rows][::-1], return_index=True)
+    last = rows[::-1][first]
+    place = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
+    return np.asarray((pairs[place] == pair) & (np.arange(len(pair)) <= last[place]))
+
+
+def _report_users(rule: str, users: NDArray[np.bool_], facts: Facts, report: Report) -> None:
+    found = np.flatnonzero(users)
+    examples = [
+        f"{facts.user_ids[user].as_py()[:40]}: {facts.events_of_user[user]:,} events"
+        for user in found[:EXAMPLES].tolist()
+    ]
+    report.add(rule, int(facts.events_of_user[found].sum()), examples)

@@ -1,0 +1,181 @@
+"""Prepares data in memory: filters, cleans and splits the events of a source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recsys.data import filtering
+from recsys.data.histories import Facts, HistoryCleaner
+from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
+from recsys.data.report import Report
+from recsys.data.rules import Rules, Split, too_few
+from recsys.dataset import Dataset
+from recsys.errors import ConfigError
+from recsys.interactions import Behaviour, Interactions
+from recsys.splits import (
+    ENOUGH_USERS,
+    global_temporal,
+    label_last_targets,
+    leave_one_out,
+    users_to_ask,
+)
+
+
+class Prepared(NamedTuple):
+    """A data set in memory.
+
+    Attributes:
+        dataset: the canonical data.
+        split: the kind of split that was used.
+        decisions: the count of each decision that was taken; zero counts are omitted.
+        report: of a source that was cleaned.
+    """
+
+    dataset: Dataset
+    split: Split
+    decisions: dict[str, int]
+    report: Report | None = None
+
+
+def prepare(raw: RawData, rules: Rules) -> Prepared:
+    """Filter and split the events of a source.
+
+    Raises:
+        ConfigError: a rule that cannot be applied to this source.
+        DataError: no rows are left.
+    """
+    raw = filtering.in_time_order(raw)
+    behaviours: tuple[Behaviour, ...] = ()
+    if raw.report is None:
+        raw = filtering.drop_duplicates(raw, rules.duplicates)
+    else:
+        raw, behaviours = _clean_histories(raw, rules)
+    if rules.min_rating is not None:
+        raw = filtering.drop_ratings_below(raw, rules.min_rating)
+    if rules.k_core:
+        raw = filtering.k_core(raw, rules.k_core)
+    if rules.min_length:
+        raw = filtering.drop_short(raw, rules.min_length)
+    interactions = _interactions(raw, with_types=bool(behaviours))
+    split = rules.split or _default_split(interactions, raw, rules, behaviours)
+    labels, keep = _labels(interactions, raw.events, split, rules, behaviours)
+    dataset = Dataset(interactions.where(keep), labels[keep], raw.items, raw.codes, behaviours)
+    counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
+    counts |= raw.report.counts if raw.report else {}
+    decisions = {name: count for name, count in counts.items() if count}
+    return Prepared(dataset, split, decisions, raw.report)
+
+
+def _clean_histories(raw: RawData, rules: Rules) -> tuple[RawData, tuple[Behaviour, ...]]:
+    """Apply the rules for whole histories, and drop duplicates, to events in time order."""
+    report = raw.report or Report()
+    cleaner = HistoryCleaner(_facts(raw), rules.clean, raw.behaviours, rules.roles, report)
+    user, _ = numbered(raw.events["user"])
+    raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
+    raw = filtering.drop_duplicates(raw, rules.duplicates)
+    report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
+    cleaned, keep = cleaner.clean(filtering.as_arrays(raw.events))
+    events = raw.events
+    for name in ("behaviour", "rating"):
+        if name in cleaned and name in events.column_names:
+            place = events.column_names.index(name)
+            events = events.set_column(place, name, pa.array(cleaned[name], EVENT_COLUMNS[name]))
+    if "behaviour" in events.column_names and not cleaner.behaviours:
+        events = events.drop_columns("behaviour")
+    raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
+    return raw, cleaner.behaviours
+
+
+def _facts(raw: RawData) -> Facts:
+    """Facts about all events, which are in time order."""
+    user, user_ids = numbered(raw.events["user"])
+    pairs = pa.table({"user": user, "kind": np.zeros(len(user), np.uint8)})
+    if "behaviour" in raw.events.column_names:
+        pairs = pairs.set_column(1, "kind", raw.events["behaviour"])
+    counted = pairs.group_by(["user", "kind"]).aggregate([([], "count_all")])
+    found = (counted[name].to_numpy() for name in ("user", "kind", "count_all"))
+    ratings = np.zeros(0, np.float32)
+    if "rating" in raw.events.column_names:
+        ratings = pc.unique(raw.events["rating"].drop_null()).to_numpy()
+    return Facts.of(user_ids, tuple(found), ratings, len(raw.behaviours))
+
+
+def _interactions(raw: RawData, *, with_types: bool) -> Interactions:
+    """The events of a source, which are in time order, with dense users and items."""
+    events = raw.events
+    user, user_ids = numbered(events["user"])
+    item, found = numbered(events["item"])
+    item_ids = raw.items["item_id"].combine_chunks()
+    place = np.asarray(pc.index_in(found, value_set=item_ids), np.int32)
+    has_time = "timestamp" in events.column_names
+    rating = np.full(len(user), np.nan, np.float32)
+    if "rating" in events.column_names:
+        rating = events["rating"].to_numpy().astype(np.float32)
+    return Interactions(
+        user.astype(np.int32),
+        place[item],
+        events["timestamp"].to_numpy()
+        if has_time
+        else np.arange(len(user)) - np.searchsorted(user, user),
+        rating,
+        np.asarray(user_ids.to_pylist(), np.str_),
+        np.asarray(item_ids.to_pylist(), np.str_),
+        has_time,
+        events["behaviour"].to_numpy() if with_types else None,
+    )
+
+
+def _default_split(
+    interactions: Interactions,
+    raw: RawData,
+    rules: Rules,
+    behaviours: tuple[Behaviour, ...],
+) -> Split:
+    """The source's own split; by time for an export with enough users; else leave-one-out."""
+    if "split" in raw.events.column_names:
+        return "own"
+    if raw.report is None or not interactions.has_time:
+        return "leave-one-out"
+    labels, _ = _labels(interactions, raw.events, "global-temporal", rules, behaviours)
+    target = _targets(interactions, behaviours)
+    asked = users_to_ask(interactions.user, labels, target)
+    if asked.min() >= ENOUGH_USERS:
+        return "global-temporal"
+    raw.report.note(too_few(asked))
+    return "leave-one-out"
+
+
+def _targets(interactions: Interactions, behaviours: tuple[Behaviour, ...]) -> NDArray[np.bool_]:
+    """(n,) whether each event is a target."""
+    if interactions.behaviour is None:
+        return np.ones(len(interactions), bool)
+    return np.array([b.role == "target" for b in behaviours])[interactions.behaviour]
+
+
+def _labels(
+    interactions: Interactions,
+    events: pa.Table,
+    split: Split,
+    rules: Rules,
+    behaviours: tuple[Behaviour, ...],
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """(n,) labels, and (n,) the events to keep."""
+    keep = np.ones(len(interactions), bool)
+    if split == "own":
+        if "split" not in events.column_names:
+            raise ConfigError("data.split: this source has no split of its own")
+        return events["split"].to_numpy().astype(np.uint8), keep
+    if split == "leave-one-out":
+        if interactions.behaviour is None:
+            return leave_one_out(interactions), keep
+        return label_last_targets(interactions.user, _targets(interactions, behaviours))
+    try:
+        return global_temporal(interactions, rules.ratio, rules.dates), keep
+    except ValueError as error:
+        raise ConfigError(f"data.split: {error}") from error

@@ -1,0 +1,305 @@
+"""Opens a shop's files: delimited text, JSON lines and Parquet, plain or compressed.
+
+Arrow does the reading. Delimited files are read as strings, so that an id such as `00123` stays as
+it is. A damaged row is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from recsys.data.damage import Damage
+from recsys.data.files import GZIP, check_gzip
+from recsys.data.json_lines import json_table, line_blocks
+from recsys.errors import DataError
+
+Kind = Literal["delimited", "json", "parquet"]
+DELIMITERS = (",", "\t", ";", "|")
+BLOCK = 1 << 20  # bytes of text read at a time
+BATCH = 1 << 18  # rows read at a time from a Parquet file
+HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
+MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
+PARQUET = b"PAR1"
+MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+PACKED = {b"PK\x03\x04": "an Excel or zip file", b"\xd0\xcf\x11\xe0": "an old Excel file"}
+SUFFIXES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".pq"}
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file with named columns.
+
+    Attributes:
+        path: the file.
+        kind: how it is written.
+        columns: names as they stand in the file.
+        delimiter: of delimited text.
+        encoding: of delimited text.
+        compression: how Arrow opens it.
+    """
+
+    path: Path
+    kind: Kind
+    columns: tuple[str, ...]
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    compression: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns without blanks around them."""
+        return [name.strip() for name in self.columns]
+
+    def batches(
+        self, used: Iterable[str] | None = None, damage: Damage | None = None
+    ) -> Iterator[pa.Table]:
+        """Read the file some rows at a time.
+
+        Args:
+            used: names of the columns to read; None reads all.
+            damage: is increased by the rows that cannot be read.
+
+        Raises:
+            DataError: a file without rows, or one that is damaged as a whole.
+        """
+        damage = Damage() if damage is None else damage
+        chosen = [
+            raw
+            for raw, name in zip(self.columns, self.names, strict=True)
+            if used is None or name in set(used)
+        ]
+        reader = {"delimited": self._text, "json": self._json, "parquet": self._parquet}[self.kind]
+        rows = 0
+        with _readable(self.path):
+            for batch in reader(chosen, damage):
+                rows += batch.num_rows
+                damage.good += batch.num_rows
+                if batch.num_rows:
+                    yield batch.rename_columns([name.strip() for name in batch.column_names])
+        if not rows and not damage.rows:
+            raise DataError(f"{self.path}: no rows in it")
+
+    def read(self, damage: Damage) -> pa.Table:
+        """Read the whole file; a column that changes its type between blocks becomes text.
+
+        Raises:
+            DataError: as `batches`, or a column that changes between plain values and lists.
+        """
+        return self._joined(list(self.batches(damage=damage)))
+
+    def _joined(self, parts: list[pa.Table]) -> pa.Table:
+        if all(part.schema.equals(parts[0].schema) for part in parts):
+            return pa.concat_tables(parts)
+        try:
+            return pa.concat_tables(parts, promote_options="permissive")
+        except pa.ArrowException:
+            with _readable(self.path):
+                return pa.concat_tables(map(_as_text, parts), promote_options="permissive")
+
+    def sample(self, rows: int) -> pa.Table:
+        """The first rows, with all columns."""
+        parts: list[pa.Table] = []
+        for batch in self.batches():
+            parts.append(batch)
+            if sum(part.num_rows for part in parts) >= rows:
+                break
+        if not parts:
+            raise DataError(f"{self.path}: no rows in it, or none with the header's columns")
+        return self._joined(parts).slice(0, rows)
+
+    def _open(self) -> Any:
+        return pa.input_stream(str(self.path), compression=self.compression)
+
+    def _text(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
+        def skip(row: Any) -> str:
+            damage.add(row.number, row.text)
+            return "skip"
+
+        reader = pa.csv.open_csv(
+            self._open(),
+            pa.csv.ReadOptions(use_threads=False, block_size=BLOCK, encoding=self.encoding),
+            pa.csv.ParseOptions(
+                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
+            ),
+            pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen
+            ),
+        )
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+    def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
+        for block, first in line_blocks(self._open(), BLOCK):
+            table = json_table(block, first, damage)
+            missing = pa.nulls(table.num_rows)
+            yield pa.table({n: table[n] if n in table.column_names else missing for n in chosen})
+
+    def _parquet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
+        with pq.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(BATCH, columns=chosen, use_threads=False):
+                yield pa.Table.from_batches([batch])
+
+
+def open_table(path: Path) -> TableFile:
+    """Find out how a file is written.
+
+    Raises:
+        DataError: an empty file, one that holds no table, or one in an unknown encoding.
+    """
+    with _readable(path):
+        compression = _compression(path)
+        with pa.input_stream(str(path), compression=compression) as stream:
+            head = bytes(stream.read(HEAD))
+        if path.suffix in (".parquet", ".pq") or head.startswith(PARQUET):
+            return _parquet_file(path)
+        for mark, what in PACKED.items():
+            if head.startswith(mark):
+                raise DataError(f"{path}: this is {what}; export the table as CSV")
+        if not head.strip():
+            raise DataError(f"{path}: the file is empty")
+        encoding = _encoding(path, head, compression)
+        text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
+        text = text.removeprefix("\ufeff").lstrip("\r\n")
+        if text.lstrip().startswith("{"):
+            return _json_file(path, encoding, compression)
+        if text.lstrip().startswith("["):
+            raise DataError(f"{path}: one JSON list; write one object on each line (JSON lines)")
+        delimiter, columns = _header(text)
+    return TableFile(path, "delimited", tuple(columns), delimiter, encoding, compression)
+
+
+def find_tables(path: Path) -> list[Path]:
+    """The file at `path`, or all files of a folder, which must be of one kind, by name.
+
+    Raises:
+        DataError: a folder without tables, or with tables of several kinds.
+    """
+    if not path.is_dir():
+        return [path]
+    kinds: dict[str, list[Path]] = {}
+    for file in sorted(path.iterdir()):
+        suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() in SUFFIXES]
+        if suffixes and file.is_file() and not file.name.startswith((".", "_")):
+            kinds.setdefault(suffixes[-1], []).append(file)
+    if len(kinds) != 1:
+        found = f"has files of several kinds ({', '.join(kinds)})" if kinds else "has no tables"
+        raise DataError(
+            f"{path}: the folder {found}; name one file as data.path, or keep files of one kind "
+            "there (.csv, .tsv, .jsonl or .parquet)"
+        )
+    return next(iter(kinds.values()))
+
+
+def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+    """Values as strings without blanks around them; null stays null.
+
+    Raises:
+        DataError: a column of lists or records.
+    """
+    try:
+        return pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"{path}: column {name!r} holds {column.type}, which is not a plain value; "
+            "choose another column or flatten the file"
+        ) from error
+
+
+def _parquet_file(path: Path) -> TableFile:
+    with pq.ParquetFile(path) as file:
+        return TableFile(path, "parquet", tuple(file.schema_arrow.names))
+
+
+def _json_file(path: Path, encoding: str, compression: str | None) -> TableFile:
+    if encoding not in ("utf-8", "ascii"):
+        raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
+    with pa.input_stream(str(path), compression=compression) as stream:
+        block, first = next(line_blocks(stream, BLOCK))
+    names = json_table(block, first, Damage()).column_names
+    return TableFile(path, "json", tuple(names), ",", "utf-8", compression)
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    return pa.table(
+        {
+            name: column if pa.types.is_nested(column.type) else pc.cast(column, pa.string())
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
+    )
+
+
+def _compression(path: Path) -> str | None:
+    """Gzip is recognised by the first bytes, other formats by the name."""
+    with path.open("rb") as stream:
+        zipped = stream.read(2) == GZIP
+    named = {".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+    return "gzip" if zipped else named.get(path.suffix)
+
+
+def _encoding(path: Path, head: bytes, compression: str | None) -> str:
+    """UTF-16 if the file begins with its mark, UTF-8 if it is valid, else Windows-1252."""
+    for mark, name in MARKS.items():
+        if head.startswith(mark):
+            return name
+    if head.count(0) > MAX_NULS * len(head):
+        raise DataError(
+            f"{path}: many bytes are zero, so this is no text file, or UTF-16 without its mark; "
+            "save it as UTF-8"
+        )
+    for encoding in ("utf-8", "cp1252"):
+        decoder = codecs.getincrementaldecoder(encoding)()
+        with pa.input_stream(str(path), compression=compression) as stream:
+            try:
+                while block := stream.read(BLOCK):
+                    decoder.decode(block)
+                decoder.decode(b"", final=True)
+                return encoding
+            except UnicodeDecodeError:
+                continue
+    raise DataError(
+        f"{path}: the text is neither UTF-8 nor UTF-16 nor Windows-1252; convert it with iconv"
+    )
+
+
+def _header(text: str) -> tuple[str, list[str]]:
+    """The delimiter that divides the first line into most columns, and the columns."""
+    found = {}
+    for delimiter in DELIMITERS:
+        try:
+            lines = csv.reader(
+                io.StringIO(text.replace("\0", " "), newline=""), delimiter=delimiter
+            )
+            found[delimiter] = next(lines, [])
+        except csv.Error:
+            found[delimiter] = []
+    return max(found.items(), key=lambda item: len(item[1]))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Convert the errors of Arrow and of the system to a DataError that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
+        if path.is_file():
+            check_gzip(path)  # its error says where the file is cut off
+        text = str(error).split("\n", 1)[0][:200]
+        if "Empty CSV" in text:
+            text = "no rows after the first line, or a quote that is opened and not closed"
+        if path.suffix in (".parquet", ".pq"):
+            raise DataError(f"{path}: not a parquet file: {text}") from error
+        raise DataError(f"{path}: cannot be read: {text}") from error

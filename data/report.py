@@ -1,0 +1,218 @@
+"""The report on a shop's export: the columns, what was found, what was done, and how to change it.
+
+It goes to the terminal, to `report.html` beside the data set, and as JSON into the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+EXAMPLES = 3
+TEMPLATE = "report.html.jinja"
+
+
+class Rule(NamedTuple):
+    """The words of one rule.
+
+    Attributes:
+        found: sentence about what was found.
+        done: what was done about it.
+        otherwise: the setting that chooses otherwise; empty if there is none.
+    """
+
+    found: str
+    done: str
+    otherwise: str = ""
+
+
+RULES: dict[str, Rule] = {
+    "damaged_rows_skipped": Rule(
+        "rows do not have the header's number of columns, or a quote in them is not closed",
+        "skipped",
+        "data.clean.damaged_rows=0 refuses such a file",
+    ),
+    "files_not_in_utf8": Rule(
+        "files are not in UTF-8", "read as UTF-16 (with a mark) or as Windows-1252"
+    ),
+    "rows_without_user_or_item_dropped": Rule(
+        "rows have no user or no item", "dropped", "data.clean.missing_ids=false refuses the file"
+    ),
+    "rows_with_unreadable_times_dropped": Rule(
+        "rows have no time, or one that cannot be read",
+        "dropped",
+        "data.clean.unreadable_times=false refuses the file",
+    ),
+    "rows_with_impossible_times_dropped": Rule(
+        "rows have a time before 1990 or in the future",
+        "dropped",
+        "data.clean.impossible_times=false keeps them",
+    ),
+    "ratings_unreadable": Rule("ratings are not numbers", "read as missing"),
+    "events_of_placeholder_users_dropped": Rule(
+        "events belong to a user such as 'guest', who is not one person",
+        "dropped",
+        "data.clean.placeholder_users=false keeps them",
+    ),
+    "events_of_bots_dropped": Rule(
+        "events belong to users with far more events than all others",
+        "dropped as bots",
+        "data.clean.bots=0 keeps them, another number sets the smallest count of a bot",
+    ),
+    "duplicate_rows_dropped": Rule(
+        "rows repeat another row", "dropped", "data.duplicates=keep keeps them"
+    ),
+    "near_duplicate_events_merged": Rule(
+        "events follow another event of the same user on the same item within minutes",
+        "merged into one step with the strongest type and the last time",
+        "data.clean.near_duplicates_minutes=0 keeps them",
+    ),
+    "negative_events_dropped": Rule(
+        "events are dislikes, returns, removals or low ratings",
+        "not used as positives",
+        "data.clean.negative_feedback=false keeps them; data.behaviours and "
+        "data.clean.negative_rating say what is negative",
+    ),
+    "events_before_negative_dropped": Rule(
+        "earlier events of the same users are on items that they then disliked or returned",
+        "not used as positives",
+        "data.clean.negative_feedback=false keeps them",
+    ),
+    "unknown_items": Rule(
+        "items of the events are not in the items file",
+        "kept in histories, and never recommended",
+        "data.clean.unknown_items=false recommends them",
+    ),
+    "item_rows_without_id_dropped": Rule("rows of the items file have no id", "dropped"),
+    "repeated_item_rows_dropped": Rule(
+        "rows of the items file repeat an id", "dropped; the first row of an id counts"
+    ),
+    "items_without_title": Rule("items have no title", "their id is the title"),
+    "item_texts_cleaned": Rule(
+        "titles and texts contain markup, entities or superfluous blanks",
+        "removed",
+        "data.clean.item_texts=false keeps them",
+    ),
+    "prices_read": Rule(
+        "prices have a currency or a decimal comma",
+        "read as numbers",
+        "data.clean.prices=false keeps the texts",
+    ),
+    "category_paths_split": Rule(
+        "values are paths of categories",
+        "split into lists; the first part is an attribute of its own",
+        "data.clean.category_paths=false keeps the texts",
+    ),
+    "columns_without_information_dropped": Rule(
+        "columns of the items file are empty, have one value in all rows, or number the rows",
+        "dropped",
+        "data.clean.constant_columns=false keeps them",
+    ),
+    "unavailable_items": Rule(
+        "items are not available",
+        "kept in histories, and never recommended while they are unavailable",
+        "data.columns.available=none ignores the column",
+    ),
+}
+
+
+@dataclass
+class Report:
+    """What was found in an export and what was done.
+
+    Attributes:
+        columns: file, role, column, reason and sample values of each recognised column.
+        counts: rule -> number of cases, by the names in `RULES`.
+        examples: rule -> up to three cases.
+        notes: further sentences.
+        behaviours: name, role, weight and number of events of each type.
+    """
+
+    columns: list[dict[str, str]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    behaviours: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, rule: str, count: int, examples: Iterable[str] = ()) -> None:
+        """Count cases of a rule; examples are only kept if there are cases."""
+        if count:
+            self.counts[rule] = self.counts.get(rule, 0) + count
+            kept = self.examples.setdefault(rule, [])
+            kept += list(examples)[: EXAMPLES - len(kept)]
+
+    def note(self, text: str) -> None:
+        """Add a sentence, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def findings(self) -> Iterator[dict[str, Any]]:
+        """The cases of each rule with its words, in the order of the rules."""
+        for name, rule in RULES.items():
+            if name in self.counts:
+                yield {
+                    "rule": name,
+                    "count": self.counts[name],
+                    "found": rule.found,
+                    "done": rule.done,
+                    "otherwise": f"--set {rule.otherwise}" if rule.otherwise else "",
+                    "examples": self.examples.get(name, []),
+                }
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {
+            "columns": self.columns,
+            "behaviours": self.behaviours,
+            "findings": list(self.findings()),
+            "notes": self.notes,
+        }
+
+
+def render(document: dict[str, Any], name: str) -> str:
+    """A report (`Report.as_json`) as one self-contained HTML page without scripts."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = files("recsys.data").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(template).render(report=document, name=name)
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print a report (`Report.as_json`) to the terminal (standard error)."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from recsys.progress import console, say
+
+    columns = Table(
+        "file", "role", "column", "why", "values", title="Columns", title_justify="left"
+    )
+    for row in document["columns"]:
+        columns.add_row(*(escape(row[key]) for key in ("file", "role", "column", "why", "values")))
+    console.print(columns)
+    if document["behaviours"]:
+        types = Table("event type", "role", "weight", "events", title_justify="left")
+        types.title = "Event types"
+        for row in document["behaviours"]:
+            types.add_row(
+                escape(row["name"]), row["role"], f"{row['weight']:g}", f"{row['events']:,}"
+            )
+        console.print(types)
+    findings = Table("cases", "found", "done", "to choose otherwise", title_justify="left")
+    findings.title = "Cleaning"
+    for row in document["findings"]:
+        found = row["found"]
+        if row["examples"]:
+            found += f" (e.g. {'; '.join(row['examples'])})"
+        findings.add_row(
+            f"{row['count']:,}", *(escape(text) for text in (found, row["done"], row["otherwise"]))
+        )
+    if document["findings"]:
+        console.print(findings)
+    for note in document["notes"]:
+        say(f"data: {escape(note)}")

@@ -1,0 +1,55 @@
+"""The rules by which events are filtered and split, in memory and in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.data.cleaning import CleanConfig
+from recsys.data.filtering import Duplicates
+from recsys.interactions import Role
+from recsys.splits import ENOUGH_USERS
+
+Split = Literal["leave-one-out", "global-temporal", "own"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How rows are filtered and split; see `DataConfig`.
+
+    Attributes:
+        duplicates: policy for repeated rows.
+        min_rating: drop rows with a lower rating; None keeps all.
+        k_core: 0 keeps all.
+        min_length: events that a user must have.
+        split: `leave-one-out`, `global-temporal`, `own`, or None: the source's own split; else by
+            time if the source was cleaned, has times, and enough users can be asked; else
+            leave-one-out.
+        ratio: shares of a split by time.
+        dates: start of validation and test (unix seconds), instead of shares.
+        clean: rules for the histories of a source that is cleaned.
+        roles: of event types, by name, from the settings.
+    """
+
+    duplicates: Duplicates = "drop-exact"
+    min_rating: float | None = None
+    k_core: int = 0
+    min_length: int = 0
+    split: Split | None = None
+    ratio: tuple[float, float] = (0.8, 0.1)
+    dates: tuple[int, int] | None = None
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+
+
+def too_few(asked: NDArray[np.int64]) -> str:
+    """The note for a split by time that leaves too few users in validation and test."""
+    return (
+        f"A split by time would leave {asked[0]} validation and {asked[1]} test users with a "
+        f"history, fewer than {ENOUGH_USERS}, so each user's last events are held out instead "
+        "(leave-one-out); --set data.split=global-temporal splits by time all the same."
+    )

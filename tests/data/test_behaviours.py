@@ -1,0 +1,74 @@
+"""Types of events: names, roles, and which type is predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recsys.data.behaviours import check_roles, choose_types, level
+from recsys.errors import ConfigError, DataError
+
+
+def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, str]:
+    repeated = np.array(list(counts.values()))
+    return {b.name: b.role for b in choose_types(list(counts), given, repeated, users).all}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("view_item", 1), ("Detailansicht", 1), ("clic", 1), ("add_to_cart", 2), ("Warenkorb", 2),
+        ("panier", 2), ("wishlist", 2), ("play", 2), ("like", 3), ("Bewertung", 3),
+        ("review", 3), ("purchase", 4), ("Bestellung", 4), ("achat", 4), ("compra", 4),
+        ("transaction", 4), ("acquisto", 4), ("aankoop", 4), ("dislike", 0), ("Retoure", 0),
+        ("remove_from_cart", 0), ("refund", 0), ("cancel_order", 0), ("banner", None),
+    ],
+)  # fmt: skip
+def test_usual_names_have_a_strength(name: str, expected: int | None) -> None:
+    assert level(name) == expected
+
+
+def test_purchases_are_the_target_if_enough_users_have_two() -> None:
+    assert roles({"view": 90, "cart": 50, "purchase": 5, "return": 1}) == {
+        "view": "context", "cart": "context", "purchase": "target", "return": "negative",
+    }  # fmt: skip
+
+
+def test_rare_purchases_are_a_target_with_the_next_type() -> None:
+    names = ["view", "cart", "purchase"]
+    types = choose_types(names, {}, np.array([90, 50, 4]), 100)
+    assert [b.role for b in types.all] == ["context", "target", "target"]
+    assert "Fewer than 5% of the users have purchase twice" in types.notes[0]
+
+
+def test_the_settings_say_the_roles() -> None:
+    counts = {"view": 90, "purchase": 50, "banner": 9}
+    assert roles(counts, view="target") == {
+        "view": "target", "purchase": "context", "banner": "context",
+    }  # fmt: skip
+    assert roles(counts, purchase="negative")["view"] == "target"
+    assert roles({"0": 9, "1": 9}, **{"0": "target", "1": "context"}) == {
+        "0": "target", "1": "context",
+    }  # fmt: skip
+
+
+def test_numbers_need_a_meaning() -> None:
+    with pytest.raises(DataError, match=r"numbers \(0, 1\).*data.behaviours=\{0: target, 1: cont"):
+        roles({"0": 9, "1": 9})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"buy": "target"}, "no event is of the type 'buy'; the types are view, return"),
+        ({"view": "context"}, "no type is a target"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        roles({"view": 9, "return": 9}, **given)
+
+
+def test_a_role_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'best' is not one of target, context, negative"):
+        check_roles({"view": "best"})

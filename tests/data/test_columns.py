@@ -1,0 +1,133 @@
+"""Columns are recognised by name and content; what is ambiguous is refused with the flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from recsys.data.columns import Roles, Sample, recognise_events, recognise_items
+from recsys.data.time_formats import TimeRules
+from recsys.errors import DataError
+
+RULES = TimeRules("auto", "UTC", None, 1.75e9)
+T = 1_700_000_000
+
+
+def sample(name: str = "events.csv", rows: int = 60, /, **columns: object) -> Sample:
+    """A file whose columns are made from functions of the row, or constants."""
+    made = {
+        key: [str(value(row)) if callable(value) else str(value) for row in range(rows)]
+        for key, value in columns.items()
+    }
+    return Sample(Path(name), pa.table(made))
+
+
+def events(given: dict[str, str] | None = None, items: Sample | None = None, **columns) -> Roles:
+    return recognise_events(sample(**columns), given or {}, items, RULES)
+
+
+def names(roles: Roles) -> dict[str, str]:
+    return {role: found.column for role, found in roles.items()}
+
+
+user, item = (lambda row: row % 9), (lambda row: f"s{row % 11}")
+time, kind = (lambda row: T + row), (lambda row: ("view", "purchase")[row % 2])
+
+
+@pytest.mark.parametrize(
+    ("header", "roles"),
+    [
+        (("customer_id", "sku", "ts", "event"), "user item timestamp behaviour"),
+        (("visitorid", "itemid", "timestamp", "event"), "user item timestamp behaviour"),
+        (("Kunden-Nr.", "Artikelnummer", "Zeitpunkt", "Ereignis"), "user item timestamp behaviour"),
+        (("Kundennummer", "ArtNr", "Datum", "Aktion"), "user item timestamp behaviour"),
+        (("id_client", "référence produit", "date_commande", "évènement"), "user item timestamp"),
+        (("cliente", "producto", "fecha", "acción"), "user item timestamp behaviour"),
+        (("idUtente", "id_prodotto", "data", "azione"), "user item timestamp behaviour"),
+        (("klantnummer", "artikelcode", "tijdstip", "actie"), "user item timestamp behaviour"),
+        (("CustomerID", "StockCode", "InvoiceDate", "what_else"), "user item timestamp"),
+        (("fk_customer_id", "product_id_sold", "event_time_utc", "x"), "user item timestamp"),
+    ],
+)
+def test_names_in_six_languages_are_known(header: tuple[str, ...], roles: str) -> None:
+    found = names(events(**dict(zip(header, (user, item, time, kind), strict=True))))
+    expected = dict(zip(roles.split(), header, strict=False))
+    assert {role: found.get(role) for role in expected} == expected
+
+
+def test_a_name_is_not_taken_if_the_content_contradicts() -> None:
+    found = events(user_id=user, item_id=item, timestamp=lambda row: row, created_at=time)
+    assert names(found)["timestamp"] == "created_at"
+    found = events(user_id=user, item_id=item, ts=time, rating=lambda row: f"text {row}")
+    assert "rating" not in found
+    found = events(user_id=user, item_id=item, ts=time, event=lambda row: f"note {row} {row**3}")
+    assert "behaviour" not in found
+
+
+def test_a_time_is_recognised_by_its_content_alone() -> None:
+    found = events(user_id=user, item_id=item, wann=lambda row: f"{1 + row % 28}.11.2023 10:00")
+    assert found["timestamp"].column == "wann"
+    assert found["timestamp"].why == "by content"
+
+
+def test_the_items_file_decides_between_two_columns() -> None:
+    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}")
+    columns = {"user": user, "ts": time, "sku": item, "product_id": lambda row: row % 11 + 7000}
+    assert events(items=items, **columns)["item"].column == "sku"
+    with pytest.raises(DataError, match=r"both 'sku' and 'product_id' could be the item.*--column"):
+        events(**columns)
+
+
+def test_what_is_ambiguous_shows_values_and_the_flag() -> None:
+    with pytest.raises(DataError) as error:
+        events(customer_id=user, visitor_id=lambda row: row % 5, sku=item, ts=time)
+    text = str(error.value)
+    assert "both 'customer_id' and 'visitor_id' could be the user" in text
+    assert "--column user=customer_id (data.columns.user)" in text
+    assert "  sku: s0, s1, s2" in text
+
+
+def test_settings_win_and_must_exist() -> None:
+    columns = {"customer_id": user, "visitor_id": lambda row: row % 5, "sku": item, "ts": time}
+    assert events({"user": "visitor_id"}, **columns)["user"].column == "visitor_id"
+    with pytest.raises(DataError, match=r"no column 'kunde', which data\.columns\.user names"):
+        events({"user": "kunde"}, **columns)
+    given = {"user": "visitor_id", "rating": "none"}
+    assert "rating" not in events(given, **columns, rating=lambda row: row % 5)
+
+
+def test_sessions_are_users_where_there_are_no_users() -> None:
+    found = events(session_id=user, sku=item, ts=time)
+    assert found["user"].column == "session_id"
+    assert "only sessions" in found["user"].why
+    assert events(session_id=user, sku=item, ts=time, kunde=item)["user"].column == "kunde"
+
+
+def test_a_missing_time_is_refused_unless_the_order_is_said() -> None:
+    with pytest.raises(DataError, match=r"no column holds the time.*timestamp=file-order"):
+        events(user=user, item=item)
+    with pytest.raises(DataError, match="'ts' looks like a time, but"):
+        events(user=user, item=item, ts=lambda row: f"soon {row}")
+    assert "timestamp" not in events({"timestamp": "file-order"}, user=user, item=item)
+
+
+def test_the_columns_of_items_are_recognised() -> None:
+    items = sample(
+        "produkte.csv", 11, Artikelnummer=item, Bezeichnung=lambda row: f"Ding {row}",
+        Beschreibung="Text", Preis="3,50 €", lagernd=lambda row: ("ja", "nein")[row % 2],
+        Kategoriepfad="A > B", gueltig_ab="2024-01-01",
+    )  # fmt: skip
+    known = pa.chunked_array([[f"s{row}" for row in range(5)]])
+    found = names(recognise_items(items, {}, "sku", known, RULES))
+    assert found == {
+        "id": "Artikelnummer", "title": "Bezeichnung", "text": "Beschreibung", "price": "Preis",
+        "category": "Kategoriepfad", "available": "lagernd", "available_from": "gueltig_ab",
+    }  # fmt: skip
+
+
+def test_an_id_column_is_found_by_the_values_it_shares() -> None:
+    items = sample("items.csv", 11, number=lambda row: row, key_of_shop=item)
+    known = pa.chunked_array([["s1", "s2", "s3"]])
+    assert recognise_items(items, {}, "sku", known, RULES)["id"].column == "key_of_shop"

@@ -1,0 +1,357 @@
+"""A shop's export with every kind of dirt: what is found, what is done, and what is kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsys.artifacts import read_manifest
+from recsys.data.cleaning import CleanConfig
+from recsys.data.prepare import DataConfig, build
+from recsys.dataset import Dataset
+from recsys.errors import DataError
+from recsys.splits import TEST, TRAIN, VALID
+
+DAY = 86_400
+T = 1_700_000_000
+
+
+def write(path: Path, rows: list[str]) -> None:
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def clean_events(users: int = 40, events: int = 8) -> list[str]:
+    """Views of users, a day apart; every fourth event is a purchase."""
+    return [
+        f"k{user},s{(user + 3 * n) % 12},{T + DAY * n + 60 * user},"
+        f"{'purchase' if n % 4 == 3 else 'view'}"
+        for user in range(users)
+        for n in range(events)
+    ]
+
+
+def events_at_random(users: int = 120, events: int = 8) -> list[str]:
+    """Views and purchases of users at any time of a year."""
+    rng = np.random.default_rng(0)
+    return [
+        f"k{user},s{rng.integers(12)},{T + rng.integers(365 * DAY)},"
+        f"{('view', 'purchase')[rng.integers(2)]}"
+        for user in range(users)
+        for _ in range(events)
+    ]
+
+
+@pytest.fixture
+def export(raw: Path) -> Path:
+    """Events and items with one case of each trap."""
+    dirt = [
+        f",s1,{T},view",  # no user
+        f"k1,null,{T},view",  # no item
+        "k1,s1,,view",  # no time
+        "k1,s1,soon,view",
+        "k1,s1,2087-01-01,view",
+        "k1,s1,1970-01-01,view",
+        f"k2,GONE,{T + 50 * DAY},view",
+        f"k3,s5,{T + 50 * DAY},view", f"k3,s5,{T + 50 * DAY + 60},add_to_cart",
+        f"k3,s5,{T + 50 * DAY + 90},purchase", f"k3,s5,{T + 50 * DAY + 90},purchase",
+        f"k4,s9,{T + 50 * DAY},view", f"k4,s9,{T + 51 * DAY},Retoure",
+        "k5,s6,2023-12-24T18:00:00+01:00,view",
+        "k9,s1",  # damaged
+    ]  # fmt: skip
+    dirt += [f"robot,s{n % 12},{T + 40 * n},view" for n in range(700)]
+    dirt += [f"guest,s{n % 12},{T + 900 * n},view" for n in range(60)]
+    write(raw / "events.csv", ["customer_id,sku,ts,event", *clean_events(), *dirt])
+    items = [
+        f's{n},<b>Thing</b> {n} &amp; more,Home > Kitchen > K{n % 3},"{n},50 €",{stock},one'
+        for n, stock in enumerate(["yes", "no"] * 6)
+    ]
+    items += ["s3,Again,Home,1,yes,one", ",Nameless,Home,1,yes,one", "s99,,Garden,1,yes,one"]
+    write(raw / "items.csv", ["sku,name,category,price,in_stock,shop", *items])
+    return raw / "events.csv"
+
+
+def test_every_kind_of_dirt_is_found(export: Path, prepare: Callable[..., Dataset]) -> None:
+    data = prepare(source="table", path="events.csv", items="items.csv")
+    assert len(data.interactions) > 250
+    users = set(data.interactions.user_ids.tolist())
+    assert users == {f"k{n}" for n in range(40)}
+    info = read_manifest(export.parents[1] / "home/datasets/t").info["cleaning"]
+    assert {row["rule"]: row["count"] for row in info["findings"]} == {
+        "damaged_rows_skipped": 1,
+        "rows_without_user_or_item_dropped": 2,
+        "rows_with_unreadable_times_dropped": 2,
+        "rows_with_impossible_times_dropped": 2,
+        "events_of_placeholder_users_dropped": 60,
+        "events_of_bots_dropped": 700,
+        "duplicate_rows_dropped": 1,
+        "near_duplicate_events_merged": 2,
+        "negative_events_dropped": 1,
+        "events_before_negative_dropped": 1,
+        "unknown_items": 1,
+        "item_rows_without_id_dropped": 1,
+        "repeated_item_rows_dropped": 1,
+        "items_without_title": 1,
+        "item_texts_cleaned": 12,
+        "prices_read": 13,
+        "category_paths_split": 12,
+        "columns_without_information_dropped": 1,
+        "unavailable_items": 7,
+    }
+    assert {row["role"]: row["column"] for row in info["columns"]} == {
+        "item": "sku", "timestamp": "ts", "user": "customer_id", "behaviour": "event",
+        "id": "sku", "title": "name", "price": "price", "category": "category",
+        "available": "in_stock",
+    }  # fmt: skip
+
+
+def test_items_of_an_export_are_clean(export: Path) -> None:
+    path = str(export)
+    data = build(DataConfig(source="table", path=path, items=str(export.with_name("items.csv"))))
+    items = {row["item_id"]: row for row in data.dataset.items.to_pylist()}
+    assert items["s3"] == {
+        "item_id": "s3", "title": "Thing 3 & more", "text": "", "available": False,
+        "category": ["Home", "Kitchen", "K0"], "category_top": "Home", "price": 3.5,
+    }  # fmt: skip
+    assert items["GONE"]["available"] is False
+    assert items["s99"]["title"] == "s99"
+    assert data.dataset.attributes == ["category", "category_top", "price"]
+
+
+def test_a_rule_that_is_off_changes_nothing(export: Path) -> None:
+    clean = CleanConfig(
+        placeholder_users=False, bots=0, near_duplicates_minutes=0, negative_feedback=False,
+        impossible_times=False, unknown_items=False, item_texts=False, prices=False,
+        category_paths=False, constant_columns=False,
+    )  # fmt: skip
+    made = build(
+        DataConfig(
+            source="table", path=str(export), items=str(export.with_name("items.csv")), clean=clean,
+            duplicates="keep",
+        )
+    )  # fmt: skip
+    assert made.report is not None
+    assert set(made.report.counts) == {
+        "damaged_rows_skipped", "rows_without_user_or_item_dropped",
+        "rows_with_unreadable_times_dropped", "item_rows_without_id_dropped",
+        "repeated_item_rows_dropped", "items_without_title", "unavailable_items",
+    }  # fmt: skip
+    assert {"guest", "robot"} <= set(made.dataset.interactions.user_ids.tolist())
+    items = {row["item_id"]: row for row in made.dataset.items.to_pylist()}
+    assert items["s3"]["title"] == "<b>Thing</b> 3 &amp; more"
+    assert items["GONE"]["available"] is True
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("missing_ids", "column of the user: data row 321: '' cannot be used"),
+        ("unreadable_times", "column of the timestamp: data row 323: '' cannot be used"),
+    ],
+)
+def test_a_row_can_be_refused_instead(export: Path, rule: str, message: str) -> None:
+    clean = CleanConfig(**{"missing_ids": True, rule: False})
+    with pytest.raises(DataError, match=message):
+        build(DataConfig(source="table", path=str(export), clean=clean))
+
+
+def test_the_report_is_a_page_and_a_table(
+    export: Path, prepare: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(source="table", path="events.csv", items="items.csv")
+    page = (export.parents[1] / "home/datasets/t/report.html").read_text(encoding="utf-8")
+    for text in ("customer_id", "robot: 700 events", "--set data.clean.bots=0", "GONE"):
+        assert text in page
+    assert "<b>Thing" not in page
+    assert "data.clean" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_german_names_are_read_without_settings(raw: Path) -> None:
+    events = [line.replace(",", ";") for line in clean_events()]
+    events = [f"{line};{n % 28 + 1}.12.2023 1{n % 10}:05" for n, line in enumerate(events)]
+    write(raw / "umsatz.csv", ["Kundennummer;Artikelnummer;x;Ereignis;Zeitpunkt", *events])
+    write(
+        raw / "artikel.csv",
+        ["Artikelnummer;Bezeichnung;Preis;lagernd"]
+        + [f"s{n};Gerät {n};1.2{n}9,99 EUR;{('ja', 'nein')[n % 2]}" for n in range(12)],
+    )
+    (raw / "artikel.csv").write_bytes((raw / "artikel.csv").read_text("utf-8").encode("cp1252"))
+    made = build(DataConfig(source="table", path="umsatz.csv", items="artikel.csv"))
+    items = made.dataset.items.to_pylist()
+    assert items[3] == {"item_id": "s3", "title": "Gerät 3", "text": "", "available": False,
+                        "Preis": 1239.99}  # fmt: skip
+    assert [b.role for b in made.dataset.behaviours] == ["context", "target"]
+    assert made.report is not None
+    assert made.report.counts["files_not_in_utf8"] == 1
+
+
+def test_ratings_alone_are_enough(raw: Path) -> None:
+    rows = [row.rpartition(",")[0] for row in events_at_random()]
+    rows = [f"{row},{1 + n % 5}" for n, row in enumerate(rows)]
+    write(raw / "r.csv", ["userId,movieId,timestamp,rating", *rows])
+    made = build(DataConfig(source="table", path="r.csv"))
+    assert made.dataset.behaviours == ()
+    assert np.nanmin(made.dataset.interactions.rating) == 3
+    assert made.decisions["negative_events_dropped"] == 384
+    assert made.split == "global-temporal"
+
+
+def test_sessions_of_anonymous_visitors_are_users(raw: Path) -> None:
+    rows = [line.rpartition(",")[0] for line in clean_events()]
+    write(raw / "s.tsv", ["session_id\titem\tts", *(row.replace(",", "\t") for row in rows)])
+    made = build(DataConfig(source="table", path="s.tsv"))
+    assert len(made.dataset.interactions.user_ids) == 40
+
+
+def test_numbers_of_types_need_a_setting(raw: Path) -> None:
+    rows = [line.replace("purchase", "1").replace("view", "0") for line in clean_events()]
+    write(raw / "e.csv", ["user,item,ts,type", *rows])
+    with pytest.raises(DataError, match=r"the types of events are numbers \(0, 1\)"):
+        build(DataConfig(source="table", path="e.csv"))
+    given: Any = {0: "context", 1: "target"}
+    made = build(DataConfig(source="table", path="e.csv", behaviours=given))
+    assert [tuple(b) for b in made.dataset.behaviours] == [
+        ("0", "context", 0.2), ("1", "target", 1.0),
+    ]  # fmt: skip
+
+
+def test_undecidable_dates_are_refused_with_the_setting(raw: Path) -> None:
+    rows = [f"u{n % 5},i{n % 3},0{1 + n % 9}/0{1 + n % 7}/2024" for n in range(63)]
+    write(raw / "e.csv", ["user,item,date", *rows])
+    with pytest.raises(DataError, match=r"whether the day or the month.*data\.day_first=true"):
+        build(DataConfig(source="table", path="e.csv"))
+    for day_first, latest in ((True, "2024-07-09"), (False, "2024-09-07")):
+        made = build(DataConfig(source="table", path="e.csv", day_first=day_first))
+        last = made.dataset.interactions.timestamp.max().astype("datetime64[s]")
+        assert str(last)[:10] == latest
+
+
+def test_a_time_zone_can_be_given(raw: Path) -> None:
+    write(
+        raw / "e.csv", ["user,item,ts", *[f"u{n % 2},i{n % 3},2024-07-01 12:00" for n in range(9)]]
+    )
+    for zone, hour in (("UTC", 12), ("Europe/Berlin", 10)):
+        made = build(DataConfig(source="table", path="e.csv", time_zone=zone))
+        assert set(made.dataset.interactions.timestamp % DAY // 3600) == {hour}
+
+
+def test_the_split_is_by_time_where_enough_users_remain(raw: Path) -> None:
+    write(raw / "r.csv", ["user,item,ts,event", *events_at_random()])
+    made = build(DataConfig(source="table", path="r.csv"))
+    assert made.split == "global-temporal"
+    times = [made.dataset.interactions.timestamp[made.dataset.split == s] for s in range(3)]
+    assert times[0].max() < times[1].min() <= times[1].max() < times[2].min()
+    write(raw / "e.csv", ["user,item,ts,event", *clean_events(users=80)])
+    one = build(DataConfig(source="table", path="e.csv", split="leave-one-out")).dataset
+    purchase = [b.name for b in one.behaviours].index("purchase")
+    for label in (VALID, TEST):
+        assert (one.interactions.behaviour[one.split == label] == purchase).sum() == 80
+    assert (one.split == TRAIN).sum() == 3 * 80
+
+
+def test_a_small_export_is_split_by_user(raw: Path) -> None:
+    write(raw / "e.csv", ["user,item,ts,event", *clean_events(users=9)])
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert made.split == "leave-one-out"
+    assert made.report is not None
+    assert "fewer than 30" in made.report.notes[-1]
+
+
+def test_a_date_and_a_clock_are_one_time(raw: Path) -> None:
+    rows = [f"u{n % 3};i{n % 7};3.4.2024;{n % 24}:30" for n in range(60)]
+    write(raw / "e.csv", ["Kunde;Artikel;Datum;Uhrzeit", *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    hours = made.dataset.interactions.timestamp % DAY // 60
+    assert set(hours.tolist()) == {60 * hour + 30 for hour in range(24)}
+
+
+def test_a_negative_quantity_is_a_return(raw: Path) -> None:
+    rows = [f"{n // 4},s{n % 11},{1 + n % 5},{T + n},c{n % 9}" for n in range(99)]
+    rows += [f"C1,s0,-2,{T + 5000},c0", f"C2,s10,-1,{T + 5000},c1"]
+    write(raw / "e.csv", ["InvoiceNo,StockCode,Quantity,InvoiceDate,CustomerID", *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert made.decisions["negative_events_dropped"] == 2
+    assert made.dataset.behaviours == ()
+    pairs = {
+        (str(made.dataset.interactions.user_ids[u]), str(made.dataset.item_ids[i]))
+        for u, i in zip(made.dataset.interactions.user, made.dataset.interactions.item, strict=True)
+    }
+    assert ("c0", "s0") not in pairs
+    assert ("c1", "s0") in pairs
+
+
+def test_a_folder_of_files_is_one_export(raw: Path) -> None:
+    (raw / "days").mkdir()
+    for day in range(4):
+        rows = clean_events()[day::4]
+        write(raw / f"days/{day}.csv", ["user,item,ts,event", *rows])
+    write(raw / "whole.csv", ["user,item,ts,event", *clean_events()])
+    parts = build(DataConfig(source="table", path="days")).dataset
+    whole = build(DataConfig(source="table", path="whole.csv")).dataset
+    assert len(parts.interactions) == len(whole.interactions)
+    write(raw / "days/9.csv", ["user,item,ts", "u,i,1"])
+    with pytest.raises(DataError, match=r"9\.csv: this file has user, item, ts, the first file"):
+        build(DataConfig(source="table", path="days"))
+
+
+def test_items_that_share_no_id_are_refused(raw: Path) -> None:
+    write(raw / "e.csv", ["user,item,ts,event", *clean_events()])
+    write(raw / "i.csv", ["item,name", *(f"{n + 5000},Thing" for n in range(60))])
+    with pytest.raises(
+        DataError, match="no item of the events is in this file; the events have s0"
+    ):
+        build(DataConfig(source="table", path="e.csv", items="i.csv"))
+
+
+def test_columns_that_say_nothing_are_dropped(raw: Path) -> None:
+    write(raw / "e.csv", ["user,item,ts,event", *clean_events()])
+    rows = [f"{n},s{n},{n % 3},EUR,,{'x' if n else ''},00{n},{n}.5" for n in range(12)]
+    write(raw / "i.csv", [",item,size,currency,empty,flag,code,weight", *rows])
+    items = build(DataConfig(source="table", path="e.csv", items="i.csv")).dataset.items
+    assert items.column_names == ["item_id", "title", "text", "size", "flag", "code", "weight"]
+    assert items["code"][3].as_py() == "003"
+    assert items["weight"][3].as_py() == 3.5
+
+
+def test_ids_written_as_decimals_are_the_same_ids(raw: Path) -> None:
+    rows = [line.replace(",s", ",").replace(",", ".0,", 2)[1:] for line in clean_events()]
+    write(raw / "e.csv", ["user,item,ts,event", *rows])
+    made = build(DataConfig(source="table", path="e.csv")).dataset
+    assert set(made.item_ids.tolist()) == {str(n) for n in range(12)}
+    assert "39" in made.interactions.user_ids
+
+
+MEASURED = """
+import resource, sys
+from recsys.data.prepare import DataConfig, build
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+build(DataConfig(source="table", path=sys.argv[1]))
+before = peak()
+build(DataConfig(source="table", path=sys.argv[2]))
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_million_rows_need_memory_of_twice_the_file(raw: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 1_000_000
+    users, items = rng.integers(0, 50_000, n), rng.integers(0, 20_000, n)
+    times = np.datetime_as_string((T + np.sort(rng.integers(0, 300 * DAY, n))).astype("M8[s]"))
+    types = np.array(["view", "cart", "purchase"])[rng.integers(0, 3, n)]
+    rows = zip(users, items, times, types, strict=True)
+    with (raw / "large.csv").open("w") as stream:
+        stream.write("customer_id,sku,ts,event,price\n")
+        stream.writelines(f"c{u:07d},sku-{i:06d},{t}Z,{k},9.99\n" for u, i, t, k in rows)
+    write(raw / "small.csv", ["user,item,ts,event", *clean_events()])
+    command = [sys.executable, "-c", MEASURED, str(raw / "small.csv"), str(raw / "large.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2 * (raw / "large.csv").stat().st_size

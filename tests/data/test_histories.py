@@ -1,0 +1,162 @@
+"""Cleaning of histories against loops written from scratch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.data.cleaning import CleanConfig
+from recsys.data.histories import (
+    Facts,
+    HistoryCleaner,
+    before_negative,
+    negative_rating,
+    unwanted_users,
+)
+from recsys.data.report import Report
+
+NAMES = ("view", "cart", "purchase", "return")
+HALF_HOUR = 1800
+
+
+def facts(ids: list[str], events: list[int]) -> Facts:
+    none = np.zeros(0, np.int64)
+    return Facts(pa.array(ids), np.array(events), none, none, np.zeros(0, np.float32))
+
+
+def cleaner(names: tuple[str, ...] = NAMES, **config: Any) -> tuple[HistoryCleaner, Report]:
+    report = Report()
+    many = np.full(len(names), 100)
+    known = replace(facts(["u"] * 100, [3] * 100), events_of_type=many, repeated=many)
+    return HistoryCleaner(known, CleanConfig(**config), names, {}, report), report
+
+
+def columns(rows: list[tuple[int, int, int, str]]) -> dict[str, Any]:
+    """Columns of (user, item, minute, type)."""
+    user, item, minute, kind = zip(*rows, strict=True)
+    return {
+        "user": np.array(user),
+        "item": np.array(item),
+        "timestamp": np.array(minute) * 60,
+        "behaviour": np.array([NAMES.index(name) for name in kind], np.uint8),
+    }
+
+
+def steps(rows: list[tuple[int, int, int, str]], **config: Any) -> list[tuple[int, int, int, str]]:
+    made, _ = cleaner(**config)
+    found, keep = made.clean(columns(rows))
+    names = [b.name for b in made.behaviours]
+    return [
+        (int(u), int(i), int(t) // 60, names[b])
+        for u, i, t, b, kept in zip(*found.values(), keep, strict=True)
+        if kept
+    ]
+
+
+def test_a_view_a_cart_and_a_purchase_are_one_step() -> None:
+    rows = [(0, 7, 0, "view"), (0, 7, 5, "cart"), (0, 7, 9, "purchase"), (0, 7, 12, "view")]
+    assert steps(rows) == [(0, 7, 12, "purchase")]
+    assert steps(rows, near_duplicates_minutes=0) == rows
+
+
+def test_other_items_users_and_later_times_are_other_steps() -> None:
+    rows = [(0, 7, 0, "view"), (0, 8, 5, "view"), (0, 7, 6, "cart"), (0, 7, 37, "view"),
+            (1, 7, 38, "view")]  # fmt: skip
+    assert steps(rows) == rows
+
+
+def test_a_return_drops_what_came_before_it() -> None:
+    rows = [(0, 7, 0, "purchase"), (0, 8, 99, "view"), (0, 7, 999, "return"),
+            (0, 7, 5000, "purchase"), (1, 7, 0, "purchase")]  # fmt: skip
+    assert steps(rows) == [rows[1], rows[3], rows[4]]
+    assert len(steps(rows, negative_feedback=False)) == 5
+
+
+def test_one_type_that_is_left_is_no_type() -> None:
+    assert cleaner(("purchase", "return"))[0].behaviours == ()
+    assert [b.name for b in cleaner()[0].behaviours] == ["view", "cart", "purchase"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.integers(0, 2), st.integers(0, 200), st.sampled_from(NAMES)
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_cleaning_equals_a_loop(rows: list[tuple[int, int, int, str]]) -> None:
+    rows = sorted(rows, key=lambda row: (row[0], row[2]))
+    merged: list[tuple[int, int, int, str]] = []
+    last: tuple[int, int, int, str] | None = None
+    for row in rows:
+        bad = row[3] == "return"
+        same = last is not None and last[:2] == row[:2] and row[2] - last[2] <= 30
+        if same and last is not None and bad == (last[3] == "return"):
+            kind = max(merged[-1][3], row[3], key=NAMES.index) if not bad else "return"
+            merged[-1] = (*row[:3], kind)
+        else:
+            merged.append(row)
+        last = row
+    expected = [
+        row
+        for place, row in enumerate(merged)
+        if row[3] != "return"
+        and not any(later[:2] == row[:2] and later[3] == "return" for later in merged[place:])
+    ]
+    assert steps(rows) == expected
+
+
+def test_bots_have_far_more_events_than_others() -> None:
+    report = Report()
+    known = facts([f"u{n}" for n in range(200)] + ["bot"], [10] * 200 + [501])
+    assert np.flatnonzero(unwanted_users(known, CleanConfig(), report)).tolist() == [200]
+    assert report.counts == {"events_of_bots_dropped": 501}
+    assert report.examples["events_of_bots_dropped"] == ["bot: 501 events"]
+    assert not unwanted_users(known, CleanConfig(bots=0), Report()).any()
+    assert not unwanted_users(known, CleanConfig(bots=502), Report()).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "unwanted"),
+    [("guest", 100, True), ("Gast", 100, True), ("guest", 5, False), ("0", 100, True),
+     ("0", 30, False), ("anna", 100, False)],
+)  # fmt: skip
+def test_a_placeholder_is_no_person(name: str, events: int, unwanted: bool) -> None:
+    known = facts([f"u{n}" for n in range(200)] + [name], [10] * 200 + [events])
+    assert unwanted_users(known, CleanConfig(), Report())[-1] == unwanted
+
+
+@pytest.mark.parametrize(
+    ("ratings", "bound"),
+    [([1, 2, 3, 4, 5], 2), ([0.5, 1, 2, 2.5, 3, 5], 2), (list(range(1, 11)), 4),
+     ([3, 4, 4.5, 5], None), ([0, 1], None), ([], None)],
+)  # fmt: skip
+def test_the_low_end_of_a_scale_is_negative(ratings: list[float], bound: float | None) -> None:
+    assert negative_rating(np.array(ratings, np.float32), CleanConfig()) == bound
+    assert negative_rating(np.float32([]), CleanConfig(negative_rating=3)) == 3
+
+
+def test_a_rating_is_kept_when_steps_are_merged() -> None:
+    made, _ = cleaner(())
+    rows = {
+        "user": np.zeros(3, int), "item": np.zeros(3, int), "timestamp": np.array([0, 60, 120]),
+        "rating": np.float32([2, 5, np.nan]),
+    }  # fmt: skip
+    found, keep = made.clean(rows)
+    assert keep.tolist() == [False, False, True]
+    assert found["rating"][2] == 5
+
+
+def test_an_event_counts_as_before_itself() -> None:
+    user, item = np.array([0, 0, 1]), np.array([1, 1, 1])
+    assert before_negative(user, item, np.array([False, True, False])).tolist() == [
+        True, True, False,
+    ]  # fmt: skip

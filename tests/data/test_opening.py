@@ -1,0 +1,102 @@
+"""Files of every usual kind are opened, and damaged rows are skipped and counted."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recsys.data.damage import Damage
+from recsys.data.opening import find_tables, open_table
+from recsys.errors import DataError
+
+TEXT = "kunde;artikel;grösse\n1;00123;1,5\n2;00124;2\n"
+ROWS = {"kunde": ["1", "2"], "artikel": ["00123", "00124"], "grösse": ["1,5", "2"]}
+
+
+def read(path: Path, damage: Damage | None = None) -> dict[str, list[str]]:
+    return open_table(path).read(damage or Damage()).to_pydict()
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_text_in_usual_encodings_is_read(tmp_path: Path, encoding: str, pack) -> None:
+    assert read(write(tmp_path / "a.csv", pack(TEXT.encode(encoding)))) == ROWS
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
+def test_the_delimiter_is_the_one_with_most_columns(tmp_path: Path, delimiter: str) -> None:
+    content = TEXT.replace(",", ".").replace(";", delimiter).encode()
+    assert list(read(write(tmp_path / "a", content))) == list(ROWS)
+
+
+def test_json_lines_may_change_their_types(tmp_path: Path) -> None:
+    lines = b'\xef\xbb\xbf{"u": 1, "i": "00123"}\n{"u": "x", "i": null}\nnonsense\n{"u": [1, 2]}\n'
+    damage = Damage()
+    assert read(write(tmp_path / "a.jsonl", lines), damage) == {
+        "u": ["1", "x", "1|2"], "i": ["00123", None, None],
+    }  # fmt: skip
+    assert (damage.rows, damage.good, damage.examples) == (1, 3, ["line 3: nonsense"])
+
+
+def test_a_later_block_of_json_may_lack_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recsys.data.opening.BLOCK", 32)
+    lines = b'{"u": 1, "i": "a"}\n' * 9 + b'{"u": 2}\n{"u": "x", "z": 3}\n'
+    found = read(write(tmp_path / "a.jsonl", lines))
+    assert found["u"] == ["1"] * 9 + ["2", "x"]
+    assert found["i"] == ["a"] * 9 + [None, None]
+
+
+def test_parquet_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "table")
+    assert read(tmp_path / "table") == {"a": [1]}
+
+
+def test_a_damaged_row_is_skipped_and_counted(tmp_path: Path) -> None:
+    damage = Damage()
+    path = write(tmp_path / "a.csv", b"a,b\n" + b"1,2\n" * 150 + b"3\n")
+    assert len(read(path, damage)["a"]) == 150
+    assert (damage.rows, damage.examples) == (1, ["line 152: 3"])
+    damage.check(path, 0.01)
+    with pytest.raises(DataError, match="1 of 151 rows are damaged"):
+        damage.check(path, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b" \n\n", "the file is empty"),
+        (b"a,b\n", "no rows in it"),
+        (b"[1, 2]", "one JSON list; write one object on each line"),
+        (b"PK\x03\x04", "an Excel or zip file; export the table as CSV"),
+        (b"a,b\n\x81\xff,1\n", "neither UTF-8 nor UTF-16 nor Windows-1252"),
+        (b"a\0,\0b\0\n\0", "many bytes are zero"),
+        (gzip.compress(b"a,b\n1,2\n" * 99)[:-12], "the gzip file is cut off"),
+        (b"PAR1 and no more", "cannot be read|not a parquet file"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(write(tmp_path / "a", content))
+
+
+def test_a_folder_holds_tables_of_one_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the folder has no tables"):
+        find_tables(tmp_path)
+    for name in ("b.csv.gz", "a.csv", "_SUCCESS", "notes.md", ".hidden.csv"):
+        write(tmp_path / name, b"a\n")
+    assert [path.name for path in find_tables(tmp_path)] == ["a.csv", "b.csv.gz"]
+    write(tmp_path / "c.parquet", b"")
+    with pytest.raises(DataError, match="files of several kinds"):
+        find_tables(tmp_path)

@@ -1,0 +1,217 @@
+"""Where a shop's tables come from: files, folders, SQL queries, tables in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recsys.data.sources import Tables, export_queries, export_tables, find_tables, name_of
+from recsys.errors import ConfigError, DataError, RecsysError
+
+QUERY = "SELECT customer, sku FROM orders"
+
+
+@pytest.fixture
+def folder(home: Path, tmp_path: Path) -> Path:
+    """A folder for the files of a shop."""
+    (tmp_path / "shop").mkdir()
+    return tmp_path / "shop"
+
+
+@pytest.fixture
+def url(folder: Path) -> str:
+    """A database with orders; its URL."""
+    pytest.importorskip("sqlalchemy", reason="needs the extra 'sql'")
+    with sqlite3.connect(folder / "shop.db") as database:
+        database.execute("CREATE TABLE orders (customer TEXT, sku TEXT, price REAL, note TEXT)")
+        rows = [(f"c{n % 3}", f"{n % 5:03}", n / 2, None) for n in range(20)]
+        database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
+    database.close()
+    return f"sqlite:///{folder / 'shop.db'}"
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).write_text("user,item\nu,i\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("events.csv", "events"),
+        ("exports/My Shop 2024.csv.gz", "my-shop-2024"),
+        ("Große Käufe.csv", "grosse-kaufe"),
+        ("注文.csv", "shop"),
+        ("exports/shop/", "shop"),
+        ("sqlite:///data/web_shop.db?timeout=3", "web_shop"),
+        ("postgresql://me:secret@host:5432/orders", "orders"),
+        ("postgresql://me:secret@host", "shop"),
+    ],
+)
+def test_a_run_is_named_after_its_source(source: str, name: str) -> None:
+    assert name_of(source) == name
+
+
+def test_a_folder_of_events_is_one_source(folder: Path) -> None:
+    put(folder, "events-01.csv", "events-02.csv", "notes.md")
+    assert find_tables(str(folder)) == Tables(folder)
+
+
+@pytest.mark.parametrize(
+    ("events", "items"),
+    [
+        ("orders.csv", "products.csv"),
+        ("product_views.csv.gz", "products.parquet"),
+        ("2024.tsv", "catalog.jsonl"),
+    ],
+)
+def test_names_tell_events_from_items(folder: Path, events: str, items: str) -> None:
+    put(folder, events, items)
+    assert find_tables(str(folder)) == Tables(folder / events, folder / items)
+
+
+def test_a_file_of_neither_kind_is_left_out_aloud(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(folder, "orders.csv", "products.csv", "customers.csv")
+    assert find_tables(str(folder)).events == folder / "orders.csv"
+    assert "not read: customers.csv" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_told_apart_are_refused(folder: Path) -> None:
+    put(folder, "orders-1.csv", "orders-2.csv", "products.csv")
+    with pytest.raises(ConfigError, match=r"name the file of events and the file of items"):
+        find_tables(str(folder))
+
+
+def test_named_items_are_no_events_of_their_folder(folder: Path) -> None:
+    put(folder, "a.csv", "b.csv")
+    found = find_tables(str(folder), str(folder / "b.csv"))
+    assert found == Tables(folder / "a.csv", folder / "b.csv")
+
+
+@pytest.mark.parametrize(("events", "message"), [("gone.csv", "EVENTS: 'gone.csv' is no file")])
+def test_a_missing_file_is_refused(folder: Path, events: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_tables(events)
+
+
+def test_named_items_leave_the_events_of_the_folder_unclear(folder: Path) -> None:
+    put(folder, "a.csv", "b.csv", "c.csv")
+    with pytest.raises(ConfigError, match="name the file of events and the file of items"):
+        find_tables(str(folder), str(folder / "c.csv"))
+
+
+def test_an_empty_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no files of \.csv"):
+        find_tables(str(folder))
+
+
+def test_the_result_of_a_query_becomes_a_file(url: str, home: Path) -> None:
+    items = "SELECT DISTINCT sku, note FROM orders"
+    found = export_queries(url, "s", query="SELECT * FROM orders", items_query=items)
+    assert found == Tables(home / "raw/s/events.parquet", home / "raw/s/items.parquet")
+    table = pq.read_table(found.events)
+    assert table.column_names == ["customer", "sku", "price", "note"]
+    assert table["sku"].to_pylist()[:2] == ["000", "001"], "an id keeps its zeros"
+    assert table["note"].type == pa.string()
+    assert len(pq.read_table(found.items)) == 5
+    assert sorted(file.name for file in (home / "raw/s").iterdir()) == [
+        "events.parquet", "items.parquet",
+    ]  # fmt: skip
+
+
+def test_rows_of_a_query_arrive_in_parts(
+    url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recsys.data.sources.ROWS", 7)
+    found = export_queries(url, "s", query=QUERY, items_query=None)
+    assert pq.read_metadata(found.events).num_row_groups == 3
+    assert len(pq.read_table(found.events)) == 20
+
+
+def test_another_query_replaces_nothing_unless_forced(url: str, home: Path) -> None:
+    found = export_queries(url, "s", query=QUERY, items_query=None)
+    before = found.events.read_bytes()
+    other = QUERY + " LIMIT 3"
+    with pytest.raises(ConfigError, match=r"another query .* --force"):
+        export_queries(url, "s", query=other, items_query=None)
+    assert found.events.read_bytes() == before
+    export_queries(url, "s", query=QUERY, items_query=None)
+    assert found.events.read_bytes() == before
+    export_queries(url, "s", query=other, items_query=None, force=True)
+    assert len(pq.read_table(found.events)) == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (None, "--query: a database needs one"),
+        ("SELECT * FROM nowhere", "the database refuses it: no such table: nowhere"),
+        (QUERY + " WHERE 0", "events: no rows"),
+    ],
+)
+def test_a_bad_query_is_refused_and_leaves_nothing(
+    url: str, home: Path, query: str | None, message: str
+) -> None:
+    with pytest.raises(RecsysError, match=message):
+        export_queries(url, "s", query=query, items_query=None)
+    assert not list(home.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    "address", ["nodialect://me:secret@host/shop", "postgresql+nodriver://me:secret@host/shop"]
+)
+def test_no_message_repeats_a_password(url: str, home: Path, address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        export_queries(address, "s", query=QUERY, items_query=None)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_option_of_a_driver_is_refused_in_words(url: str, home: Path) -> None:
+    with pytest.raises(RecsysError, match=r"EVENTS: SQLAlchemy cannot open|the database refuses"):
+        export_queries(url + "?timeout=soon", "s", query=QUERY, items_query=None)
+
+
+def test_nothing_written_names_the_database(url: str, home: Path) -> None:
+    export_queries(url + "?timeout=5", "s", query=QUERY, items_query=None)
+    written = (home / "raw/s/events.parquet").read_bytes()
+    assert b"shop.db" not in written
+    assert b"timeout" not in written
+
+
+FRAME = pd.DataFrame({"user": ["u", "v"], "item": ["001", "002"]})
+
+
+def test_frames_are_written_as_files(home: Path) -> None:
+    indexed = FRAME.sort_values("user", ascending=False)  # the index is not 0, 1, ... any more
+    found = export_tables(indexed, pa.table({"item": ["001"]}), "s")
+    assert found == Tables(home / "raw/s/events.parquet", home / "raw/s/items.parquet")
+    assert pq.read_table(found.events).to_pylist() == [
+        {"user": "v", "item": "002"}, {"user": "u", "item": "001"},
+    ]  # fmt: skip
+
+
+def test_a_polars_frame_is_a_table(home: Path) -> None:
+    polars = pytest.importorskip("polars")
+    found = export_tables(polars.DataFrame({"user": ["u"], "item": ["i"]}), None, "s")
+    assert pq.read_table(found.events).to_pylist() == [{"user": "u", "item": "i"}]
+
+
+def test_paths_and_frames_may_be_mixed(folder: Path, home: Path) -> None:
+    put(folder, "e.csv")
+    found = export_tables(folder / "e.csv", FRAME[["item"]], "s")
+    assert found == Tables(folder / "e.csv", home / "raw/s/items.parquet")
+    assert export_tables(FRAME, folder / "e.csv", "s").items == folder / "e.csv"
+
+
+def test_what_is_no_table_is_refused(home: Path) -> None:
+    with pytest.raises(ConfigError, match="events: expected a path or a table"):
+        export_tables([("u", "i")], None, "s")
+    with pytest.raises(DataError, match="events: Arrow cannot hold this table"):
+        export_tables(pd.DataFrame({"user": ["u", 3], "item": ["a", "b"]}), None, "s")

@@ -1,0 +1,93 @@
+"""Times of exports: usual forms, zones, and dates whose first number may be day or month."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.data.time_formats import TimeRules, read_times, share_of_times, show_day_first
+
+TEN = 1_714_557_600  # 2024-05-01 10:00:00 UTC
+MIDNIGHT = 1_714_521_600
+
+
+def read(text: str | None, zone: str = "UTC", day_first: bool | None = True) -> int | None:
+    rules = TimeRules("auto", zone, day_first, 1.75e9)
+    return read_times(pa.chunked_array([[text, "2024-01-01"]]), rules)[0].as_py()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1714557600", "1714557600.9", "1.7145576e9", "1714557600123", "1714557600123456",
+        "1714557600123456789", "2024-05-01T10:00:00Z", "2024-05-01T12:00:00+02:00",
+        "2024-05-01T12:00:00+0200", "2024-05-01 12:00:00.123+02", "2024-05-01 10:00",
+        "2024/05/01 10:00:00", "2024-5-1 10:00", "01.05.2024 10:00", "1.5.2024, 10:00 Uhr",
+        "01/05/2024 10:00 AM", "1/5/24 10:00 am", "20240501100000", "01-May-2024 10:00:00",
+        "May 1, 2024 10:00", "Wed, 01 May 2024 10:00:00 GMT", " 2024-05-01T10:00:00.900 UTC ",
+    ],
+)  # fmt: skip
+def test_usual_forms_are_one_moment(text: str) -> None:
+    assert read(text) == TEN
+
+
+@pytest.mark.parametrize("text", ["2024-05-01", "20240501", "1.5.2024", "1 May 2024"])
+def test_a_date_is_midnight(text: str) -> None:
+    assert read(text) == MIDNIGHT
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", None, "noon", "-5", "2024-13-01", "0000-00-00", "32.1.2024", "9" * 40, "[1]", "NaN"],
+)
+def test_other_texts_are_null(text: str | None) -> None:
+    assert read(text) is None
+
+
+def test_times_without_a_zone_are_in_the_given_one() -> None:
+    assert read("2024-05-01 12:00", "Europe/Berlin") == TEN
+    assert read("2024-05-01T10:00:00Z", "Europe/Berlin") == TEN
+    assert read("1714557600", "Europe/Berlin") == TEN
+
+
+def test_the_unit_may_be_given() -> None:
+    rules = TimeRules("ms", "UTC", None, 0)
+    assert read_times(pa.chunked_array([["5000"]]), rules).to_pylist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (["03/04/2024"], (True, None)),
+        (["03/04/2024", "3/13/2024"], (True, False)),
+        (["03/04/2024", "13/3/2024"], (True, True)),
+        (["3.4.2024"], (True, True)),
+        (["2024-03-04"], (False, None)),
+    ],
+)
+def test_the_data_show_whether_the_day_comes_first(
+    texts: list[str], shown: tuple[bool, bool | None]
+) -> None:
+    assert show_day_first([pa.chunked_array([[text]]) for text in texts]) == shown
+
+
+@given(st.datetimes(min_value=__import__("datetime").datetime(1990, 1, 1)))
+def test_local_and_iso_forms_agree(when) -> None:
+    when = when.replace(microsecond=0)
+    assert read(when.strftime("%d.%m.%Y %H:%M:%S")) == read(when.isoformat())
+
+
+def test_arrow_types_are_times_too() -> None:
+    rules = TimeRules("auto", "UTC", None, 0)
+    for kind in (pa.timestamp("us"), pa.timestamp("ms", "Europe/Berlin")):
+        column = pa.chunked_array([pa.array([TEN], pa.timestamp("s")).cast(kind)])
+        assert read_times(column, rules).to_pylist() == [TEN]
+    assert read_times(pa.chunked_array([[TEN, None]]), rules).to_pylist() == [TEN, None]
+    assert read_times(pa.chunked_array([[[1]]]), rules).to_pylist() == [None]
+
+
+def test_small_numbers_are_no_times_of_events() -> None:
+    rules = TimeRules("auto", "UTC", None, 1.75e9)
+    assert share_of_times(pa.chunked_array([["1", "2", "3"]]), rules) == (1.0, 0.0)

@@ -1,0 +1,95 @@
+"""The time budget of a run: how stages share it, and what it does not change."""
+
+from __future__ import annotations
+
+import pytest
+
+from recsys.artifacts import Workspace, write_artifact
+from recsys.config import Settings
+from recsys.errors import ConfigError
+from recsys.pipeline import SHARES, STAGES, Context
+from recsys.training.settings import LoopConfig
+from recsys.training.supervised import TRAINED, budget, within_budget
+
+
+@pytest.fixture
+def make_context(monkeypatch, tmp_path):
+    """Make the context of a run that started some minutes ago."""
+
+    def make(minutes: object, spent: float = 0.0, **sections: object) -> Context:
+        monkeypatch.setattr("time.monotonic", lambda: 1000 + 60 * spent)
+        settings = Settings({"minutes": minutes, **sections})
+        return Context(settings, Workspace(tmp_path, "b"), start=1000)
+
+    return make
+
+
+def test_shares_are_those_of_all_stages_after_the_data():
+    assert list(SHARES) == [name for name in STAGES if name != "data"]
+    assert sum(SHARES.values()) == pytest.approx(1)
+
+
+def test_a_stage_gets_its_share_of_what_remains(make_context):
+    assert make_context(10).share("sasrec") == pytest.approx(10 * SHARES["sasrec"])
+    assert make_context(10, spent=6).share("evaluate") == pytest.approx(4)
+
+
+def test_stages_that_take_their_shares_keep_the_budget(make_context):
+    spent = 0.0
+    for name in SHARES:
+        spent += make_context(10, spent).share(name)
+    assert spent == pytest.approx(10)
+
+
+def test_time_that_a_stage_does_not_need_goes_to_the_later_ones(make_context):
+    early, late = (make_context(10, spent).share("target") for spent in (1, 3))
+    assert early > late
+
+
+def test_a_stage_trains_even_if_the_budget_is_spent(make_context):
+    assert 0 < make_context(10, spent=60).share("target") < 0.1
+
+
+def test_no_budget_limits_nothing(make_context):
+    context, config = make_context(None), LoopConfig()
+    assert (context.remaining(), context.share("target")) == (None, None)
+    assert within_budget(config, "target", context) == config
+    assert budget(config, context) == {}
+    assert context.sample("retrieval", 4000) == 4000
+
+
+def test_training_leaves_time_for_the_last_validation(make_context):
+    limited = within_budget(LoopConfig(), "target", make_context(10))
+    assert limited.max_minutes == pytest.approx(TRAINED * make_context(10).share("target"))
+
+
+def test_a_limit_of_its_own_wins(make_context):
+    config, context = LoopConfig(max_minutes=7), make_context(10)
+    assert within_budget(config, "target", context) == config
+    assert budget(config, context) == {}
+
+
+def test_an_artifact_names_the_budget_and_not_the_clock(make_context):
+    early, late = (budget(LoopConfig(), make_context(10, spent)) for spent in (1, 3))
+    assert early == late == {"minutes": 10}
+
+
+def test_a_sample_follows_the_budget_unless_it_is_set(make_context):
+    assert make_context(5).sample("target", 4000, "eval_users") == 500
+    assert make_context(2).sample("retrieval", 4000) == 500
+    assert make_context(60).sample("retrieval", 4000) == 4000
+    assert make_context(2, evaluate={"users": 4000}).sample("evaluate", 4000) == 4000
+
+
+def test_an_automatic_budget_follows_the_number_of_events(make_context):
+    context = make_context("auto")
+    info = {"stats": {"interactions": 100_000}}
+    with write_artifact(context.workspace.dataset, "dataset", info=info):
+        pass
+    assert context.minutes == 9
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("inf"), float("nan"), "soon", True])
+def test_a_wrong_budget_is_refused(minutes):
+    with pytest.raises(ConfigError, match=r"^minutes: "):
+        _ = Settings({"minutes": minutes}).minutes

@@ -1,0 +1,165 @@
+"""The example export: its dirt, and the road from its files to an answer over HTTP."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import json
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import recsys
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "shop" / "make_export.py"
+NOTEBOOK = SCRIPT.with_name("shop.ipynb")
+TINY = {
+    "sasrec": {"epochs": 1, "hidden": 16, "eval_users": 20},
+    "ids": {"levels": 3},
+    "target": {
+        "architecture": {"hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 1},
+        "epochs": 1,
+        "eval_users": 20,
+    },
+    "draft": {"epochs": 1, "evaluate_every": 0},
+    "retrieval": {"users": 50},
+    "evaluate": {"ks": [1, 10], "resamples": 20, "users": 20},
+}
+
+
+def rows_of(file: Path) -> list[list[str]]:
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.reader(stream))
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("make_export", SCRIPT)
+    module = sys.modules["make_export"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["make_export"]
+
+
+@pytest.fixture(scope="module")
+def export(script, tmp_path_factory) -> Path:
+    """A small export."""
+    folder = tmp_path_factory.mktemp("export") / "shop"
+    script.make_export(folder, customers=300, items=200, seed=0)
+    return folder
+
+
+def test_the_script_needs_nothing_of_the_project():
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
+    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    modules |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    assert not [name for name in modules if name.startswith("recsys")]
+
+
+def test_the_same_seed_makes_the_same_files(script, export, tmp_path):
+    for seed, same in ((0, True), (1, False)):
+        script.make_export(tmp_path / "again", customers=300, items=200, seed=seed)
+        for name in ("events.csv", "products.csv"):
+            equal = (tmp_path / "again" / name).read_bytes() == (export / name).read_bytes()
+            assert equal == same
+
+
+def test_the_events_have_every_kind_of_dirt(script, export):
+    header, *rows = rows_of(export / "events.csv")
+    assert header == list(script.EVENT_COLUMNS)
+    whole = [row for row in rows if len(row) == len(header)]
+    assert len(rows) - len(whole) == 3, "rows that were cut off"
+    customers, skus, times, kinds, _ = zip(*whole, strict=True)
+    assert set(kinds) == {"view", "cart", "purchase", "return"}
+    assert {"", "guest"} <= set(customers)
+    assert Counter(customers).most_common(1)[0][1] > 0.9 * script.BOT_EVENTS
+    assert "" in skus
+    assert len({sku for sku in skus if sku.startswith("SKU-GONE")}) == script.UNKNOWN_SKUS
+    assert {"", "n/a"} <= set(times)
+    assert any(moment.startswith("2087") for moment in times)
+    zones = {moment[19:] for moment in times if moment[:2] == "20"}
+    assert zones == {"", "Z", "+01:00", "+02:00", "-05:00"}
+    assert max(Counter(map(tuple, whole)).values()) > 1, "exact duplicates"
+
+
+def test_the_products_have_every_kind_of_dirt(script, export):
+    header, *rows = rows_of(export / "products.csv")
+    assert header == list(script.PRODUCT_COLUMNS)
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    assert max(Counter(columns["sku"]).values()) > 1
+    assert set(columns["in_stock"]) == {"true", "false"}
+    assert all("" in columns[name] for name in ("brand", "description"))
+    assert any(price.startswith("€") and "," in price for price in columns["price"])
+    assert any(re.search("<li>.*&amp;|&amp;.*<li>", text) for text in columns["description"])
+    assert all(sku.startswith("0") for sku in columns["sku"])
+
+
+def write_clean(export: Path, folder: Path) -> None:
+    """The export without its dirt: what is left has the default names of columns."""
+    folder.mkdir()
+    header, *rows = rows_of(export / "events.csv")
+    clean = [
+        [row[0], row[1], row[2], row[3]]
+        for row in rows
+        if len(row) == len(header) and all(row[:3]) and row[2][:3] == "202"
+        if row[0] not in ("guest", "C-99999") and row[1][0] == "0" and row[3] == "view"
+    ]
+    with (folder / "events.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["user", "item", "timestamp", "event"], *clean])
+    header, *rows = rows_of(export / "products.csv")
+    with (folder / "products.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["item", "title", *header[2:]], *rows])
+
+
+def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict]:
+    from recsys.serving.app import create_app
+    from recsys.serving.settings import ServingSettings
+
+    settings = ServingSettings(bundle=bundle, histories=None, store=store)
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        for _ in range(6000):  # the bundle is loaded beside the server
+            if client.get("/health/ready").status_code == 200:
+                break
+            time.sleep(0.05)
+        answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
+    assert answer.status_code == 200
+    return answer.json()["items"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dirty", [False, True])
+def test_the_export_becomes_answers_over_http(export, tmp_path, monkeypatch, dirty):
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
+    folder = export
+    if not dirty:
+        folder = tmp_path / "clean"
+        write_clean(export, folder)
+    bundle = recsys.fit(folder, name="shop", minutes=2, **TINY)
+    history = ["00010007", "00010014"]
+    items = answer_over_http(bundle, history, tmp_path / "histories.db")
+    assert len({item["item_id"] for item in items} - set(history)) == 5
+    names = {row[1] for row in rows_of(export / "products.csv")}
+    assert all(item["title"] in names | {item["item_id"]} for item in items)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Its cells run one after another in one namespace, as in a kernel, for a smaller shop."""
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(SCRIPT.parent.parent)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    namespace: dict[str, object] = {}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        assert cell["outputs"] == [], "the notebook is stored without outputs"
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), namespace)
+        if "parameters" in cell["metadata"].get("tags", ()):
+            namespace |= {"customers": 300, "items": 200, "settings": {"minutes": 2, **TINY}}
+    assert len(namespace["found"]) == 5
