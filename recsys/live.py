@@ -5,6 +5,9 @@ build a new trie, shared by concurrent callers, and replace the old one. A remov
 and hides the item with the mask that filters use, so it takes effect at once. Every new trie is
 built without the hidden items; if many items are hidden, one is built in the background.
 
+Items that are not available (`recsys.availability`) are hidden in the same way while that lasts,
+but stay in the catalog.
+
 Dense numbers of the bundle's items never change. Those of added items stay until the item is
 removed. An added item that was removed is forgotten; a removed item of the bundle is still known in
 histories.
@@ -24,8 +27,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recsys import arguments
+from recsys.availability import depends_on_time, standing_rule
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
+from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.filters import ItemFilter
 from recsys.constraint.mask import RowMask
@@ -37,6 +42,7 @@ from recsys.prompts import PromptEncoder
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
 T = TypeVar("T", bound=np.generic)
+MINUTE = 60  # seconds; availability by time is looked up once a minute
 _FORGET = 4096  # removed items below which compaction is not worth its time
 _HIDDEN = 1 / 8  # share of hidden items above which the trie is built anew
 
@@ -54,6 +60,7 @@ class Epoch:
         filters: row masks of filters, without the removed items.
         left: (items of the trie,) bool, whether each can be recommended, by place in
             `trie.row_items`; None if all can.
+        unavailable: (items,) bool, items of the catalog that are not available now; None for none.
     """
 
     number: int
@@ -62,11 +69,23 @@ class Epoch:
     encoder: PromptEncoder
     filters: FilterCache
     left: NDArray[np.bool_] | None = None
+    unavailable: NDArray[np.bool_] | None = None
 
-    @property
+    @cached_property
     def alive(self) -> NDArray[np.bool_]:
         """(items,) bool, whether an item can be recommended."""
-        return self.catalog.alive
+        alive = self.catalog.alive
+        return alive if self.unavailable is None else alive & ~self.unavailable
+
+    @cached_property
+    def with_unavailable(self) -> Epoch:
+        """The same catalog with all items that were not removed, for evaluation on past events."""
+        if self.unavailable is None:
+            return self
+        left: NDArray[np.bool_] | None = self.catalog.alive[self.trie.row_items]
+        left = None if left is None or left.all() else left
+        filters = FilterCache(self.trie, self.filters.attributes, left=left)
+        return replace(self, filters=filters, left=left, unavailable=None)
 
     @cached_property
     def num_items(self) -> int:
@@ -140,11 +159,13 @@ class Epochs:
         *,
         coder: ItemCoder | None = None,
         prepare: Callable[[ItemTrie], object] = lambda trie: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Begin with the bundle's own catalog.
 
         Masks of filters may take `filter_bytes`. `coder` finds codes of new items, if the bundle
-        has an item encoder; `prepare` is called with each new trie before it is used.
+        has an item encoder; `prepare` is called with each new trie before it is used. `clock` says
+        the unix seconds that availability depends on.
         """
         self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
         self._filter_bytes = filter_bytes
@@ -155,9 +176,11 @@ class Epochs:
         encoder = bundle.encoder
         trie = ItemTrie.build(encoder.item_tokens)
         columns = _attributes(trie, added, record)
-        filters = FilterCache(trie, columns, filter_bytes)
+        self._clock, self._minute = clock, int(clock()) // MINUTE
+        left, unavailable = self._available(trie, columns, alive)
+        filters = FilterCache(trie, columns, filter_bytes, left=left)
         filters.prepare()
-        self._epoch = Epoch(0, catalog, trie, encoder, filters)
+        self._epoch = Epoch(0, catalog, trie, encoder, filters, left, unavailable)
         self._waiting: list[_Call] = []
         self._led = False  # whether a call is leading those that wait
         self._rested = 0.0  # when the next build may begin, on the monotonic clock
@@ -167,7 +190,12 @@ class Epochs:
 
     @property
     def current(self) -> Epoch:
-        """The newest epoch."""
+        """The newest epoch; items that became available or unavailable make a new one."""
+        minute = int(self._clock()) // MINUTE
+        if minute != self._minute:
+            self._minute = minute
+            if depends_on_time(self._epoch.filters.attributes):
+                self._refresh()
         return self._epoch
 
     def upsert(self, items: Sequence[NewItem]) -> Epoch:
@@ -229,12 +257,47 @@ class Epochs:
                 ),
                 left=left,
             )
-            hidden = len(left) - int(np.count_nonzero(left))
+            hidden = int(np.count_nonzero(~alive[trie.row_items]))
             many = hidden > max(_FORGET, _HIDDEN * len(left)) and not self._compacting
             self._compacting |= many
         if many:
             threading.Thread(target=self._compact, name="compaction", daemon=True).start()
         return there
+
+    def _available(
+        self, trie: ItemTrie, attributes: Attributes, alive: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
+        """`Epoch.left` and `Epoch.unavailable` now, of (items,) items that were not removed."""
+        left = alive[trie.row_items]
+        rule = standing_rule(attributes, self._minute * MINUTE)
+        unavailable = None
+        if rule is not None and not (passes := rule.evaluate(attributes)).all():
+            left = left & passes
+            unavailable = np.zeros(len(alive), np.bool_)
+            unavailable[trie.row_items[~passes]] = True
+        return (None if left.all() else left), unavailable
+
+    def _refresh(self) -> None:
+        """Publish an epoch if other items are available than in the current one."""
+        with self._publish:
+            epoch = self._epoch
+            before = epoch.filters
+            left, unavailable = self._available(epoch.trie, before.attributes, epoch.catalog.alive)
+            was, now = epoch.unavailable, unavailable
+            if (was is None and now is None) or (
+                was is not None and now is not None and np.array_equal(was, now)
+            ):
+                return
+            filters = FilterCache(
+                epoch.trie, before.attributes, self._filter_bytes, left=left, after=before
+            )
+            self._epoch = replace(
+                epoch,
+                number=epoch.number + 1,
+                filters=filters,
+                left=left,
+                unavailable=unavailable,
+            )
 
     def compact(self) -> Epoch:
         """Build the trie anew without the hidden items; answers do not change."""
@@ -332,13 +395,12 @@ class Epochs:
             # items that were removed while the trie was built stay removed
             alive[: len(kept)] = now.alive[kept]
             alive[dense] = True
-            left: NDArray[np.bool_] | None = alive[trie.row_items]
-            left = None if left is None or left.all() else left
+            left, unavailable = self._available(trie, attributes, alive)
             filters = FilterCache(
                 trie, attributes, self._filter_bytes, left=left, after=now.filters
             )
             catalog = EpochCatalog(added, record, codes, alive)
-            self._epoch = Epoch(now.number + 1, catalog, trie, encoder, filters, left)
+            self._epoch = Epoch(now.number + 1, catalog, trie, encoder, filters, left, unavailable)
             return self._epoch
 
 

@@ -77,7 +77,7 @@ class Shelf:
     @classmethod
     def of(cls, epoch: Epoch) -> Self:
         """Sort the items of an epoch."""
-        rows = np.flatnonzero(epoch.alive)
+        rows = np.flatnonzero(epoch.catalog.alive)
         codes = epoch.catalog.codes[rows]
         order = np.lexsort(codes.T[::-1])
         return cls(epoch, rows[order], codes[order])
