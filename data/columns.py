@@ -108,7 +108,7 @@ def recognise_events(
             continue
         found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
         if role == "item" and known is not None:
-            found = _by_overlap(found, _free(sample, roles), sample, known)
+            found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "timestamp" and not found:
             found = _by_content(role, sample, roles, fits(role))
         _take(role, found, sample, roles, EVENT_WORDS[role])
@@ -153,7 +153,7 @@ def recognise_items(
             continue
         found = _by_name(role, groups, sample, roles, fits(role))
         if role == "id":
-            found = _by_overlap(found, _free(sample, roles), sample, events)
+            found = _by_overlap(found, _unnamed(sample, roles, ITEM_WORDS), sample, events)
         _take(role, found, sample, roles, groups)
     if "id" not in roles:
         raise _unknown("id", sample, [])
@@ -204,6 +204,17 @@ def _refuse_without_header(sample: Sample, roles: Roles) -> None:
 def _free(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
     taken = {found.column for found in roles.values()}
     return [(0, name) for name in sample.table.column_names if name not in taken]
+
+
+def _unnamed(
+    sample: Sample, roles: Roles, words: Mapping[str, tuple[str, ...]]
+) -> list[tuple[int, str]]:
+    """The free columns whose names show no role."""
+    return [
+        (place, name)
+        for place, name in _free(sample, roles)
+        if all(rank(name, groups) is None for groups in words.values())
+    ]
 
 
 def _by_name(

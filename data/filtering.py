@@ -123,10 +123,10 @@ def core(
 
 def duplicates(
     policy: Duplicates,
-    user: NDArray[np.int64],
-    item: NDArray[np.int64],
+    user: NDArray[Any],
+    item: NDArray[Any],
     timestamp: NDArray[np.int64] | None,
-    others: Iterable[NDArray[np.int64]] = (),
+    others: Iterable[NDArray[Any]] = (),
     content: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """The rows that a policy keeps, and counts of the duplicates that were found.
@@ -152,7 +152,8 @@ def duplicates(
     if timestamp is None:
         return keep, counts
     rows = np.flatnonzero(keep)
-    user, item, timestamp = user[rows], item[rows], timestamp[rows]
+    if len(rows) < len(keep):
+        user, item, timestamp = user[rows], item[rows], timestamp[rows]
     near = near_repeats(user, timestamp, item)
     done = "dropped" if policy == "drop-near" else "kept"
     counts[f"near_duplicate_rows_{done}"] = int(near.sum())
@@ -181,7 +182,7 @@ def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
     """Apply `duplicates` to events in time order, and drop the column of contents."""
     events = raw.events
     columns = {
-        name: _numbers(events[name])
+        name: _numbers(events[name]).astype(np.int32)
         for name in events.column_names
         if name not in ("timestamp", "content")
     }

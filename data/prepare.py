@@ -15,7 +15,7 @@ from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
 from recsys.data.memory import Prepared
-from recsys.data.raw import Columns, ReaderConfig
+from recsys.data.raw import Columns, RawData, ReaderConfig
 from recsys.data.readers import READERS, STREAMING
 from recsys.data.report import Report
 from recsys.data.rules import Rules, Split
@@ -267,11 +267,14 @@ def write_streamed(config: DataConfig, folder: Path) -> tuple[dict[str, Any], Re
 
 def build(config: DataConfig, seed: int = 0) -> Prepared:
     """Read, filter and split, in memory."""
+    rules = _rules(config)
+    return memory.prepare(_read(config, seed), rules)  # no name here keeps the raw events alive
+
+
+def _read(config: DataConfig, seed: int) -> RawData:
     if config.source == SYNTHETIC:
-        raw = synthetic.generate(config.synthetic, seed)
-    else:
-        raw = READERS[config.source].read(config.reader())
-    return memory.prepare(raw, _rules(config))
+        return synthetic.generate(config.synthetic, seed)
+    return READERS[config.source].read(config.reader())
 
 
 def _rules(config: DataConfig) -> Rules:

@@ -152,6 +152,8 @@ class EventStream:
         if not parts:
             raise DataError("the source has no events")
         events = _unified(parts)
+        parts.clear()
+        pa.default_memory_pool().release_unused()
         items, codes, counts = self.read_items(events)
         counts = self.counts | counts
         return RawData(events, items, codes, counts, tuple(self.behaviours), self.report)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.dataset import ITEM_COLUMNS, Dataset, Events
+from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset, Events
 from recsys.splits import LABELS, TRAIN
 
 
@@ -78,7 +78,7 @@ class Tally:
             "attributes": {
                 name: str(items[name].type)
                 for name in items.column_names
-                if name not in ITEM_COLUMNS
+                if name not in (*ITEM_COLUMNS, *AVAILABILITY)
             },
             "imported_codes": None if codes is None else list(codes.shape),
             "splits": splits,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner
 from recsys.data.raw import EventStream, RawData, events_table
+from recsys.data.report import Report
 from recsys.data.rules import Rules, Split, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
@@ -161,15 +162,7 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     )
     behaviours = cleaner.behaviours if cleaner else ()
     target = np.array([b.role == "target" for b in behaviours] or [True])
-    dates = None
-    choose = rules.split is None and source.report is not None and rows.has_time
-    if rules.split == "global-temporal" or choose:
-        dates = _dates(rows, alive, rules)
-    if source.report is not None and choose and dates is not None:
-        asked = _users_to_ask(rows, alive, of_user, dates, target)
-        if asked.min() < ENOUGH_USERS:
-            dates = None
-            source.report.note(too_few(asked))
+    dates = _split_dates(rows, alive, of_user, rules, target, source.report)
     tally = Tally(catalog.num_rows)
     written = 0
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
@@ -301,6 +294,27 @@ def _drop_short(
         raise filtering.nothing_left("rows_of_short_users_dropped")
     left[left < minimum] = 0
     return before - int(alive.sum())
+
+
+def _split_dates(
+    rows: _Rows,
+    alive: NDArray[np.bool_],
+    of_user: NDArray[np.int64],
+    rules: Rules,
+    target: NDArray[np.bool_],
+    report: Report | None,
+) -> tuple[int, int] | None:
+    """The times at which validation and test begin; None to split by each user's last events."""
+    if rules.split == "global-temporal":
+        return _dates(rows, alive, rules)
+    if rules.split is not None or report is None or not rows.has_time:
+        return None
+    dates = _dates(rows, alive, rules)
+    asked = _users_to_ask(rows, alive, of_user, dates, target)
+    if asked.min() >= ENOUGH_USERS:
+        return dates
+    report.note(too_few(asked))
+    return None
 
 
 def _dates(rows: _Rows, alive: NDArray[np.bool_], rules: Rules) -> tuple[int, int]:

@@ -90,7 +90,8 @@ def stream(config: ReaderConfig) -> EventStream:
     _report_columns(report, sample, roles)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
-    reader = _EventReader(config, sample, roles, times, report)
+    whole = tuple(role for role in ("user", "item") if _is_whole(sample, roles[role].column))
+    reader = _EventReader(config, roles, whole, times, report)
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = distinct(found["item"])
@@ -116,8 +117,8 @@ class _EventReader:
 
     Attributes:
         config: of the reader.
-        sample: the first rows.
         roles: of the columns.
+        whole: roles of ids that were written as numbers with a decimal place.
         times: how times are read.
         report: is increased by what is dropped.
         counts: conversions of times.
@@ -125,8 +126,8 @@ class _EventReader:
     """
 
     config: ReaderConfig
-    sample: Sample
     roles: Roles
+    whole: tuple[str, ...]
     times: TimeRules
     report: Report
     counts: Counter[str] = field(default_factory=Counter)
@@ -134,7 +135,6 @@ class _EventReader:
 
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
-        whole = {role: self._is_whole(role) for role in ("user", "item")}
         used = {found.column for found in self.roles.values()}
         left = 0
         for file in files:
@@ -142,7 +142,7 @@ class _EventReader:
             cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
             for batch in file.batches(used, damage):
                 table = self._without_open_quotes(batch, file, damage)
-                events = self._canonical(table, file.path, whole, cleaner)
+                events = self._canonical(table, file.path, cleaner)
                 if events.num_rows:
                     left += events.num_rows
                     yield events
@@ -153,10 +153,6 @@ class _EventReader:
         if not left:
             counts = ", ".join(f"{rule}: {count}" for rule, count in self.report.counts.items())
             raise DataError(f"{files[0].path}: no usable rows are left ({counts})")
-
-    def _is_whole(self, role: str) -> bool:
-        texts = self.sample.texts(self.roles[role].column)
-        return bool(len(texts) and pc.all(pc.match_substring_regex(texts, WHOLE)).as_py())
 
     def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
         """Drop rows in which a quote is not closed, so that a value contains other rows."""
@@ -172,14 +168,11 @@ class _EventReader:
                     table = table.filter(pc.invert(long))
         return table
 
-    def _canonical(
-        self, table: pa.Table, path: Path, whole: dict[str, bool], cleaner: RowCleaner
-    ) -> pa.Table:
+    def _canonical(self, table: pa.Table, path: Path, cleaner: RowCleaner) -> pa.Table:
         column = {role: table[found.column] for role, found in self.roles.items()}
         made = {role: as_strings(column[role], role, path) for role in ("user", "item")}
-        for role in ("user", "item"):
-            if whole[role]:
-                made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
+        for role in self.whole:
+            made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
         if "timestamp" in self.roles:
             times = column["timestamp"]
             if "clock" in column:
@@ -218,13 +211,18 @@ class _EventReader:
                 self.types.append(name)
         if len(self.types) > MAX_TYPES:
             raise DataError(
-                f"{self.sample.path}: column {self.roles['behaviour'].column!r} has more than "
+                f"{self.config.path}: column {self.roles['behaviour'].column!r} has more than "
                 f"{MAX_TYPES} values, so it is no type of event; name another with "
                 "--column behaviour=NAME, or none"
             )
         numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
+
+
+def _is_whole(sample: Sample, column: str) -> bool:
+    texts = sample.texts(column)
+    return bool(len(texts) and pc.all(pc.match_substring_regex(texts, WHOLE)).as_py())
 
 
 def _agree(files: list[TableFile]) -> None:

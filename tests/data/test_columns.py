@@ -131,3 +131,9 @@ def test_an_id_column_is_found_by_the_values_it_shares() -> None:
     items = sample("items.csv", 11, number=lambda row: row, key_of_shop=item)
     known = pa.chunked_array([["s1", "s2", "s3"]])
     assert recognise_items(items, {}, "sku", known, RULES)["id"].column == "key_of_shop"
+
+
+def test_a_user_is_not_the_item_though_its_numbers_are() -> None:
+    items = sample("items.csv", 11, id=lambda row: row, name=lambda row: f"Thing {row}")
+    found = events(items=items, user_id=user, sku=item, ts=time)
+    assert (found["user"].column, found["item"].column) == ("user_id", "sku")

@@ -110,6 +110,23 @@ def test_every_kind_of_dirt_is_found(export: Path, prepare: Callable[..., Datase
     }  # fmt: skip
 
 
+def test_a_streamed_export_is_cleaned_the_same(
+    export: Path, prepare: Callable[..., Dataset], home: Path
+) -> None:
+    pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    found = []
+    for engine in ("memory", "stream"):
+        data = prepare(
+            source="table", path="events.csv", items="items.csv", engine=engine, force=True
+        )
+        info = read_manifest(home / "datasets/t").info
+        found.append((info, data.behaviours, data.events._asdict()))
+    (info, types, rows), (other_info, other_types, other_rows) = found
+    assert (info, types) == (other_info, other_types)
+    for name, column in rows.items():
+        np.testing.assert_array_equal(column, other_rows[name], name)
+
+
 def test_items_of_an_export_are_clean(export: Path) -> None:
     path = str(export)
     data = build(DataConfig(source="table", path=path, items=str(export.with_name("items.csv"))))
