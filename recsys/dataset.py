@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_manifest
 from recsys.errors import DataError
-from recsys.interactions import Behaviour, Histories, Interactions
+from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
 from recsys.splits import LABELS, TRAIN, SplitName
 
 ITEM_COLUMNS = ("item_id", "title", "text")
@@ -165,6 +165,9 @@ class Dataset:
         under a global-temporal split.
         """
         everything = self.interactions.histories
+        if everything.behaviours is not None:
+            seen = count_as_seen(everything.behaviours, self.behaviours)
+            everything = replace(everything, seen=seen)
         wanted = (self.split == LABELS[split]) & self.is_target
         asked = everything.where(wanted)
         users = np.flatnonzero(asked.lengths > 0)

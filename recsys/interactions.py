@@ -31,6 +31,22 @@ class Behaviour(NamedTuple):
     weight: float
 
 
+UNKNOWN_TYPE = 255
+"""The number of a type that the data set does not have."""
+
+
+def count_as_seen(types: NDArray[np.uint8], behaviours: Sequence[Behaviour]) -> NDArray[np.bool_]:
+    """(n,) whether the item of an event counts as seen: not for context, such as a view.
+
+    Args:
+        types: (n,) places among the behaviours, or `UNKNOWN_TYPE`, which counts.
+        behaviours: the types of a data set.
+    """
+    context = np.zeros(UNKNOWN_TYPE + 1, np.bool_)
+    context[: len(behaviours)] = [b.role == "context" for b in behaviours]
+    return ~context[types]
+
+
 @dataclass(frozen=True)
 class Histories:
     """Ragged item sequences, stored one after another.
@@ -40,6 +56,8 @@ class Histories:
         items: (total,) int32 dense items.
         behaviours: (total,) uint8 type of the event of each item, a place in `Dataset.behaviours`;
             None if the data set has no types.
+        seen: (total,) bool, whether each item counts as seen and is left out of a list without seen
+            items; None for all. With types, an item that was only viewed can still be bought.
 
     >>> histories = Histories.of([[3, 1], [], [4]])
     >>> len(histories), histories.lengths.tolist(), histories[0].tolist()
@@ -51,14 +69,16 @@ class Histories:
     offsets: NDArray[np.int64]
     items: NDArray[np.int32]
     behaviours: NDArray[np.uint8] | None = None
+    seen: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[0] != 0:
             raise ValueError("Histories.offsets must be 1-D and start with 0")
         if (np.diff(self.offsets) < 0).any() or self.offsets[-1] != len(self.items):
             raise ValueError("Histories.offsets must rise to len(items)")
-        if self.behaviours is not None and len(self.behaviours) != len(self.items):
-            raise ValueError("Histories.behaviours must be as long as items")
+        for name in ("behaviours", "seen"):
+            if (part := getattr(self, name)) is not None and len(part) != len(self.items):
+                raise ValueError(f"Histories.{name} must be as long as items")
 
     @classmethod
     def of(cls, sequences: Iterable[ArrayLike]) -> Histories:
@@ -112,7 +132,13 @@ class Histories:
     def _of(self, offsets: NDArray[np.int64], events: NDArray[Any]) -> Histories:
         """Sequences with new offsets of the chosen events (indices, or a mask)."""
         types = None if self.behaviours is None else self.behaviours[events]
-        return Histories(offsets, self.items[events], types)
+        seen = None if self.seen is None else self.seen[events]
+        return Histories(offsets, self.items[events], types, seen)
+
+    @property
+    def only_seen(self) -> Histories:
+        """The same number of sequences with only the items that count as seen."""
+        return self if self.seen is None else self.where(self.seen)
 
     @property
     def last(self) -> Histories:

@@ -17,13 +17,13 @@ from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding.output import Beams, Trace
 from recsys.decoding.request import SearchRequest
-from recsys.interactions import Histories
+from recsys.interactions import Histories, count_as_seen
 from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
 from recsys.retrieval import Candidates, Reranker, Retrieval
+from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
-from recsys.retrieval.reranker import SOURCES as ALL_SOURCES
 
 MODEL, RETRIEVAL, POPULAR = 0, 1, 2
 
@@ -49,23 +49,35 @@ class Batch:
     unknown: Sequence[list[str]] = ()
 
     @classmethod
-    def of(cls, epoch: Epoch, requests: Sequence[RecommendRequest]) -> Batch:
+    def of(
+        cls, epoch: Epoch, requests: Sequence[RecommendRequest], types: EventTypes | None = None
+    ) -> Batch:
         """Look up the items of requests, and make their masks and boosts.
+
+        With `types`, items that were only viewed, say, do not count as seen.
 
         Raises:
             FilterError: a filter or boost does not fit the items' attributes.
         """
-        known, unknown, excluded = [], [], []
+        known, unknown, excluded, numbers = [], [], [], []
         for request in requests:
             items = epoch.catalog.known(request.history)
-            known.append(items[items >= 0])
+            there = items >= 0
+            known.append(items[there])
             unknown.append([i for i, item in zip(request.history, items, strict=True) if item < 0])
             listed = epoch.catalog.index(request.exclude_items)
             seen = known[-1] if request.exclude_seen else known[-1][:0]
+            if types is not None:
+                numbers.append(types.number(request.history_types or [None] * len(items))[there])
+                counted = count_as_seen(numbers[-1], types.behaviours)
+                seen = known[-1][counted] if request.exclude_seen else seen
             excluded.append(np.concatenate([listed[listed >= 0], seen]))
+        histories = Histories.of(known)
+        if types is not None and requests:
+            histories = replace(histories, behaviours=np.concatenate(numbers))
         return cls(
             epoch,
-            Histories.of(known),
+            histories,
             Histories.of(excluded),
             [mask_of(epoch, request) for request in requests],
             [boost_of(epoch, request) for request in requests],
@@ -203,7 +215,7 @@ class Union:
         *,
         trie: ItemTrie,
         boosts: Sequence[Boost | None] = (),
-        sources: Sequence[str] = ALL_SOURCES,
+        sources: Sequence[str] | None = None,
     ) -> Union:
         """Put both together.
 
@@ -216,7 +228,7 @@ class Union:
             histories: the n histories.
             trie: the catalog, for the boosts.
             boosts: what each request's items gain; empty for nothing.
-            sources: what is asked about the items.
+            sources: what is computed about the items; None for all that there is.
         """
         proposed = candidates.items
         again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
@@ -224,7 +236,7 @@ class Union:
         missing = proposed.shape[1] - candidate_scores.shape[1]
         scored = np.pad(candidate_scores, ((0, 0), (0, missing)), constant_values=-np.inf)
         log_probs = np.concatenate([model.scores, scored], axis=1).astype(np.float64)
-        values = retrieval.values(candidates.evidence, items, sources)
+        values = retrieval.values(candidates.evidence, items, sources or retrieval.sources)
         values[MODEL_SOURCE] = np.where(log_probs > -np.inf, log_probs, np.nan)
         source = np.concatenate(
             [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1

@@ -47,6 +47,7 @@ from recsys.modes import Mode, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
 from recsys.retrieval import Reranker, Retrieval
+from recsys.retrieval.event_types import EventTypes
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -301,7 +302,8 @@ class Recommender:
             places = order[start : start + batch_size]
             group = histories.take(places)
             owner = np.tile(np.arange(len(group)), variants)
-            seen = group.take(owner).where(np.repeat(exclude_seen, len(group.items)))
+            seen = group.take(owner)
+            seen = seen.where(np.repeat(exclude_seen, len(group.items))).only_seen
             nothing = [None] * len(owner)
             batch = Batch(epoch, group.take(owner), seen, [epoch.mask] * len(owner), nothing)
             best, own, _ = self._rank(batch, k, kind, partial(self._search_shared, kind))
@@ -393,7 +395,7 @@ class Recommender:
             RequestError: a bundle without retrieval.
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
-        batch = Batch.of(epoch, [replace(request, boosts=())])
+        batch = Batch.of(epoch, [replace(request, boosts=())], self._types)
         found = batch.candidates(retrieval, request.k)
         source = np.where(found.supported, RETRIEVAL, POPULAR).astype(np.int8)
         lists = Lists(found.items, found.log_probs, source)
@@ -447,7 +449,7 @@ class Recommender:
         self, epoch: Epoch, requests: Sequence[RecommendRequest], kind: _Kind
     ) -> list[RecommendResult]:
         """Answer requests of one kind."""
-        batch, k = Batch.of(epoch, requests), max(request.k for request in requests)
+        batch, k = Batch.of(epoch, requests, self._types), max(request.k for request in requests)
         seeds = [r.seed for r in requests if r.seed is not None] or None
         found, _, beams = self._rank(batch, k, kind, partial(self._search, kind), seeds)
         because = None
@@ -508,6 +510,10 @@ class Recommender:
 
     def _search_shared(self, kind: _Kind, request: SearchRequest) -> Beams:
         return shared_beam_search(self.engine.target, request, self.engine.trie, kind.beams)
+
+    @property
+    def _types(self) -> EventTypes | None:
+        return None if self.retrieval is None else self.retrieval.types
 
     @property
     def _reranker(self) -> Reranker | None:

@@ -50,7 +50,7 @@ class RecommendRequest:
     Attributes:
         history: outside item ids, oldest first; unknown ones are ignored.
         k: items wanted.
-        exclude_seen: leave out the items of the history.
+        exclude_seen: leave out the items of the history; with types, those that count as seen.
         exclude_items: leave out these as well.
         guarantee: `beam` for the list that beam search finds; `global` continues until no item
             outside the list can score more than its last item, within a bounded search (the
@@ -66,6 +66,8 @@ class RecommendRequest:
             beam search; `strict` verifies a drafted tree, with the same answer; `relaxed` samples
             approximately, with the bundle's draft.
         trace: also return how the answer was found; beam search is then replaced by `strict`.
+        history_types: the type of the event of each item of the history, such as `view`; None for
+            an unknown one. Empty if no types are known.
         blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
             bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
 
@@ -87,11 +89,17 @@ class RecommendRequest:
     mode: str = Mode.AUTO
     trace: bool = False
     blend: bool | None = None
+    history_types: Sequence[str | None] = ()
 
     def __post_init__(self) -> None:
         arguments.whole_number("k", self.k)
         for name in ("history", "exclude_items"):
             arguments.strings(name, getattr(self, name))
+        if self.history_types and len(self.history_types) != len(self.history):
+            raise ValueError(
+                f"history_types: {len(self.history_types)} types for {len(self.history)} items of "
+                "the history"
+            )
         if self.seed is not None:
             arguments.integers("seed", [self.seed])
         if self.guarantee not in ("beam", "global"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.reranker import MODEL, SOURCES, Reranker, feature_matrix
+from recsys.retrieval.reranker import MODEL, Reranker, feature_matrix
 from recsys.training.validation import TOP, ranking_metrics
 
 FOLDS = 3
@@ -48,20 +48,22 @@ class Candidates:
         return Candidates(self.items[rows], values, self.targets[rows])
 
 
-def fit(found: Candidates, shape: Reranker, sources: Sequence[str] = SOURCES) -> Reranker | None:
+def fit(
+    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
+) -> Reranker | None:
     """Weights for the features of some sources; None with too few users to learn from.
 
     Args:
         found: validation users.
         shape: its numbers of candidates and nodes are kept.
-        sources: whose features may have weight.
+        sources: whose features may have weight; None for all.
     """
     hit = (found.items == found.targets[:, None]) & found.there
     rows = np.flatnonzero(hit.any(axis=1))
     if len(rows) < LEAST_USERS:
         return None
     found, place = found.take(rows), hit[rows].argmax(axis=1)
-    names, features = feature_matrix(found.values, found.there, sources)
+    names, features = feature_matrix(found.values, found.there, sources or list(found.values))
     starts = np.append(0, np.cumsum(found.there.sum(axis=1))[:-1])
     chosen = starts + (np.cumsum(found.there, axis=1)[np.arange(len(place)), place] - 1)
     real = features[found.there].astype(np.float64)
@@ -120,7 +122,7 @@ def _maximise(
 
 
 def cross_fit(
-    found: Candidates, shape: Reranker, sources: Sequence[str] = SOURCES
+    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
 ) -> NDArray[np.int64] | None:
     """(n,) rank of each user's next item by weights that other users gave; None with too few."""
     fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
@@ -162,7 +164,7 @@ def choose(
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
-        source: Reranker.of_source(source, shape.candidates, shape.nodes) for source in SOURCES
+        source: Reranker.of_source(source, shape.candidates, shape.nodes) for source in found.values
     }
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
@@ -171,8 +173,8 @@ def choose(
     if crossed is not None and fitted is not None:
         servable["reranker"], ranks["reranker"] = fitted, crossed
         metrics["reranker"] = _metrics(crossed)
-        for source in SOURCES:
-            others = [name for name in SOURCES if name != source]
+        for source in found.values:
+            others = [name for name in found.values if name != source]
             if (fewer := cross_fit(found, shape, others)) is not None:
                 without[source] = _metrics(fewer)["ndcg@10"]
     best = max(servable, key=lambda name: _metrics(ranks[name])["ndcg@10"])

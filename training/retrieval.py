@@ -25,6 +25,7 @@ from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.reranker import MODEL
 from recsys.splits import TRAIN
 from recsys.training import sasrec
@@ -134,7 +135,19 @@ def fit(
         vectors,
         ContentIndex.of(dataset.items),
         ItemItem.cosine(dataset.train_histories, size).pruned(NEIGHBORS),
+        types=_types(dataset) if dataset.behaviours else None,
         fitted_on=fitted_on,
+    )
+
+
+def _types(dataset: Dataset) -> EventTypes:
+    """What retrieval learns from types of events: what leads to a target event."""
+    histories, size = dataset.train_histories, len(dataset.item_ids)
+    is_target = dataset.is_target[dataset.split == TRAIN]
+    return EventTypes(
+        dataset.behaviours,
+        ItemItem.to_targets(histories, is_target, size),
+        np.bincount(histories.items[is_target], minlength=size).astype(np.float64),
     )
 
 
@@ -153,16 +166,16 @@ def _decode(
         for start in range(0, len(examples), BATCH):
             rows = np.arange(start, min(start + BATCH, len(examples)))
             histories, wanted = examples.histories.take(rows), examples.targets.items[rows]
-            candidates = retrieval.propose(histories, config.candidates)
+            candidates, seen = retrieval.propose(histories, config.candidates), histories.only_seen
             request = SearchRequest(
                 target.encoder.encode_all(histories),
-                exclude=[trie.excluded_rows(items) for items in histories],
+                exclude=[trie.excluded_rows(items) for items in seen],
                 candidates=candidate_rows(trie, candidates),
                 candidate_nodes=config.nodes,
             )
             beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            own = items_of_rows(trie, found, scores, config.beams, excluded=histories)
+            own = items_of_rows(trie, found, scores, config.beams, excluded=seen)
             alone.append(_rank_of(own.items, wanted))
             scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
             if beams.candidate_scores is not None:

@@ -40,6 +40,7 @@ class Popularity:
             (n, k) int32 items, -1 after the last item with a training event, and their (n, k)
             float32 counts, -inf there.
         """
+        histories = histories.only_seen
         order = np.argsort(-self.counts, kind="stable")
         order = order[self.counts[order] > 0]
         longest = int(histories.lengths.max(initial=0)) if exclude_seen else 0

@@ -260,7 +260,7 @@ def _rank(
             rows = order[batch : batch + config.batch_size]
             given = histories.take(rows)
             items[rows], scores[rows] = ranker.rank(given, k, mode == "masked")
-            _check(name, items[rows], given if mode == "masked" else None, num_items)
+            _check(name, items[rows], given.only_seen if mode == "masked" else None, num_items)
             bar.advance(len(rows))
     seconds = time.perf_counter() - start
     hits = {kind: Hits.of(items, wanted) for kind, wanted in targets.items()}

@@ -101,9 +101,21 @@ class _Precomputed:
     lists: dict[bool, Ranked]
 
     def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
-        rows = [self.places[history.tobytes()] for history in histories]
+        rows = [self.places[key] for key in _keys(histories)]
         items, scores = self.lists[exclude_seen]
         return items[rows, :k], scores[rows, :k]
+
+
+def _keys(histories: Histories) -> list[bytes]:
+    """Equal bytes for equal histories, with their types."""
+    types = histories.behaviours
+    if types is None:
+        return [history.tobytes() for history in histories]
+    bounds = histories.offsets[1:-1]
+    return [
+        items.tobytes() + own.tobytes()
+        for items, own in zip(histories, np.split(types, bounds), strict=True)
+    ]
 
 
 Lists = list[tuple[Ranked, Ranked]]
@@ -181,7 +193,7 @@ def _rankers(search: _Search, recommender: Recommender, histories: Histories) ->
     """The recommender's rankers by name, with lists of all modes from one search per user."""
     modes = tuple(mode == "masked" for mode in search.config.seen_modes)
     found = search.rank(histories, modes)
-    places = {history.tobytes(): place for place, history in enumerate(histories)}
+    places = {key: place for place, key in enumerate(_keys(histories))}
     first, alone = (
         _Precomputed(places, {mode: both[which] for mode, both in zip(modes, found, strict=True)})
         for which in range(2)

@@ -123,6 +123,37 @@ class ItemItem:
             weights=sparse.csr_array((weight, (row, column)), shape=self.weights.shape),
         )
 
+    @classmethod
+    def to_targets(
+        cls,
+        histories: Histories,
+        is_target: NDArray[np.bool_],
+        num_items: int,
+        *,
+        window: int = 5,
+        decay: float = 0.6,
+    ) -> ItemItem:
+        """Count pairs of an event and a later target event, up to `window` apart, by 1/gap.
+
+        Row a is divided by the root of the count of a, as in `directional`.
+
+        Args:
+            histories: training events only, of all types.
+            is_target: (total,) whether an event is of a target type.
+            num_items: items of the catalog.
+            window: largest gap that counts, in events.
+            decay: decay of the model.
+        """
+        rows, items, shape = histories.rows, histories.items, (num_items, num_items)
+        total: sparse.csr_array = sparse.csr_array(shape, dtype=np.float64)
+        for gap in range(1, window + 1):
+            pairs = (rows[:-gap] == rows[gap:]) & is_target[gap:]
+            places = (items[:-gap][pairs], items[gap:][pairs])
+            weight = np.full(int(pairs.sum()), 1 / gap)
+            total = total + sparse.csr_array((weight, places), shape=shape)
+        counts = np.bincount(items, minlength=num_items).clip(1).astype(np.float64)
+        return cls(_finished(sparse.diags_array(counts**-0.5) @ total), decay)
+
     def with_near(self, near: sparse.csr_array, share: float) -> ItemItem:
         """Add similar items, so that rare items get neighbours.
 
@@ -147,7 +178,7 @@ class ItemItem:
         Args:
             histories: n sequences of dense items, oldest first.
             k: length of the lists.
-            exclude_seen: whether to leave out the items of the history.
+            exclude_seen: whether to leave out the items of the history that count as seen.
 
         Returns:
             (n, k) int32 items, -1 after the last item with evidence, and their (n, k) float32
@@ -168,18 +199,25 @@ class ItemItem:
         query = decayed(histories, self.weights.shape[0], self.decay)
         scores = sparse.csr_array(query @ self.weights)
         if exclude_seen:
-            seen = decayed(histories, self.weights.shape[0], 1.0).astype(np.bool_)
+            seen = decayed(histories.only_seen, self.weights.shape[0], 1.0).astype(np.bool_)
             scores = sparse.csr_array(scores - scores.multiply(seen))  # x - x is zero exactly
         scores.eliminate_zeros()
         return scores
 
 
-def decayed(histories: Histories, num_items: int, decay: float) -> sparse.csr_array:
+def decayed(
+    histories: Histories,
+    num_items: int,
+    decay: float,
+    wanted: NDArray[np.bool_] | None = None,
+) -> sparse.csr_array:
     """(n, num_items) the sum of `decay**age` of each item of a history; the last one has age 0.
 
-    Items beyond `num_items` are skipped, but they age the others.
+    Items beyond `num_items` are skipped, and those that are not `wanted` (total,); all of them age
+    the others.
     """
     known = histories.items < num_items
+    known = known if wanted is None else known & wanted
     age = np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(known))
     places = (histories.rows[known], histories.items[known])
     recency = (decay ** age[known]).astype(np.float32)

@@ -17,21 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 MODEL, POPULARITY = "model", "popularity"
-SHARES = ("item_item", "last_item", "neighbors")
-"""Evidence by order given the history and given its last item, and by common users."""
+SHARES = ("item_item", "last_item", "neighbors", "to_targets")
+"""Evidence by order given the history and given its last item, by common users, and of the next
+event of a target type."""
 COSINES = ("vectors", "last_vectors", "content", "last_content")
 """Cosines with the history and with its last item, by item vectors and by content."""
 SASREC = "sasrec"
 """Logits of SASRec."""
-SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, MODEL)
+TARGET_POPULARITY = "target_popularity"
+SEEN = "seen:"
+"""Begins the source of a type of events: how recently the history has such events on the item."""
+SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, TARGET_POPULARITY, MODEL)
 FORMS = ("value", "rank", "gap")
 
 
 def names_of(source: str) -> list[str]:
     """Names of the features of a source."""
-    if source == POPULARITY:
+    if _is_plain(source):
         return [source]
     return [f"{source}.{form}" for form in FORMS] + ([f"{source}.missing"] * (source == MODEL))
+
+
+def _is_plain(source: str) -> bool:
+    """Whether the value of a source is its only feature."""
+    return source in (POPULARITY, TARGET_POPULARITY) or source.startswith(SEEN)
 
 
 FEATURES = frozenset(name for source in SOURCES for name in names_of(source))
@@ -54,7 +63,7 @@ class Reranker:
     nodes: int = 32
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.weights) - FEATURES)
+        unknown = sorted(n for n in set(self.weights) - FEATURES if not n.startswith(SEEN))
         if unknown:
             raise ValueError(f"weights: unknown feature {unknown[0]!r}")
         if not all(np.isfinite(weight) for weight in self.weights.values()):
@@ -66,8 +75,10 @@ class Reranker:
     @property
     def sources(self) -> list[str]:
         """The sources whose features have weight."""
-        used = {name.split(".")[0] for name, weight in self.weights.items() if weight}
-        return [source for source in SOURCES if source in used]
+        used = [name for name, weight in self.weights.items() if weight]
+        return list(
+            dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in sorted(used))
+        )
 
     @classmethod
     def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
@@ -77,7 +88,7 @@ class Reranker:
             >>> Reranker.of_source("popularity", 40, 32).weights
             {'popularity': 1.0}
         """
-        weights = {source: 1.0} if source == POPULARITY else {f"{source}.value": 1.0}
+        weights = {names_of(source)[0]: 1.0}
         if source == MODEL:
             weights[f"{MODEL}.missing"] = -1.0  # after every item that the model has scored
         return cls(weights, candidates, nodes)
@@ -110,7 +121,7 @@ class Reranker:
 def feature_matrix(
     values: Mapping[str, NDArray[np.floating[Any]]],
     there: NDArray[np.bool_],
-    sources: Sequence[str] = SOURCES,
+    sources: Sequence[str],
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Names and (n, w, F) values of the features of some sources."""
     found: dict[str, NDArray[np.float64]] = {}
@@ -134,7 +145,7 @@ def features_of(
     """
     values = np.asarray(values, np.float64)
     known = there & ~np.isnan(values)
-    if source == POPULARITY:
+    if _is_plain(source):
         return {source: np.where(known, values, 0)}
     high = np.where(known, values, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
     low = np.where(known, values, np.inf).min(axis=1, keepdims=True, initial=np.inf)

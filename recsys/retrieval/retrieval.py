@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +25,27 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.errors import ArtifactError
-from recsys.interactions import Histories
+from recsys.interactions import Behaviour, Histories
 from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
 from recsys.retrieval.item_item import ItemItem, best_items, best_of, decayed
-from recsys.retrieval.reranker import MODEL, POPULARITY, SASREC, Reranker
+from recsys.retrieval.reranker import (
+    MODEL,
+    POPULARITY,
+    SASREC,
+    SEEN,
+    SOURCES,
+    TARGET_POPULARITY,
+    Reranker,
+)
 from recsys.retrieval.sasrec import SasRec
 from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-ITEM_ITEM, NEIGHBORS, CONTENT = "item_item", "neighbors", "content"  # stems of sparse matrices
+TARGET_COUNTS = "target_popularity.npy"
+# Stems of sparse matrices:
+ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
 _PARTS = ("indptr", "indices", "data")
 
 
@@ -100,6 +111,12 @@ class Evidence:
         return found
 
     @cached_property
+    def to_targets(self) -> sparse.csr_array:
+        """(n, items) share of each item in the evidence of the next target event."""
+        assert self.retrieval.types is not None  # noqa: S101 - the caller has looked
+        return _normalised(self.recency @ self.retrieval.types.to_targets.weights)
+
+    @cached_property
     def states(self) -> NDArray[np.float32]:
         """(n, D) last states of SASRec."""
         assert self.retrieval.sasrec is not None  # noqa: S101 - the caller has looked
@@ -130,6 +147,7 @@ class Retrieval:
         content: words and attribute values of the items, or None.
         neighbors: scores by common users (item-kNN), or None.
         sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
+        types: what is known from the types of events; None without types.
         reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
@@ -141,6 +159,7 @@ class Retrieval:
     content: ContentIndex | None = None
     neighbors: ItemItem | None = None
     sasrec: SasRec | None = None
+    types: EventTypes | None = None
     reranker: Reranker | None = None
     fitted_on: str | None = None
 
@@ -148,7 +167,7 @@ class Retrieval:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        for name in ("vectors", "content", "neighbors", "sasrec"):
+        for name in ("vectors", "content", "neighbors", "sasrec", "types"):
             if (part := getattr(self, name)) is not None:
                 shapes[name] = len(part)
         for name, size in shapes.items():
@@ -157,6 +176,22 @@ class Retrieval:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources of the reranker that this retrieval has, and the model."""
+        parts = {
+            "neighbors": self.neighbors,
+            "to_targets": self.types,
+            TARGET_POPULARITY: self.types,
+            "vectors": self.vectors,
+            "last_vectors": self.vectors,
+            "content": self.content,
+            "last_content": self.content,
+            SASREC: self.sasrec,
+        }
+        names = [] if self.types is None else [f"{SEEN}{name}" for name in self.types.numbers]
+        return [source for source in SOURCES if parts.get(source, self) is not None] + names
 
     @cached_property
     def popularity(self) -> NDArray[np.float64]:
@@ -188,7 +223,9 @@ class Retrieval:
             allowed: (items,) bool for each history, the items it may get; None for all.
         """
         n, size = len(histories), len(self)
-        hidden = _pairs([h for h in (histories if exclude_seen else None, excluded) if h], size)
+        hidden = _pairs(
+            [h for h in (histories.only_seen if exclude_seen else None, excluded) if h], size
+        )
         masks = [None] * n if allowed is None else list(allowed)
         evidence = Evidence(self, histories)
         shares = evidence.shares
@@ -246,7 +283,7 @@ class Retrieval:
         """
         first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
         hidden = _pairs(
-            [h for h in (histories if exclude_seen else None, excluded) if h], len(self)
+            [h for h in (histories.only_seen if exclude_seen else None, excluded) if h], len(self)
         )
         masks = [None] * len(histories) if allowed is None else list(allowed)
         limits = (-(-k // 2), hidden, masks)
@@ -254,6 +291,9 @@ class Retrieval:
         found = [first.items, best_items(evidence.last_shares, *limits)]
         if self.neighbors is not None:
             found.append(best_items(evidence.common, *limits))
+        if self.types is not None:
+            found.append(best_items(evidence.to_targets, *limits))
+            found.append(best_items(decayed(histories, len(self), SEEN_DECAY), *limits))
         if self.content is not None:
             found.append(self.content.nearest(evidence.content, *limits))
         if self.sasrec is not None:
@@ -293,6 +333,11 @@ class Retrieval:
         }
         if self.neighbors is not None:
             compute["neighbors"] = lambda: _look_up(evidence.common, known)
+        if (types := self.types) is not None:
+            compute["to_targets"] = lambda: _look_up(evidence.to_targets, known)
+            compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
+            for name in types.numbers:
+                compute[f"{SEEN}{name}"] = partial(_seen, types, evidence.histories, name, known)
         if (vectors := self.vectors) is not None:
             compute["vectors"] = lambda: vectors.cosines(evidence.vectors, items)
             compute["last_vectors"] = lambda: vectors.cosines(vectors.mean(evidence.last), items)
@@ -393,12 +438,18 @@ class Retrieval:
         if self.content is not None:
             _save_matrix(folder, CONTENT, self.content.rows)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
+        if self.types is not None:
+            _save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
+            np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
         settings = {
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
             "neighbors_decay": None if self.neighbors is None else self.neighbors.decay,
+            "behaviours": []
+            if self.types is None
+            else [behaviour._asdict() for behaviour in self.types.behaviours],
             "terms": None if self.content is None else self.content.rows.shape[1],
             "reranker": None if self.reranker is None else asdict(self.reranker),
             "fitted_on": self.fitted_on,
@@ -423,6 +474,13 @@ class Retrieval:
                 neighbors = ItemItem(_read_matrix(folder, NEIGHBORS), decay)
             if settings["terms"] is not None:
                 content = ContentIndex(_read_matrix(folder, CONTENT, (size, settings["terms"])))
+            types = None
+            if settings["behaviours"]:
+                types = EventTypes(
+                    tuple(Behaviour(**behaviour) for behaviour in settings["behaviours"]),
+                    ItemItem(_read_matrix(folder, TO_TARGETS), float(settings["decay"])),
+                    _read(folder / TARGET_COUNTS),
+                )
             return cls(
                 ItemItem(weights, float(settings["decay"])),
                 _read(folder / COUNTS),
@@ -430,6 +488,7 @@ class Retrieval:
                 VectorIndex(_read(vectors)) if vectors.is_file() else None,
                 content,
                 neighbors,
+                types=types,
                 reranker=None if reranker is None else Reranker(**reranker),
                 fitted_on=settings.get("fitted_on"),
             )
@@ -515,6 +574,15 @@ def _normalised(evidence: Any) -> sparse.csr_array:
     total = shares.sum(axis=1)
     shares.data = shares.data / np.repeat(total, np.diff(shares.indptr))
     return shares
+
+
+def _seen(
+    types: EventTypes, histories: Histories, name: str, items: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """(n, c) decayed events of a type on given items."""
+    recency = types.recency(histories, name)
+    recency.sort_indices()
+    return _look_up(recency, items)
 
 
 def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:

@@ -97,8 +97,9 @@ class SasRec:
             states = self.states(batch)
             logits = states @ self.vectors.T
             if exclude_seen:
-                known = batch.items < len(self)
-                logits[batch.rows[known], batch.items[known]] = -np.inf
+                seen = batch.only_seen
+                known = seen.items < len(self)
+                logits[seen.rows[known], seen.items[known]] = -np.inf
             best = _best(logits, k)
             found = np.take_along_axis(logits, best, axis=1)
             there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
