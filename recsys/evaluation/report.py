@@ -33,6 +33,7 @@ def document(
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    weaknesses: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The result as plain JSON values, with stable keys and columns.
 
@@ -42,7 +43,8 @@ def document(
         name: name of the model under test.
         made_from: name -> digest of bundle and data set.
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
-        warnings: warnings for the reader.
+        warnings: reasons to doubt the figures.
+        weaknesses: what is worse than a simpler ranker, in words.
     """
     config = result.config
     return {
@@ -51,6 +53,7 @@ def document(
         "split": config.split,
         "made_from": dict(made_from),
         "warnings": list(warnings),
+        "weaknesses": list(weaknesses),
         "protocol": as_dict(config),
         "headline": {
             "seen": config.seen_modes[0],

@@ -239,7 +239,6 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
         result = replace(result, config=config)
-        warnings += _weaknesses(result)
         document = report.document(
             result,
             dataset,
@@ -247,6 +246,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             warnings=warnings,
+            weaknesses=_weaknesses(result),
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")
@@ -323,6 +323,8 @@ def _show(document: dict[str, Any]) -> None:
     """Print warnings, tables and headline."""
     for warning in document["warnings"]:
         say(f"[bold yellow]warning[/bold yellow]: {warning}")
+    for weakness in document["weaknesses"]:
+        say(f"[bold yellow]weakness[/bold yellow]: {weakness}")
     for table in report.tables(document):
         console.print(table)
     for sentence in report.headline(document):

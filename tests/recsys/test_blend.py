@@ -346,7 +346,7 @@ def test_a_union_without_items_has_an_empty_list():
     asked = Histories.of([[]])
     candidates = retrieval.candidates(asked, 3, allowed=[np.zeros(ITEMS, bool)])
     scores = np.zeros((1, 0))
-    union = Union.of(model, candidates, scores, retrieval, asked, trie=None)
+    union = Union.of(model, candidates, scores, retrieval, asked, trie=None, sources=BLEND.sources)
     best = union.best(BLEND, 4)
     assert best.items.tolist() == [[-1] * 4]
     assert (best.scores == -np.inf).all()

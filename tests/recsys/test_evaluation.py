@@ -589,6 +589,8 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
                 and row["ranker"] == "model")  # fmt: skip
     assert shown["diversity"] == 0, "all vectors are the same"
     assert means["blended"] != means["model"]  # one lists the items from the other end
+    assert any("The model alone is below item-kNN" in line for line in document["weaknesses"])
+    assert any("(blended) is worse than item-kNN" in line for line in document["weaknesses"])
 
 
 def test_a_retrieval_that_has_seen_the_split_is_refused(
@@ -635,7 +637,7 @@ def test_two_rankers_of_a_report_are_compared_user_by_user(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retrieval = SimpleNamespace(
-        blend=SimpleNamespace(weight=0.5), counts=np.zeros(ITEMS), fitted_on=None, vectors=None
+        reranker=Reranker({"popularity": 1.0}), counts=np.zeros(ITEMS), fitted_on=None, vectors=None
     )
     monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
     path = run.stage(context)

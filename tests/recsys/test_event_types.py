@@ -1,0 +1,155 @@
+"""Types of events: what counts as seen, what leads to a target event, and requests with types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.artifacts import write_artifact
+from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
+from recsys.catalog import Catalog
+from recsys.dataset import Dataset
+from recsys.evaluation.baselines import fit_baselines
+from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
+from recsys.models.checkpoint import save_model
+from recsys.recommender import Recommender, RecommendRequest
+from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
+from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.retrieval import Evidence
+from recsys.splits import leave_one_out
+from recsys.testing import tiny_model
+from recsys.vocabulary import Vocabulary
+
+VIEW, BUY = Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0)
+TYPES = (VIEW, BUY)
+ITEMS, LEVELS = 12, (3, 2, 2)
+CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+IDS = [f"i{n}" for n in range(ITEMS)]
+WALKS = Histories.of([[0, 1, 2], [3, 1, 4], [0, 5]])
+IS_TARGET = np.array([False, False, True, False, True, True, False, True])
+
+
+def event_types() -> EventTypes:
+    to_targets = ItemItem.to_targets(WALKS, IS_TARGET, ITEMS, window=2)
+    return EventTypes(TYPES, to_targets, np.bincount(WALKS.items[IS_TARGET], minlength=ITEMS) * 1.0)
+
+
+def make_retrieval(weights: dict[str, float] | None = None) -> Retrieval:
+    return Retrieval(
+        ItemItem.directional(WALKS, ITEMS),
+        decayed_counts(WALKS.items, ITEMS),
+        types=event_types(),
+        reranker=Reranker(weights or {"seen:view": 1.0}, candidates=12),
+    )
+
+
+@pytest.fixture
+def recommender(tmp_path):
+    with write_artifact(tmp_path / "bundle", KIND) as folder:
+        vocabulary = Vocabulary.from_levels(LEVELS)
+        save_model(tiny_model(vocabulary=vocabulary.size), folder / TARGET)
+        (folder / CATALOG).mkdir()
+        table = pa.table({"item_id": IDS, "title": IDS, "text": [""] * ITEMS})
+        Catalog(table, CODES).save(folder / CATALOG)
+        vocabulary.save(folder)
+        (folder / PROMPTS).write_text('{"max_items": 6, "block": 2}')
+        (folder / RETRIEVAL).mkdir()
+        make_retrieval().save(folder / RETRIEVAL)
+    return Recommender.load(tmp_path / "bundle")
+
+
+def test_context_does_not_count_as_seen_and_unknown_types_do():
+    assert count_as_seen(np.array([0, 1, 255], np.uint8), TYPES).tolist() == [False, True, True]
+
+
+def test_pairs_that_end_in_a_target_event_are_counted():
+    weights = event_types().to_targets.weights.toarray()
+    wanted = np.zeros((ITEMS, ITEMS))
+    wanted[0, 2], wanted[1, 2] = 1 / 2, 1.0
+    wanted[3, 1], wanted[3, 4], wanted[1, 4] = 1.0, 1 / 2, 1.0
+    wanted[0, 5] = 1.0
+    counts = np.array([2, 2, 1, 1, 1, 1] + [1] * 6)
+    np.testing.assert_allclose(weights, wanted / np.sqrt(counts)[:, None], rtol=1e-6)
+
+
+def test_recency_is_of_one_type_on_the_item_itself():
+    histories = replace(
+        Histories.of([[4, 7, 4], [2]]), behaviours=np.array([0, 1, 0, 255], np.uint8)
+    )
+    found = event_types().recency(histories, "view").toarray()
+    wanted = np.zeros((2, ITEMS))
+    wanted[0, 4] = 0.8**2 + 1
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_what_was_only_viewed_can_be_recommended(recommender):
+    history, types = ["i4", "i7", "i2"], ["view", "purchase", "view"]
+    request = RecommendRequest(history, ITEMS, history_types=types)
+    (result,) = recommender.recommend_batch([request])
+    listed = [r.item_id for r in result.recommendations]
+    assert listed[:2] == ["i2", "i4"]  # the latest view first
+    assert set(listed) == set(IDS) - {"i7"}
+    (untyped,) = recommender.recommend_batch([replace(request, history_types=())])
+    assert {r.item_id for r in untyped.recommendations} == set(IDS) - set(history)
+    (model,) = recommender.recommend_batch([replace(request, blend=False)])
+    assert {r.item_id for r in model.recommendations} == set(IDS) - {"i7"}
+    fallback = recommender.fallback(request)
+    assert "i7" not in {r.item_id for r in fallback.recommendations}
+
+
+def test_requests_with_and_without_types_share_a_batch(recommender):
+    requests = [
+        RecommendRequest(["i4", "unknown", "i2"], 6, history_types=["view", "view", None]),
+        RecommendRequest(["i4", "i2"], 6),
+        RecommendRequest([], 6),
+    ]
+    together = recommender.recommend_batch(requests)
+    for request, mine in zip(requests, together, strict=True):
+        assert recommender.recommend_batch([request])[0].recommendations == mine.recommendations
+
+
+def test_a_type_for_each_item_of_the_history_is_required():
+    with pytest.raises(ValueError, match="history_types: 1 types for 2 items"):
+        RecommendRequest(["a", "b"], history_types=["view"])
+
+
+def test_what_is_known_of_types_is_saved(tmp_path):
+    retrieval = make_retrieval({"to_targets.value": 1.0, "seen:view": 2.0, "target_popularity": 3})
+    retrieval.save(tmp_path)
+    again = Retrieval.load(tmp_path)
+    assert again.types.behaviours == TYPES
+    assert again.reranker == retrieval.reranker
+    assert (again.types.to_targets.weights != retrieval.types.to_targets.weights).nnz == 0
+    asked = replace(Histories.of([[0, 1]]), behaviours=np.array([0, 1], np.uint8))
+    items = np.arange(ITEMS)[None]
+    for one, other in zip(
+        (retrieval.values(Evidence(retrieval, asked), items, retrieval.sources)).values(),
+        (again.values(Evidence(again, asked), items, again.sources)).values(),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_every_baseline_leaves_out_what_counts_as_seen_only():
+    rows = [
+        ("u", "a", 1),
+        ("u", "b", 0),
+        ("u", "c", 1),
+        ("u", "b", 0),
+        ("u", "d", 1),
+        ("v", "b", 1),
+    ]
+    user, item, behaviour = zip(*rows, strict=True)
+    events = Interactions.of(user, item)
+    events = replace(events, behaviour=np.array(behaviour, np.uint8))
+    table = pa.table({"item_id": list("abcd"), "title": list("abcd"), "text": [""] * 4})
+    dataset = Dataset(events, leave_one_out(events), table, behaviours=TYPES)
+    examples = dataset.examples("test")
+    assert examples.histories.only_seen[0].tolist() == [0, 2]
+    for ranker in fit_baselines(dataset.interactions.histories, 4).values():
+        items, _ = ranker.rank(examples.histories, 4, True)
+        assert {0, 2}.isdisjoint(items[0].tolist())
+        assert 1 in items[0]
