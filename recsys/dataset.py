@@ -11,7 +11,7 @@ and the parts in order have the rows of the single file. Raw formats are read by
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -239,6 +239,12 @@ class Dataset:
         return (_columns(pq.read_table(file)) for file in _event_files(Path(path)))
 
     @staticmethod
+    def behaviours_of(path: Path | str) -> tuple[Behaviour, ...]:
+        """The types of events of the data set at `path`; empty without types."""
+        file = _event_files(Path(path))[0]
+        return _behaviours(pq.read_schema(file).metadata or {})
+
+    @staticmethod
     def manifest(path: Path | str) -> Manifest:
         """The manifest of the data set at `path`."""
         return read_manifest(Path(path), "dataset")
@@ -280,6 +286,11 @@ def _event_files(path: Path) -> list[Path]:
     return parts or [path / f"{INTERACTIONS}.parquet"]
 
 
+def _behaviours(metadata: Mapping[bytes, bytes]) -> tuple[Behaviour, ...]:
+    """The types of events that the metadata of a file describe."""
+    return tuple(Behaviour(**b) for b in json.loads(metadata.get(b"behaviours", b"[]")))
+
+
 def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
     """All events, whether they have timestamps, and their types.
 
@@ -290,7 +301,7 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
     schema = pq.read_schema(files[0])
     metadata = schema.metadata or {}
     has_time = metadata.get(b"has_time") == b"1"
-    behaviours = tuple(Behaviour(**b) for b in json.loads(metadata.get(b"behaviours", b"[]")))
+    behaviours = _behaviours(metadata)
     if len(files) == 1:
         return _columns(pq.read_table(files[0])), has_time, behaviours
     total = sum(rows)

@@ -37,8 +37,13 @@ _OF_THE_MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def to_request(body: RecommendationsRequest, history: Sequence[str]) -> RecommendRequest:
-    """The library's request; a `ValueError` names fields that exclude each other."""
+def to_request(
+    body: RecommendationsRequest, history: Sequence[str], types: Sequence[str | None] = ()
+) -> RecommendRequest:
+    """The library's request; a `ValueError` names fields that exclude each other.
+
+    `types` are those of the history's events; empty if none are known.
+    """
     given: dict[str, Any] = {}
     if body.filter is not None:
         given["filter"] = body.filter
@@ -56,6 +61,7 @@ def to_request(body: RecommendationsRequest, history: Sequence[str]) -> Recommen
         temperature=body.temperature,
         mode=body.mode,
         trace="trace" in body.include,
+        history_types=types,
         **given,
     )
 

@@ -32,7 +32,7 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Served, StoreError
+from recsys.serving.stores.records import Served, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker, Done, ScoreRequest
 
@@ -172,12 +172,13 @@ class Service:
         start = clock()
         deadline = start + self.settings.deadline_ms / 1000
         self.models.get(body.model)  # fail fast on an unknown alias
-        history = await self._history(body, deadline)
+        known = await self._history(body, deadline)
         read = clock()
-        if history is None and not body.fallback:
+        history = None if known is None else known.items
+        if known is None and not body.fallback:
             raise _unknown_user(body)
         with self.models.lease(body.model) as model:
-            request = await self._request(body, history or [], model, deadline)
+            request = await self._request(body, known or TypedHistory([], []), model, deadline)
             answer: Answer[Done] | None = None
             unknown = answers.note_code(model.recommender.catalog, history)
             result = None
@@ -218,7 +219,8 @@ class Service:
     async def rank(self, body: RankBody) -> RankResponse:
         """Put given items in order; errors are those of `recommend`."""
         deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
-        history = await self._history(body, deadline)
+        found = await self._history(body, deadline)
+        history = None if found is None else found.items
         if history is None:
             raise _unknown_user(body)
         with self.models.lease(body.model) as model:
@@ -316,11 +318,11 @@ class Service:
     # Internals
 
     async def _request(
-        self, body: RecommendationsRequest, history: list[str], model: Model, deadline: float
+        self, body: RecommendationsRequest, history: TypedHistory, model: Model, deadline: float
     ) -> RecommendRequest:
         """The library's request; its masks are made on a helper thread."""
         try:
-            request = answers.to_request(body, history)
+            request = answers.to_request(body, *history)
             if request.filter is not None or request.boosts or body.blend or body.mode == "relaxed":
                 await self._reads(model.recommender.eligible, request, deadline=deadline)
         except RequestError as error:
@@ -358,12 +360,12 @@ class Service:
             return None, found  # a short list is better than none
         return answer, whole
 
-    async def _history(self, body: Subject, deadline: float) -> list[str] | None:
+    async def _history(self, body: Subject, deadline: float) -> TypedHistory | None:
         """The history of a request; None if the store has none of its user."""
         if body.history is not None:
-            return body.history
+            return TypedHistory(body.history, body.history_types)
         async with until(deadline):
-            return await self.store.history(str(body.user), MAX_HISTORY)
+            return await self.store.typed_history(str(body.user), MAX_HISTORY)
 
     def _count(
         self,

@@ -35,12 +35,14 @@ class EventTypes:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Name of a type -> its number."""
-        return {behaviour.name: number for number, behaviour in enumerate(self.behaviours)}
+        """Name of a type in lower case -> its number."""
+        return {behaviour.name.lower(): number for number, behaviour in enumerate(self.behaviours)}
 
     def number(self, names: Sequence[str | None]) -> NDArray[np.uint8]:
         """(n,) numbers of types by name; `UNKNOWN_TYPE` for other names and None."""
-        return np.array([self.numbers.get(n or "", UNKNOWN_TYPE) for n in names], np.uint8)
+        return np.array(
+            [self.numbers.get((name or "").lower(), UNKNOWN_TYPE) for name in names], np.uint8
+        )
 
     def recency(self, histories: Histories, name: str) -> sparse.csr_array:
         """(n, items) decayed sums of the events of one type, on the items themselves.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
+from recsys.retrieval.vectors import largest
 
 FILE = "sasrec.safetensors"
 ITEMS, POSITIONS, NORM = "items", "positions", "norm"
@@ -100,7 +101,7 @@ class SasRec:
                 seen = batch.only_seen
                 known = seen.items < len(self)
                 logits[seen.rows[known], seen.items[known]] = -np.inf
-            best = _best(logits, k)
+            best = largest(logits, k)
             found = np.take_along_axis(logits, best, axis=1)
             there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)
             items[rows, : best.shape[1]] = np.where(there, best, -1)
@@ -165,14 +166,6 @@ class SasRec:
         return _norm(
             states[lines, last], self.weights[f"{NORM}.weight"], self.weights[f"{NORM}.bias"]
         )
-
-
-def _best(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """(n, k) indices of the k largest entries of each row, descending; ties by index."""
-    k = min(k, logits.shape[1])
-    some = np.sort(np.argpartition(-logits, k - 1, axis=1)[:, :k], axis=1)
-    order = np.argsort(-np.take_along_axis(logits, some, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(some, order, axis=1)
 
 
 def _norm(

@@ -59,7 +59,8 @@ class Scorer:
         ids, histories = self._job.source.read(*self._job.rows(number))
         catalog = self._recommender.catalog
         notes = [
-            answers.note_code(catalog, history and history[-MAX_HISTORY:]) for history in histories
+            answers.note_code(catalog, None if history is None else history.items[-MAX_HISTORY:])
+            for history in histories
         ]
         body, known = self._job.body, self._recommender.retrieval is not None
         falls_back = known and not answers.for_the_model(body)
@@ -68,7 +69,8 @@ class Scorer:
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
-            request = answers.to_request(body, (history or [])[-MAX_HISTORY:])
+            items, types = history or ([], [])
+            request = answers.to_request(body, items[-MAX_HISTORY:], types[-MAX_HISTORY:])
             if note is not None and falls_back:
                 found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:

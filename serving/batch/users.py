@@ -17,11 +17,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, sha256
+from recsys.dataset import Dataset
 from recsys.errors import DataError
+from recsys.serving.stores.records import TypedHistory
 
 USER, HISTORY = "user_id", "history"
 ROWS_A_BATCH = 1024
-History = list[str] | None  # None: the user has no history
+History = TypedHistory | None  # None: the user has no history
 
 
 class UsersFile:
@@ -84,11 +86,13 @@ class UsersFile:
             DataError: a user id or an item of a history is null.
         """
         table = self._table(start, stop)
-        histories: list[History] = table[HISTORY].cast(pa.list_(pa.string())).to_pylist()
+        histories = table[HISTORY].cast(pa.list_(pa.string())).to_pylist()
         for row, history in enumerate(histories, start):
             if history is not None and None in history:
                 raise DataError(f"{self.path}: the history in row {row} has an item that is null")
-        return self._texts(table[USER], start), histories
+        return self._texts(table[USER], start), [
+            None if items is None else TypedHistory(items, []) for items in histories
+        ]
 
     def _table(self, start: int, stop: int) -> pa.Table:
         group = bisect_right(self._starts, start) - 1
@@ -176,6 +180,11 @@ class DatasetUsers:
     def _events(self) -> Any:
         return ds.dataset(self.path / "interactions.parquet", format="parquet")
 
+    @cached_property
+    def _types(self) -> list[str]:
+        """Names of the types of events; empty without types."""
+        return [behaviour.name for behaviour in Dataset.behaviours_of(self.path)]
+
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
         """User ids and histories of a range of rows."""
         ids = self._listed.ids(start, stop)
@@ -186,15 +195,20 @@ class DatasetUsers:
             found = pc.index_in(pa.array(ids, self._all.type), self._all)
             users = found.fill_null(-1).to_numpy(zero_copy_only=False)
             wanted = ds.field("user").isin(pa.array(np.unique(users[users >= 0]), pa.int32()))
-        events = self._events.to_table(columns=["user", "item"], filter=wanted, use_threads=False)
+        columns = ["user", "item", *(["behaviour"] if self._types else [])]
+        events = self._events.to_table(columns=columns, filter=wanted, use_threads=False)
+        types = [None] * events.num_rows
+        if self._types:
+            types = [self._types[number] for number in events["behaviour"].to_pylist()]
         owner = events["user"].to_numpy()
         order = np.argsort(owner, kind="stable")
         items = self._items.take(events["item"].combine_chunks()).to_pylist()
         first = np.searchsorted(owner, users, side="left", sorter=order)
         last = np.searchsorted(owner, users, side="right", sorter=order)
+        places = (order[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True))
         return ids, [
-            [items[place] for place in order[a:b]] or None
-            for a, b in zip(first.tolist(), last.tolist(), strict=True)
+            TypedHistory([items[i] for i in own], [types[i] for i in own]) if len(own) else None
+            for own in places
         ]
 
 

@@ -19,6 +19,7 @@ from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
+EventType = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 LATEST_S = 4_102_444_800  # the year 2100; larger values are usually milliseconds
 
 
@@ -66,7 +67,7 @@ class EventIn(Body):
     )
     user: Id = Field(examples=["A1"])
     item: Id = Field(description="May be unknown to the model.", examples=["B0012"])
-    type: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = Field(
+    type: EventType = Field(
         "view",
         description="`view`, `click`, `cart`, `purchase`, `rating`, ... or another name. "
         "`impression`, `dismiss`, `dislike`, `skip` and `feedback` are stored and are not part of "

@@ -19,6 +19,7 @@ from recsys.serving.schemas.common import (
     UserId,
     compose_example,
 )
+from recsys.serving.schemas.events import EventType
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_BATCH = 100
@@ -70,10 +71,19 @@ class Subject(Body):
         None, description="Item ids, oldest first. Ids that the model does not know are ignored."
     )
 
+    history_types: Annotated[list[EventType | None], Field(max_length=MAX_HISTORY)] = Field(
+        [],
+        description="The type of the event of each item of `history`, such as `view` or "
+        "`purchase`; null for an unknown one. Models that were trained with types use them: "
+        "what was only viewed can be recommended. Of a `user`, the store knows the types.",
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.user is None) == (self.history is None):
             raise ValueError("give exactly one of 'user' and 'history'")
+        if self.history_types and len(self.history_types) != len(self.history or ()):
+            raise ValueError("'history_types' must have one type for each item of 'history'")
         return self
 
 

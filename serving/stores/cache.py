@@ -27,7 +27,7 @@ except ImportError as error:
 
 from collections.abc import Iterable
 
-from recsys.serving.stores.records import Observer
+from recsys.serving.stores.records import Observer, TypedHistory
 
 logger = logging.getLogger("recsys.serving.stores")
 TTL_S = 300  # also the longest that a process without a connection to Redis can leave it stale
@@ -37,14 +37,14 @@ AWAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result of a lookup: `items` if it is a `hit` (None for an unknown user).
+    """Result of a lookup: the `history` if it is a `hit` (None for an unknown user).
 
     Otherwise the store's answer is cached under `key` (None caches nothing) with `token`, the
     tokens before the store was read.
     """
 
     hit: bool = False
-    items: list[str] | None = None
+    history: TypedHistory | None = None
     key: str | None = None
     token: str = ""
 
@@ -80,12 +80,12 @@ class HistoryCache:
             self._observer.history_cache(hit=found.hit)
         return found
 
-    def keep(self, look: Look, items: list[str] | None) -> None:
+    def keep(self, look: Look, history: TypedHistory | None) -> None:
         """Cache the history that the store returned after a missed `look`."""
         if look.key is None or not self._usable():
             return
         try:
-            self._redis.set(look.key, json.dumps([look.token, items]), ex=TTL_S)
+            self._redis.set(look.key, json.dumps([look.token, history]), ex=TTL_S)
             self._answered()
         except redis.RedisError as error:
             self._failed(error)
@@ -118,7 +118,7 @@ class HistoryCache:
         if not self._usable():
             return Look()
         user_key, all_key = self._user_key(user_id), f"{self._prefix}all"
-        key = f"{user_key}:{limit}"
+        key = f"{user_key}:typed:{limit}"
         try:
             *tokens, kept = self._redis.mget(all_key, user_key, key)
             if None in tokens:
@@ -133,9 +133,9 @@ class HistoryCache:
             return Look()
         token = ":".join(map(str, tokens))
         if kept is not None:
-            kept_token, items = json.loads(kept)
+            kept_token, history = json.loads(kept)
             if kept_token == token:
-                return Look(True, items)
+                return Look(True, None if history is None else TypedHistory(*history))
         return Look(key=key, token=token)
 
     def _usable(self) -> bool:

@@ -8,12 +8,19 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from recsys.errors import RecsysError
 
-SEED_TYPE = "interaction"
+SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = ("impression", "dismiss", "dislike", "skip", "feedback")
+
+
+class TypedHistory(NamedTuple):
+    """A user's items, oldest first, and the types of their events; None where it is not known."""
+
+    items: list[str]
+    types: list[str | None]
 
 
 class StoreError(RecsysError):

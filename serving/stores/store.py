@@ -33,6 +33,7 @@ from recsys.serving.stores.records import (
     Served,
     StoredEvent,
     StoreError,
+    TypedHistory,
     user_hash,
 )
 
@@ -119,6 +120,11 @@ class Store(Database):
 
         Equal times are in order of arrival. Events of the types `not_history` are left out.
         """
+        found = await self.typed_history(user_id, limit)
+        return None if found is None else found.items
+
+    async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
+        """As `history`, with the type of each event."""
         return await self._reading("history", lambda: self._history(user_id, limit))
 
     async def events(
@@ -292,7 +298,7 @@ class Store(Database):
                 self._lock(cursor, SEEDING)
                 if self._is_seeded(cursor, digest):  # by another process, meanwhile
                     return 0
-                self._import(cursor, data.interactions, digest)
+                self._import(cursor, data, digest)
         if self._cache is not None:
             self._cache.invalidate_all()
         return len(data.interactions)
@@ -338,27 +344,30 @@ class Store(Database):
 
     # Internals
 
-    def _history(self, user_id: str, limit: int) -> list[str] | None:
+    def _history(self, user_id: str, limit: int) -> TypedHistory | None:
         if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
             return None
         if self._cache is None:
             return self._read_history(user_id, limit)
         found = self._cache.look(user_id, limit)
         if found.hit:
-            return found.items
-        items = self._read_history(user_id, limit)
-        self._cache.keep(found, items)
-        return items
+            return found.history
+        history = self._read_history(user_id, limit)
+        self._cache.keep(found, history)
+        return history
 
-    def _read_history(self, user_id: str, limit: int) -> list[str] | None:
+    def _read_history(self, user_id: str, limit: int) -> TypedHistory | None:
         marks = ", ".join("?" * len(self._not_history))
         wanted = f" AND type NOT IN ({marks})" if marks else ""
         rows = self._query(
-            f"SELECT item_id FROM events WHERE user_id = ?{wanted}"  # noqa: S608
+            f"SELECT item_id, type FROM events WHERE user_id = ?{wanted}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?",
             (user_id, *self._not_history, limit),
         )
-        return [item for (item,) in reversed(rows)] or None
+        if not rows:
+            return None
+        items, types = zip(*reversed(rows), strict=True)
+        return TypedHistory(list(items), [None if t == SEED_TYPE else t for t in types])
 
     async def _reading(self, operation: str, read: Callable[[], T]) -> T:
         start = time.perf_counter()
@@ -535,21 +544,27 @@ class Store(Database):
         cursor.execute(self._sql("SELECT 1 FROM seeds WHERE digest = ?"), (digest,))
         return cursor.fetchone() is not None
 
-    def _import(self, cursor: Any, data: Any, digest: str) -> None:
+    def _import(self, cursor: Any, dataset: Any, digest: str) -> None:
+        data = dataset.interactions
+        names = [behaviour.name for behaviour in dataset.behaviours]
+        types = (SEED_TYPE for _ in data.user)
+        if names:
+            types = (names[number] for number in data.behaviour)
         cursor.execute("DELETE FROM events WHERE seed IS NOT NULL")
         cursor.execute("DELETE FROM seeds")
         users, items = data.user_ids.tolist(), data.item_ids.tolist()
         erased = self._all_erased(cursor, users)
         scale = 1000 if data.has_time else 1
         rows = (
-            (None, users[u], items[i], SEED_TYPE, t * scale, None if r != r else r, None, None,
+            (None, users[u], items[i], kind, t * scale, None if r != r else r, None, None,
              None, digest)
             for start in range(0, len(data), CHUNK)
-            for u, i, t, r in zip(
+            for u, i, t, r, kind in zip(
                 *(
                     column[start : start + CHUNK].tolist()
                     for column in (data.user, data.item, data.timestamp, data.rating)
                 ),
+                islice(types, min(CHUNK, len(data) - start)),
                 strict=True,
             )
             if users[u] not in erased or t * scale > erased[users[u]]

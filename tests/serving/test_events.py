@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recsys.serving import answers
 from recsys.serving.api import events as events_api
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.events import MAX_EVENTS
@@ -305,3 +306,33 @@ async def test_the_document_describes_both_forms_of_a_batch(client):
     event = content["application/json"]["schema"]["properties"]["events"]["items"]
     assert event["required"] == ["user", "item"]
     assert "409" in document["paths"]["/v1/events"]["post"]["responses"]
+
+
+async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
+    asked = []
+    plain = answers.to_request
+
+    def spy(body, history, types=()):
+        asked.append((list(history), list(types)))
+        return plain(body, history, types)
+
+    monkeypatch.setattr(answers, "to_request", spy)
+    await post(
+        client,
+        {"user": "newcomer", "item": "item-1", "type": "view"},
+        {"user": "newcomer", "item": "item-2", "type": "purchase"},
+    )
+    await recommended(client, "newcomer")
+    body = {"history": ["item-3", "item-4"], "history_types": ["cart", None]}
+    assert (await client.post("/v1/recommendations", json=body)).status_code == 200
+    assert asked == [
+        (["item-1", "item-2"], ["view", "purchase"]),
+        (["item-3", "item-4"], ["cart", None]),
+    ]
+    wrong = {"history": ["item-3"], "history_types": ["cart", "view"]}
+    problem = is_problem(await client.post("/v1/recommendations", json=wrong), "invalid_request")
+    assert "one type for each item" in json.dumps(problem)
+    is_problem(
+        await client.post("/v1/recommendations", json={"user": "ada", "history_types": ["view"]}),
+        "invalid_request",
+    )
