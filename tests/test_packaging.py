@@ -1,7 +1,5 @@
 """The package as installed: names, entry points, version, types, dependencies."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The wheel: one name in site-packages, beside projects that have folders of the same names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ docs/architectures.md say which ones are, and these tests that both still agree 
 transformers. A failure names the architecture and says what to change.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Artifacts: whole or not at all, whatever happens while one is written or after."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

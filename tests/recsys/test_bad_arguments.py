@@ -1,7 +1,5 @@
 """What a caller can get wrong is refused in words, before any work."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Beam search against its slow twin, against Hugging Face, and against itself in other company."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

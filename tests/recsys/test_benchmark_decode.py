@@ -1,7 +1,5 @@
 """The decoding benchmark counts what it says, and times nothing but beam search's answers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

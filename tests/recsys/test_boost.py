@@ -1,7 +1,5 @@
 """Boosts: bounds by hand and by enumeration, and searches that rank by log p + boost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """From a bundle on disk to recommendations: held to brute force, and to themselves bit by bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

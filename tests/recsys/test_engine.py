@@ -1,7 +1,5 @@
 """The engine: whatever it plans, keeps or is asked, it answers as beam search; nothing leaks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Baselines against brute force on small data, and against known figures on the real one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Metrics: numbers written by hand, a slow twin, properties, and whether intervals hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

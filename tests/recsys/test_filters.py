@@ -1,7 +1,5 @@
 """Filters: a slow twin over plain rows, messages, decoding under a filter, the cache, and fuzz."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Levels at which nothing but one token is allowed: no forward where that is exact, else one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Passes on graphs equal passes without: padding, static buffers, fallbacks. Replays on a CPU."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from unittest import mock
 

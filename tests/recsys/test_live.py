@@ -1,7 +1,5 @@
 """The hot catalog: any road to a catalog gives the answers of that catalog, at any time."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Logits that are not finite: an error for the requests that have them, and for nobody else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The prefix store gives back what was put in, bit for bit, and neither mixes, breaks nor leaks."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prompts: one rule of truncation for serving and training."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

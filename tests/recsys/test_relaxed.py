@@ -1,7 +1,5 @@
 """Relaxed verification: exact at N = K = 1, and elsewhere what the algorithm says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Rotary embeddings whose frequencies depend on the length of a pass: exact up to their limit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

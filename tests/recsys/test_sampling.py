@@ -1,7 +1,5 @@
 """Sampling without replacement: the law of samples, and that speculation leaves them unchanged."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Scores of given rows: equal to teacher forcing, to beam search's, and free of their company."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Unique assignment: optimal where it can be checked, minimal everywhere."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

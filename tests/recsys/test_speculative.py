@@ -1,7 +1,5 @@
 """Strict speculative search equals beam search, whoever drafts; and the passes are as promised."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

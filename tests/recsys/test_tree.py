@@ -1,7 +1,5 @@
 """The tree forward against the plain forward: any tree, mixed depths, passes, sub-batches."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vocabulary: codes to tokens and back, by hand and by property."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A toy shop in which the next item is nearly certain, as artifacts of a run."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

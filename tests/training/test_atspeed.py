@@ -1,7 +1,5 @@
 """`recsys benchmark atspeed`: the line-up, the figures, and a toy run of all of it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Windows become batches: every question once, in rows under a budget, in a repeatable order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise

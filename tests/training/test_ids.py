@@ -1,7 +1,5 @@
 """The `ids` stage, from a canonical data set to its artifact."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """fit: budgets, schedule, the best weights, and resuming after any kind of end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

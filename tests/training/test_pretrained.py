@@ -1,7 +1,5 @@
 """A pretrained checkpoint with a real tokenizer learns semantic tokens."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

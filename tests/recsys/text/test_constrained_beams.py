@@ -1,7 +1,5 @@
 """Beam search under a constraint: against brute force, a slow twin, and real titles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Sampled text under a constraint: valid, reproducible, and the model's own law."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The protocol of constraints: titles and grammars by the same rules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Explanations: valid JSON that names the item and the history, whatever the model is like."""
 
-from __future__ import annotations
-
 import json
 import sys
 

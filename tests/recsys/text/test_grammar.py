@@ -1,7 +1,5 @@
 """Grammars: what they accept, how they are kept, and what is said of bad ones."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Free text with beams against its slow twin, against Hugging Face, and against itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
