@@ -4,10 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +21,7 @@ from recsys.errors import ArtifactError, FilterError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult
+from recsys.recommender import Recommender, RecommendRequest
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
@@ -60,13 +58,7 @@ REQUESTS = [
 ]
 
 
-def build(
-    path: Path,
-    catalog: Catalog | None = None,
-    vocabulary: Vocabulary | None = None,
-    prompts: str | None = None,
-    extra: Callable[[Path], object] = lambda folder: None,
-) -> Path:
+def build(path, catalog=None, vocabulary=None, prompts=None, extra=lambda folder: None):
     """Write a bundle; any part may be another than the usual one."""
     vocabulary = vocabulary or Vocabulary.from_levels(LEVELS)
     with write_artifact(path, KIND) as folder:
@@ -81,27 +73,27 @@ def build(
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory):
     return build(tmp_path_factory.mktemp("bundle") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def recommender(bundle: Path) -> Recommender:
+def recommender(bundle):
     return Recommender.load(bundle)
 
 
 @pytest.fixture
-def copy(bundle: Path, tmp_path: Path) -> Path:
+def copy(bundle, tmp_path):
     """A bundle that may be damaged."""
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
 
 
-def ask(recommender: Recommender, history: list[str], k: int = 10, **options: Any) -> list[str]:
+def ask(recommender, history, k=10, **options):
     (result,) = recommender.recommend_batch([RecommendRequest(history, k, **options)])
     return [r.item_id for r in result.recommendations]
 
 
-def brute_force(recommender: Recommender, history: list[int]) -> np.ndarray:
+def brute_force(recommender, history):
     """log p of every item after a history, by one plain forward an item."""
     vocabulary = Vocabulary.from_levels(LEVELS)
     kept = history[int(PROMPT.start(len(history))) :]
@@ -188,7 +180,7 @@ NONE = {"must": [{"key": "colour", "match": "green"}]}
 
 
 @pytest.fixture(scope="module")
-def coloured(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+def coloured(tmp_path_factory):
     path = tmp_path_factory.mktemp("coloured") / "tiny"
     return Recommender.load(build(path, Catalog(COLOURED, CODES)))
 
@@ -333,7 +325,7 @@ def test_the_beam_is_as_wide_as_the_list_and_at_least_twenty(recommender):
 
 
 @pytest.fixture(scope="module")
-def alone(recommender: Recommender) -> list[RecommendResult]:
+def alone(recommender):
     return [recommender.recommend_batch([request])[0] for request in REQUESTS]
 
 
@@ -387,7 +379,7 @@ def test_rank_equals_recommend_batch(recommender, k, exclude_seen):
     catalog = recommender.catalog
     requests = [replace(r, k=k, exclude_seen=exclude_seen, exclude_items=()) for r in REQUESTS]
     histories = [catalog.index(r.history) for r in requests]
-    done: list[int] = []
+    done = []
     items, scores = recommender.rank(
         Histories.of([h[h >= 0] for h in histories]),
         k,
@@ -426,7 +418,7 @@ def test_warming_up_changes_no_answer(recommender, alone):
     assert recommender.recommend_batch(REQUESTS) == alone
 
 
-def plain(results: list[RecommendResult]) -> list[Any]:
+def plain(results):
     """Results without the counters of how they were found."""
     return [(r.recommendations, r.unknown_items, r.certificate) for r in results]
 
@@ -446,7 +438,7 @@ def test_stored_histories_change_no_bits_and_save_tokens(bundle, alone):
 
 @pytest.mark.parametrize("mode", ["exhaustive", "draft", "planned"])
 def test_every_mode_recommends_the_same(tmp_path, recommender, mode):
-    def add_draft(folder: Path) -> None:
+    def add_draft(folder):
         save_model(
             tiny_model(vocabulary=recommender.bundle.vocabulary.size, layers=1, seed=5),
             folder / DRAFT,
@@ -480,7 +472,7 @@ def test_a_global_list_is_the_best_of_all(recommender):
 def test_boosts_on_a_shared_leaf_remove_the_certificate(recommender):
     """Items 0, 44 and 45 share a leaf: the one with the gain is hidden, the others have a loss."""
 
-    def boost(items: list[str], weight: float) -> dict[str, Any]:
+    def boost(items, weight):
         return {"filter": {"must": [{"key": "item_id", "any": items}]}, "weight": weight}
 
     lost = RecommendRequest(
@@ -567,7 +559,7 @@ def test_a_missing_part_is_named_even_if_nothing_is_checked(copy, name):
         Recommender.load(copy, check=False)
 
 
-def pickled(folder: Path) -> None:
+def pickled(folder):
     torch.save({"w": torch.zeros(1)}, folder / TARGET / "pytorch_model.bin")
 
 
