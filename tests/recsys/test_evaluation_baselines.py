@@ -120,14 +120,6 @@ def test_equal_scores_go_to_the_lower_item():
     assert model.rank(Histories.of([[4]]), 4, exclude_seen=True)[0].tolist() == [[1, 3, 5, -1]]
 
 
-def test_a_history_without_evidence_gets_an_empty_list():
-    trained = Histories.of([[0, 1], [2]])
-    for ranker in (ItemItem.cosine(trained, 4), ItemItem.directional(trained, 4)):
-        items, scores = ranker.rank(Histories.of([[], [3], [2]]), 2, exclude_seen=True)
-        assert (items == -1).all()
-        assert np.isneginf(scores).all()
-
-
 @settings(max_examples=25)
 @given(histories, histories)
 def test_a_user_gets_the_same_list_alone_and_among_others(trained, asked):

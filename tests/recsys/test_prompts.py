@@ -71,12 +71,6 @@ def test_windows_by_hand():
     assert windows.first.tolist() == [1, 3, 3, 1]
 
 
-def test_more_context_may_be_wanted():
-    windows = training_windows(Histories.of([np.arange(7), [1, 2]]), SMALL, min_context=3)
-    assert [w.tolist() for w in windows.sequences] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6]]
-    assert windows.first.tolist() == [3, 3]
-
-
 @given(configs(), st.lists(st.integers(0, 45), max_size=4), st.integers(1, 4))
 def test_each_item_is_predicted_once_with_the_serving_prompt(config, lengths, min_context):
     # Each item occurs once over all histories, so it says where it came from.

@@ -17,15 +17,6 @@ LONGROPE = {
     "long_factor": [1.0, 3.0, 5.0, 8.0],
 }
 KINDS = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8,
-    },
     "longrope": {**LONGROPE, "original_max_position_embeddings": TRAINED},
     "dynamic": {"rope_type": "dynamic", "factor": 8.0},
 }
@@ -63,8 +54,8 @@ def check_alone(found, kind, prompts, architecture="llama"):
 
 
 def longest_prompt(kind):
-    """Tokens of a prompt whose last level but one is run at the limit; without one, 40."""
-    return LIMITS.get(kind, 41) - (LEVELS - 1)
+    """Tokens of a prompt whose last level but one is run at the limit."""
+    return LIMITS[kind] - (LEVELS - 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

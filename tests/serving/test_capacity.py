@@ -426,10 +426,6 @@ def test_a_limit_below_an_idle_replica_is_an_error():
         plan(constant(10.0, other_ms=2.0), Needs(10, 10, 5.0, p99_ms=9.0), MEMORY)
 
 
-def test_daily_users_become_a_peak():
-    assert Needs.rate_of(86_400, 10, 3) == 30
-
-
 def test_memory_is_the_sum_of_its_parts():
     # 2048 bytes a token, 1 + 3 x 20 tokens a history
     assert MEMORY.histories(20) == (1 << 20) // (2048 * 61)

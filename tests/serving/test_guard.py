@@ -2,7 +2,6 @@ from urllib.parse import quote
 
 import pytest
 
-from recsys.errors import ConfigError
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.settings import ServingSettings
 
@@ -145,11 +144,6 @@ async def test_responses_have_security_headers_and_are_not_stored(client):
 )
 def test_hosts_follow_the_address(values, hosts):
     assert ServingSettings.load(**values).hosts == hosts
-
-
-def test_a_rate_must_be_above_zero():
-    with pytest.raises(ConfigError, match="rate_limit"):
-        ServingSettings.load(rate_limit=0.0)
 
 
 async def test_a_refused_request_is_logged_without_its_path(settings, recommender, running, caplog):

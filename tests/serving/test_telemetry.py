@@ -20,11 +20,6 @@ def traced():
     return Telemetry(provider), exporter
 
 
-def test_the_sdk_is_only_imported_with_the_setting(python):
-    code = "import sys, recsys.serving.app; print('opentelemetry.sdk' in sys.modules)"
-    assert python("-c", code).stdout.strip() == "False"
-
-
 def test_without_opentelemetry_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'recbeam\[otel\]'"):

@@ -32,12 +32,6 @@ def equal(a, b):
     )
 
 
-def test_a_short_history_is_one_row_predicting_all_but_the_first():
-    (batch,) = batches([[5, 7, 9]]).epoch(0)
-    assert batch.tokens.tolist() == [[1, 12, 13, 16, 17, 20, 21]]
-    assert batch.loss.tolist() == [[False, False, False, True, True, True, True]]
-
-
 def test_without_context_the_first_item_is_asked_as_well():
     (batch,) = batches([[5, 7]], min_context=0).epoch(0)
     assert batch.loss.tolist() == [[False, True, True, True, True]]
