@@ -242,14 +242,7 @@ def test_a_split_without_events_is_refused():
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"ks": [10, 5]},
-        {"ks": []},
-        {"ks": [0, 1]},
-        {"users": 0},
-        {"resamples": 0},
-        {"beams": 0},
-    ],
+    [{"ks": [10, 5]}, {"ks": []}, {"ks": [0, 1]}, {"users": 0}, {"resamples": 0}, {"beams": 0}],
 )
 def test_settings_that_make_no_sense_are_refused(values):
     with pytest.raises(ConfigError, match=f"evaluate(: |\\.){next(iter(values))}"):
@@ -435,7 +428,6 @@ class FakeRecommender:
     loaded = 0
     retrieval: Any = None
     catalog_items = ITEMS
-    made_from = "dataset digest"
 
     def __init__(self, path):
         self.manifest = read_manifest(path, "bundle")

@@ -337,26 +337,20 @@ def test_filtered_decoding_equals_decoding_over_allowed_items(
         trie.excluded_rows(gone) if mask is None else mask.excluded_rows(gone)
         for gone, mask in zip(listed, masks, strict=True)
     ]
-    options = {"exclude": rows, "masks": masks, "normalize": normalize}
+    request = SearchRequest(prompts, exclude=rows, masks=masks, normalize=normalize)
     if how == "beam":
-        found = beam_search(TARGET, SearchRequest(prompts, **options), trie, beams)
+        found = beam_search(TARGET, request, trie, beams)
     else:
         drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        found = speculative_beam_search(
-            TARGET, drafter, SearchRequest(prompts, **options), trie, beams
-        )
+        found = speculative_beam_search(TARGET, drafter, request, trie, beams)
     for i, prompt in enumerate(prompts):
         left = kept[i] & ~np.isin(np.arange(items), listed[i])
         wanted = min(beams, len(np.unique(tokens[left], axis=0)))
         assert (found.rows[i] >= 0).sum() == wanted
         if not wanted:
             continue
-        small = beam_search(
-            TARGET,
-            SearchRequest([prompt], normalize=normalize),
-            ItemTrie.build(tokens[left]),
-            beams,
-        )
+        alone = SearchRequest([prompt], normalize=normalize)
+        small = beam_search(TARGET, alone, ItemTrie.build(tokens[left]), beams)
         assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
         torch.testing.assert_close(
             found.scores[i, :wanted], small.scores[0, :wanted], atol=1e-10, rtol=0
