@@ -109,6 +109,8 @@ def test_the_version_has_an_entry_in_the_changelog():
 @pytest.mark.parametrize("name", recsys.__all__)
 def test_every_public_name_exists(name):
     assert getattr(recsys, name) is not None
+    with pytest.raises(AttributeError, match=f"no attribute '{name}s'"):
+        getattr(recsys, f"{name}s")
 
 
 def own_files(package: str) -> list[Path]:

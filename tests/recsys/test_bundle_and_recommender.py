@@ -426,13 +426,8 @@ def test_stored_histories_change_no_bits_and_save_tokens(bundle, alone):
 
 @pytest.mark.parametrize("mode", ["exhaustive", "draft", "planned"])
 def test_every_mode_recommends_the_same(tmp_path, recommender, mode):
-    def add_draft(folder):
-        save_model(
-            tiny_model(vocabulary=recommender.bundle.vocabulary.size, layers=1, seed=5),
-            folder / DRAFT,
-        )
-
-    path = build(tmp_path / "drafted", extra=add_draft)
+    small = tiny_model(vocabulary=recommender.bundle.vocabulary.size, layers=1, seed=5)
+    path = build(tmp_path / "drafted", extra=lambda folder: save_model(small, folder / DRAFT))
     fast = Recommender.load(path, mode=mode, dtype="float64")
     fast.warm_up()
     slow = Recommender.load(path, mode="beam", dtype="float64")
@@ -445,16 +440,6 @@ def test_every_mode_recommends_the_same(tmp_path, recommender, mode):
         assert [r.score for r in found.recommendations] == pytest.approx(
             [r.score for r in expected.recommendations], abs=1e-10
         )
-
-
-def test_a_global_list_is_the_best_of_all(recommender):
-    request = RecommendRequest(["id-3", "id-20"], 5)
-    (found,) = recommender.recommend_batch([replace(request, guarantee="global")])
-    assert found.certificate == "global-exact"
-    (all_,) = recommender.recommend_batch([replace(request, k=ITEMS)])
-    assert [r.item_id for r in found.recommendations] == [
-        r.item_id for r in all_.recommendations[:5]
-    ]
 
 
 def test_boosts_on_a_shared_leaf_remove_the_certificate(recommender):
@@ -560,11 +545,3 @@ def test_a_pickle_in_a_bundle_is_refused_by_name(tmp_path, copy):
 def test_parts_that_contradict_each_other_are_refused(tmp_path, parts, message):
     with pytest.raises(ArtifactError, match=message):
         Recommender.load(build(tmp_path / "odd", **parts))
-
-
-def test_the_recommender_is_a_public_name():
-    import recsys
-
-    assert recsys.Recommender is Recommender
-    with pytest.raises(AttributeError, match="no attribute 'Recomender'"):
-        _ = recsys.Recomender

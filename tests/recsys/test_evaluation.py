@@ -212,26 +212,24 @@ def test_malformed_lists_are_refused_with_the_rankers_name(shop, items, text):
         evaluate({"sloppy": ranker}, shop, SMALL)
 
 
-def test_training_that_reaches_into_the_split_is_a_leak(shop):
-    class Leaky(Dataset):
-        @property
-        def train_histories(self):
-            return self.interactions.histories
-
-    leaky = Leaky(shop.interactions, shop.split, shop.items)
-    with pytest.raises(DataError, match="leak: training histories"):
-        check_no_leak(leaky, "test")
+class LeakyTraining(Dataset):
+    @property
+    def train_histories(self):
+        return self.interactions.histories
 
 
-def test_a_history_that_holds_the_target_is_a_leak(shop):
-    class Leaky(Dataset):
-        def examples(self, split, targets="next"):
-            honest = super().examples(split, targets)
-            return replace(honest, histories=self.interactions.histories.take(honest.users))
+class LeakyHistories(Dataset):
+    def examples(self, split, targets="next"):
+        honest = super().examples(split, targets)
+        return replace(honest, histories=self.interactions.histories.take(honest.users))
 
-    leaky = Leaky(shop.interactions, shop.split, shop.items)
-    with pytest.raises(DataError, match="leak: histories"):
-        check_no_leak(leaky, "test")
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [(LeakyTraining, "training histories"), (LeakyHistories, "histories")]
+)
+def test_histories_that_hold_events_of_the_split_are_a_leak(shop, kind, says):
+    with pytest.raises(DataError, match=f"leak: {says}"):
+        check_no_leak(kind(shop.interactions, shop.split, shop.items), "test")
 
 
 def test_a_split_without_events_is_refused():

@@ -11,9 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG
-from recsys.catalog import Catalog
 from recsys.constraint.filters import ItemFilter
 from recsys.errors import ConfigError, RecsysError
 from recsys.serving.benchmark.client import Client, Request, Run
@@ -101,24 +98,15 @@ def test_an_open_loop_is_a_poisson_process_of_its_rate():
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    table = pa.table(
-        {
-            "item_id": [f"i{i}" for i in range(50)],
-            "title": ["t"] * 50,
-            "text": [""] * 50,
-            "price": [i / 2 for i in range(50)],
-            "brand": ["a" if i % 2 else "b" for i in range(50)],
-            "tags": [["x", "y"][: i % 3] for i in range(50)],
-            "nothing": pa.array([None] * 50, pa.string()),
-        }
+def bundle(tmp_path_factory, random_bundle):
+    return random_bundle(
+        tmp_path_factory.mktemp("bundles") / "tiny",
+        50,
+        price=[i / 2 for i in range(50)],
+        brand=["a" if i % 2 else "b" for i in range(50)],
+        tags=[["x", "y"][: i % 3] for i in range(50)],
+        nothing=pa.array([None] * 50, pa.string()),
     )
-    path = tmp_path_factory.mktemp("bundles") / "tiny"
-    with write_artifact(path, "bundle") as folder:
-        (folder / CATALOG).mkdir()
-        codes = np.stack(np.unravel_index(np.arange(50), (4, 4, 4)), axis=1)
-        Catalog(table, codes.astype(np.int32)).save(folder / CATALOG)
-    return path
 
 
 def bodies(requests, count):

@@ -165,12 +165,10 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(client, capl
     user = "mail/ada@x.org"
     body = {"events": [{"user": user, "item": "item-1"}]}
     assert (await client.post("/v1/events", json=body)).status_code == 200
-    for path in ("mail/ada@x.org", "mail%2Fada@x.org"):
+    for path in (user, "mail%2Fada@x.org"):
         assert (await client.get(f"/v1/users/{path}/history")).json()["user"] == user
-        assert (await client.get(f"/v1/users/{path}/recommendations")).status_code == 200
     assert (await client.delete(f"/v1/users/{user}")).status_code == 204
     assert (await client.get(f"/v1/users/{user}/history")).status_code == 404
-    await client.get(f"/v1/users/{user}/")
     await client.get(f"/v1/user/{user}")
     routes = {r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"}
     assert "unmatched" in routes
