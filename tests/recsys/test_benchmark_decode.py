@@ -151,9 +151,6 @@ def test_agreement_counts_lists_items_and_the_gap():
     assert Agreement.join([agreement, other]) == Agreement(0.75, 0.875, 0.5)
 
 
-# Workloads
-
-
 def test_random_codes_are_distinct_and_skewed():
     codes = workload.draw_skewed_codes(np.random.default_rng(0), 5_000, (256,) * 4)
     assert codes.shape == (5_000, 4)

@@ -100,9 +100,6 @@ def text(page):
     return report.render(page)
 
 
-# Protocol
-
-
 def test_a_tiny_case_written_by_hand():
     """Test events: a -> i3 after [i0 i1 i2], b -> i0 after [i5 i6 i7]; everyone is told i0 i3."""
     shop = dataset_of({"a": ["i0", "i1", "i2", "i3"], "b": ["i5", "i6", "i7", "i0"]}, items=8)
@@ -245,9 +242,6 @@ def test_a_split_without_events_is_refused():
 def test_settings_that_make_no_sense_are_refused(values):
     with pytest.raises(ConfigError, match=f"evaluate(: |\\.){next(iter(values))}"):
         build(EvaluationConfig, values, "evaluate")
-
-
-# Report
 
 
 class Page(HTMLParser):
@@ -415,9 +409,6 @@ def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
             assert find(result.metrics, targets="all", **about)["mean"] == pytest.approx(
                 of_all, abs=1e-6
             )
-
-
-# Stage
 
 
 class FakeRecommender:

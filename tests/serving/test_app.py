@@ -57,9 +57,6 @@ def shortened(fallback, request):
     return replace(result, recommendations=result.recommendations[:2])
 
 
-# Recommendations
-
-
 async def test_an_inline_history_is_answered_by_the_model(client, recommender):
     history = ["item-1", "gone", "item-2", "lost"]
     response = await client.post(URL, json={"history": history, "k": 3})
@@ -318,9 +315,6 @@ async def test_a_body_too_large_is_refused_while_it_streams(client):
     assert sent == 17  # the first chunk beyond 1 MiB
 
 
-# Options
-
-
 async def test_every_option_arrives_at_the_model(client, recommender, monkeypatch):
     asked: list[RecommendRequest] = []
     answer = recommender.answer
@@ -431,9 +425,6 @@ async def test_the_longest_requests_that_are_allowed_are_answered(client):
     assert len(ids(await client.post(URL, json=long))) == 200
 
 
-# The other endpoints
-
-
 async def test_an_item_is_shown_with_its_codes_and_attributes(client):
     assert (await client.get("/v1/items/item-100")).json() == {
         "item_id": "item-100",
@@ -479,9 +470,6 @@ async def test_pages_are_self_contained_and_have_no_dead_link(client, page):
     for link in links:
         assert link.startswith("/")
         assert (await client.get(link)).status_code == 200
-
-
-# Life
 
 
 async def test_not_ready_until_loaded_and_warm_but_alive(settings, recommender, running, until):
@@ -729,9 +717,6 @@ async def test_a_failing_store_is_503_except_for_inline_histories(settings, reco
         assert (await client.post(URL, json={"history": []})).status_code == 200
 
 
-# Around every request
-
-
 async def test_a_request_id_is_accepted_or_generated(client):
     response = await client.get("/health/live", headers={"X-Request-ID": "trace-1.a_B"})
     assert response.headers["x-request-id"] == "trace-1.a_B"
@@ -758,9 +743,6 @@ async def test_every_request_is_one_line_in_the_log_without_user_ids(client, cap
             "problem": "unknown_user",
         },
     ]
-
-
-# OpenAPI
 
 
 async def openapi(client):

@@ -35,9 +35,6 @@ def talking(answering):
     return talk
 
 
-# The client and its loops
-
-
 async def test_a_request_is_sent_with_its_body_and_the_key(talking):
     heard = []
 
@@ -94,9 +91,6 @@ def test_an_open_loop_is_a_poisson_process_of_its_rate():
     assert np.diff(due).std() == pytest.approx(1 / 400, rel=0.05)
 
 
-# Requests
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory, random_bundle):
     return random_bundle(
@@ -133,9 +127,6 @@ def test_mixed_requests_use_every_field_and_are_valid(bundle):
     assert {body["exclude_seen"] for body in found} == {True, False}
 
 
-# Equality
-
-
 class Fake:
     """Answers recommendations; from `lie_from` requests on, with other scores."""
 
@@ -165,9 +156,6 @@ async def test_an_answer_that_changes_under_load_is_shown(talking, bundle):
     found = await equality(talking, fake, bundle)
     assert found["different"] == 1
     assert found["first_different"]["field"] == "items"
-
-
-# Report
 
 
 def row(key, value):
@@ -212,9 +200,6 @@ def test_memory_is_flat_or_not_after_the_warm_up():
 
 def test_a_run_without_answers_has_no_percentile():
     assert (Run().percentile(50), Run().rate) == (None, 0.0)
-
-
-# The command
 
 
 def test_without_aiohttp_the_error_names_the_extra(monkeypatch):

@@ -51,9 +51,6 @@ def test_one_ipv6_subscriber_is_one_client(address, client):
     assert network(address) == client
 
 
-# Around requests
-
-
 async def test_too_many_requests_are_refused_with_retry_after(settings, recommender, running):
     slow = settings.model_copy(update={"rate_limit": 0.1, "rate_burst": 2})
     async with running(slow, recommender=recommender) as (client, service):

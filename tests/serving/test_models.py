@@ -316,9 +316,6 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, ru
     assert "alias champion is not restored" in caplog.text
 
 
-# Shadow
-
-
 async def test_shadows_run_while_idle_and_are_counted(models, running, until):
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled) as (client, service):

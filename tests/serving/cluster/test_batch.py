@@ -224,9 +224,6 @@ def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
         list(workers.on_processes(bad, [0], 1))
 
 
-# Users
-
-
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_range_of_rows_is_read_as_it_was_written(data, users):
