@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import entry_points, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import typer
 
 import recsys
+from recsys.errors import ConfigError
 from recsys.pipeline import STAGES, load_stage
 
 ROOT = Path(__file__).parent.parent
@@ -111,6 +113,26 @@ def test_every_public_name_exists(name):
     assert getattr(recsys, name) is not None
     with pytest.raises(AttributeError, match=f"no attribute '{name}s'"):
         getattr(recsys, f"{name}s")
+
+
+@pytest.mark.parametrize(
+    ("package", "reader", "call", "extra"),
+    [
+        ("aiohttp", "serving.benchmark.client", repr, "load"),  # importing is enough
+        ("psycopg", "serving.stores.postgres", repr, "postgres"),
+        ("redis", "serving.stores.cache", repr, "redis"),
+        ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray("serve"), "ray"),
+        (
+            "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+            *("serving.telemetry", lambda telemetry: telemetry.Telemetry.exporting(), "otel"),
+        ),
+    ],
+)
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch, package, reader, call, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"recsys.{reader}", raising=False)
+    with pytest.raises(ConfigError, match=rf"pip install 'recbeam\[{extra}\]'"):
+        call(import_module(f"recsys.{reader}"))
 
 
 def own_files(package: str) -> list[Path]:

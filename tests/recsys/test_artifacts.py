@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ CONFIG = {"epochs": 3, "path": Path("raw/file"), "ks": (1, 10)}
 PARENTS = {"dataset": "abc"}
 
 
-def write(path: Path, text: str = "old", kind: str = "ids", **options: Any) -> Path:
+def write(path, text="old", kind="ids", **options):
     with write_artifact(path, kind, **options) as folder:
         (folder / "report.json").write_text(text)
         (folder / "model").mkdir()
@@ -33,13 +32,13 @@ def write(path: Path, text: str = "old", kind: str = "ids", **options: Any) -> P
     return path
 
 
-def edit(path: Path, **values: Any) -> None:
+def edit(path, **values):
     """Change the manifest as an attacker or an editor would."""
     file = path / MANIFEST
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(file.name for file in folder.iterdir())
 
 
@@ -81,7 +80,7 @@ def test_a_new_artifact_replaces_the_old_one_wholly(tmp_path):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_exception_leaves_the_old_artifact_and_nothing_else(tmp_path, error):
-    def fail(place: Path) -> None:
+    def fail(place):
         with write_artifact(place, "ids") as folder:
             (folder / "report.json").write_text("half")
             raise error

@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -34,7 +33,7 @@ JSON = {"content-type": "application/json"}
 
 def is_problem(response, code):
     """The body of a well-formed problem of this code."""
-    body: dict[str, Any] = response.json()
+    body = response.json()
     kind = KINDS[code]
     assert (body["code"], body["status"], response.status_code) == (code, kind.status, kind.status)
     assert response.headers["content-type"] == "application/problem+json"
@@ -231,10 +230,12 @@ async def test_metadata_and_timing_are_included_on_request(client):
         ({"history": [], "a/b~c": 5}, "/a~1b~0c", "unknown field"),
         ([], "", "a JSON object"),
         (None, "", "a JSON object"),
+        ("", "", "a JSON object"),
     ],
 )
 async def test_an_invalid_request_is_reported_with_its_pointer(client, body, pointer, text):
-    response = await client.post(URL, content=json.dumps(body), headers=JSON)
+    content = b"" if body == "" else json.dumps(body)
+    response = await client.post(URL, content=content, headers=JSON)
     (error,) = is_problem(response, "invalid_request")["errors"]
     assert (error["location"], error["pointer"]) == ("body", pointer)
     assert text in error["detail"]
@@ -277,10 +278,6 @@ async def test_a_body_that_is_not_json_is_a_problem(client, content):
     is_problem(await client.post(URL, content=content, headers=JSON), "malformed_body")
 
 
-async def test_an_empty_body_is_not_valid(client):
-    is_problem(await client.post(URL, headers=JSON), "invalid_request")
-
-
 @pytest.mark.parametrize("given", [None, "text/plain", "application/x-www-form-urlencoded"])
 async def test_a_body_must_say_that_it_is_json(client, given):
     headers = {} if given is None else {"content-type": given}
@@ -316,7 +313,7 @@ async def test_a_body_too_large_is_refused_while_it_streams(client):
 
 
 async def test_every_option_arrives_at_the_model(client, recommender, monkeypatch):
-    asked: list[RecommendRequest] = []
+    asked = []
     answer = recommender.answer
     monkeypatch.setattr(recommender, "answer", lambda r: (asked.append(r), answer(r))[1])
     boosts = [{"filter": EVEN, "weight": 0.5}]
@@ -438,19 +435,10 @@ async def test_an_item_is_shown_with_its_codes_and_attributes(client):
 
 
 async def test_models_are_listed(client, recommender):
-    assert (await client.get("/v1/models")).json() == {
-        "models": [
-            {
-                "name": "demo",
-                "version": recommender.manifest.digest,
-                "epoch": 0,
-                "items": 300,
-                "levels": 3,
-                "aliases": ["champion"],
-            }
-        ],
-        "available": [],
-    }
+    body = (await client.get("/v1/models")).json()
+    version = recommender.manifest.digest
+    model = {"name": "demo", "version": version, "epoch": 0, "items": 300, "levels": 3}
+    assert body == {"models": [{**model, "aliases": ["champion"]}], "available": []}
 
 
 async def test_other_paths_and_methods_are_problems(client):
@@ -522,7 +510,7 @@ async def test_a_full_queue_is_429_and_a_late_answer_504(settings, recommender, 
         )
 
 
-READS: list[tuple[str, str, Any, str]] = [
+READS = [
     ("GET", "/v1/items/item-1/similar", None, "similar"),
     ("POST", "/v1/filters/validate", {"filter": EVEN}, "eligible"),
 ]
@@ -746,8 +734,7 @@ async def test_every_request_is_one_line_in_the_log_without_user_ids(client, cap
 
 
 async def openapi(client):
-    document: dict[str, Any] = (await client.get("/openapi.json")).json()
-    return document
+    return (await client.get("/openapi.json")).json()
 
 
 async def test_openapi_lists_all_routes_and_its_references_resolve(client):

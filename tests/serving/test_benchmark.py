@@ -1,9 +1,7 @@
 """`recsys benchmark serve`: loops over HTTP, requests, equality under load, soaks, errors."""
 
-import importlib
 import json
 import re
-import sys
 from contextlib import asynccontextmanager
 from itertools import islice
 
@@ -200,14 +198,6 @@ def test_memory_is_flat_or_not_after_the_warm_up():
 
 def test_a_run_without_answers_has_no_percentile():
     assert (Run().percentile(50), Run().rate) == (None, 0.0)
-
-
-def test_without_aiohttp_the_error_names_the_extra(monkeypatch):
-    name = "recsys.serving.benchmark.client"
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[load\]'"):
-        importlib.import_module(name)
 
 
 async def test_a_server_that_cannot_start_reports_the_reason(tmp_path):

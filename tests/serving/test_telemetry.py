@@ -1,8 +1,5 @@
-import sys
-
 import pytest
 
-from recsys.errors import ConfigError
 from recsys.serving.metrics import Metrics
 from recsys.serving.telemetry import Telemetry
 
@@ -18,12 +15,6 @@ def traced():
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return Telemetry(provider), exporter
-
-
-def test_without_opentelemetry_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[otel\]'"):
-        Telemetry.exporting()
 
 
 def test_spans_nest_as_caller_request_and_stages(traced):
