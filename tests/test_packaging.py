@@ -33,13 +33,11 @@ def plain(name: str) -> str:
 
 
 def required(requirements: list[str]) -> set[str]:
-    """The names of requirements."""
     return {plain(re.match(r"[\w.-]+", line)[0]) for line in requirements}
 
 
 @pytest.fixture(scope="module")
 def owners() -> dict[str, list[str]]:
-    """Import name -> distributions that bring it."""
     return dict(packages_distributions())
 
 
@@ -142,7 +140,6 @@ def own_files(package: str) -> list[Path]:
 
 
 def imported_by(file: Path) -> set[str]:
-    """Top-level modules that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -62,7 +62,6 @@ SMALL = {
 
 
 def rope(kind, **values):
-    """A configuration whose rotary embedding is of this type."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **values}}
 
 
@@ -289,7 +288,6 @@ def error_of(model):
 
 
 def cases():
-    """Each configuration of each verified architecture."""
     return [
         pytest.param(name, values, id=f"{name}-{place}" if place else name)
         for name in sorted(VERIFIED & set(ALL))

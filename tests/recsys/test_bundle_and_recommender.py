@@ -84,7 +84,6 @@ def recommender(bundle):
 
 @pytest.fixture
 def copy(bundle, tmp_path):
-    """A bundle that may be damaged."""
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
 
 

@@ -443,7 +443,6 @@ class FakeRecommender:
 
 @pytest.fixture
 def context(tmp_path, shop, monkeypatch):
-    """A workspace with a data set and a bundle of it."""
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
     workspace = Workspace(tmp_path, "demo")

@@ -53,7 +53,6 @@ def walk(tree, seed, widths):
 
 
 def plain_and_graphed(model, on_graphs, prompts, seed, widths):
-    """Logits of the same growth without and with graphs."""
     both = []
     for tree_model in (TreeModel(model), on_graphs):
         ready = PromptBatch.of(prompts, tree_model)

@@ -50,7 +50,6 @@ def attributes(i):
 
 
 def bundle_of(items):
-    """A bundle of `NewItem`s that all have codes."""
     rows = [{"item_id": i.item_id, "title": i.title, "text": i.text, **i.attributes} for i in items]
     table = pa.Table.from_pylist(rows, SCHEMA)
     codes = np.array([i.semantic_id for i in items], np.int32).reshape(-1, len(LEVELS))

@@ -40,7 +40,6 @@ def prompt_of(length, seed=1):
 
 
 def search(model, prompts, **options):
-    """(items, scores) of each request."""
     beams = beam_search(model, SearchRequest(prompts, **options), TRIE, 5)
     return list(zip(beams.tokens.tolist(), beams.scores.tolist(), strict=True))
 

@@ -32,7 +32,6 @@ JSON = {"content-type": "application/json"}
 
 
 def is_problem(response, code):
-    """The body of a well-formed problem of this code."""
     body = response.json()
     kind = KINDS[code]
     assert (body["code"], body["status"], response.status_code) == (code, kind.status, kind.status)
@@ -51,7 +50,6 @@ def ids(response):
 
 
 def shortened(fallback, request):
-    """A fallback that knows two items only."""
     result = fallback(request)
     return replace(result, recommendations=result.recommendations[:2])
 
@@ -675,8 +673,6 @@ async def test_a_bad_request_does_not_affect_its_batch_or_leak(
 
 
 class BrokenStore:
-    """Cannot be read or written."""
-
     async def journal(self, model, after=0):
         return Journal([], after)
 

@@ -23,8 +23,6 @@ GET = Request("GET", "/")
 
 @pytest.fixture
 def talking(answering):
-    """A client of a server that answers (head, body)."""
-
     @asynccontextmanager
     async def talk(answer):
         async with answering(answer) as server, Client([server], key="rk_x") as client:

@@ -150,8 +150,6 @@ def by_the_batcher(times, batch_s, fleet):
 
 
 class Given(Traffic):
-    """Requests at given times."""
-
     def __init__(self, times):
         super().__init__(1.0, len(times))
         object.__setattr__(self, "times", times)
@@ -363,7 +361,6 @@ def test_loads_of_one_rate_count_together():
 
 @pytest.fixture
 def briefly(monkeypatch):
-    """Plans by few requests."""
     monkeypatch.setattr("recsys.serving.capacity.plan.LEAST", 4000)
 
 

@@ -52,11 +52,6 @@ async def test_an_event_is_in_the_very_next_recommendation(client, recommender):
         assert await recommended(client, "ada") == recommender.expected(history)
 
 
-async def test_a_new_user_is_known_from_the_first_event(client, recommender):
-    await post(client, {"user": "neu", "item": "item-7"})
-    assert await recommended(client, "neu") == recommender.expected(["item-7"])
-
-
 async def test_events_with_an_id_count_once_and_others_each_time(client):
     named = {"event_id": "1", "user": "eve", "item": "item-1"}
     assert await post(client, named, named) == {**NONE, "accepted": 1, "duplicates": 1}

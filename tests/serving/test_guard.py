@@ -29,15 +29,6 @@ def test_clients_have_buckets_of_their_own_in_bounded_number(clock):
     assert limit.take("b") == 0  # was forgotten
 
 
-def test_refused_requests_take_no_token(clock):
-    limit = RateLimit(1.0, 1, clock=clock)
-    limit.take("a")
-    for _ in range(100):
-        assert limit.take("a") == 1.0
-    clock.now = 1.0
-    assert limit.take("a") == 0
-
-
 @pytest.mark.parametrize(
     ("address", "client"),
     [

@@ -6,7 +6,6 @@ from recsys.serving.telemetry import Telemetry
 
 @pytest.fixture
 def traced():
-    """A tracer and what it exported."""
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor

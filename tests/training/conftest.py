@@ -69,7 +69,6 @@ def unique_codes():
 
 
 def write_parents(workspace: Workspace, *, centroids=True, dataset=None):
-    """Artifacts `dataset` and `ids` of a workspace."""
     dataset = dataset or chain_dataset()
     with write_artifact(workspace.dataset, "dataset") as folder:
         dataset.save(folder)
@@ -111,7 +110,6 @@ def make_context(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shop():
-    """What the toy shop is made of."""
     return SimpleNamespace(ITEMS=ITEMS, chain_dataset=chain_dataset, write_parents=write_parents)
 
 
@@ -145,7 +143,6 @@ TEXT = ["the customer has bought these items before", "what will the customer bu
 
 
 def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
-    """A small LLaMA checkpoint with a byte-level BPE tokenizer."""
     tokenizer = byte_level_tokenizer(TEXT, 300)
     tokenizer.add_tokens([*extra])
     if not bos:
@@ -167,7 +164,6 @@ def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
 
 
 def as_a_script(path):
-    """A worker of a distributed job."""
     runpy.run_path(path, run_name="__main__")
 
 

@@ -33,8 +33,6 @@ SMALL = {
 
 @pytest.fixture
 def make(make_context, shop):
-    """A run with a data set and these settings of `ids`."""
-
     def make(dataset=None, *, force=False, **ids):
         context = make_context(force=force, ids={**SMALL, **ids})
         if dataset is not None:

@@ -97,7 +97,6 @@ def train(make_context, base, **target):
 
 
 def weights_of(path):
-    """Checksums of all weights, adapter's included."""
     files = read_manifest(path).files
     return {name: files[name] for name in files if name.endswith(".safetensors")}
 

@@ -51,7 +51,6 @@ def tokenisations(titles):
 
 
 def spelled(text):
-    """The title that tokens write."""
     return b"".join(SPELLING[t] for t in text).decode()
 
 

@@ -29,7 +29,6 @@ ROOT = -1
 
 
 def make(kind):
-    """A fresh constraint."""
     if kind == "titles":
         return TitleTrie.build(TITLES, TOKENIZER.tokens)
     return COMPILER.constraint(json_schema(SCHEMA))

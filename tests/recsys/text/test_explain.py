@@ -124,7 +124,6 @@ def bundle(path, *, writes):
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
-    """`recsys explain ...`: status, standard output, standard error."""
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
 
     def command(*arguments):

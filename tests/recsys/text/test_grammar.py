@@ -113,22 +113,16 @@ def test_a_context_free_grammar():
 
 
 class Inner(BaseModel):
-    """A part of a model."""
-
     name: str = Field(max_length=5)
 
 
 class Model(BaseModel):
-    """A model with a default and a nested list."""
-
     inner: list[Inner]
     score: int | None = None
 
 
 @dataclass
 class Record:
-    """A dataclass."""
-
     name: str
     parts: list[int]
 

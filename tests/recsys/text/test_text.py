@@ -35,7 +35,6 @@ def generate(model, prompts, *sizes, constraint=None, **settings):
 
 
 def answers(found, prompt):
-    """One request's texts and their scores."""
     lengths = found.lengths[prompt].tolist()
     tokens = found.tokens[prompt].tolist()
     assert all(not any(t[n:]) for t, n in zip(tokens, lengths, strict=True))

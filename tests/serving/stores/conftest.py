@@ -42,8 +42,6 @@ def start_somewhere(server):
 
 
 class Postgres:
-    """A PostgreSQL server that can be stopped and started."""
-
     def __init__(self, binaries, home):
         self.binaries, self.home, self.port = binaries, home, 0
         self.how = ("-w", "-t", str(PATIENCE_S), "-D", f"{home}/data")
@@ -133,7 +131,6 @@ def postgres_server():
 
 @pytest.fixture
 def postgres(postgres_server):
-    """The server, with an empty database."""
     postgres_server.empty()
     return postgres_server
 
@@ -151,7 +148,6 @@ def redis(tmp_path):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def location(request, tmp_path):
-    """Where an empty store is, of either kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/var/histories.db"
     server = request.getfixturevalue("postgres")
@@ -179,7 +175,6 @@ def store(location, opened):
 
 @pytest.fixture
 def remembered():
-    """Whether a store remembers the answer of this id."""
     query = "SELECT 1 FROM recommendations WHERE recommendation_id = ?"
     return lambda store, answer: bool(store._query(query, (answer,)))
 
