@@ -70,10 +70,7 @@ LONGROPE = {
     "long_factor": [1.0, 3.0, 5.0, 8.0],
     "original_max_position_embeddings": 20,
 }
-MIXED = {
-    "use_sliding_window": True,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+MIXED = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
 # What an architecture cannot do without at small sizes.
 LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # the width that is rotated, and all heads
 NEEDED = {

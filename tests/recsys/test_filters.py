@@ -234,10 +234,7 @@ def nested(depth):
         (clause("year", any=[2001, "2002"]), "'2002' is a text, but attribute 'year' is a number"),
         (clause("stock", match=1), "1 is a number, but attribute 'stock' is a truth value"),
         (clause("tags", range={"lt": 3}), "range compares numbers, but attribute 'tags' is a text"),
-        (
-            clause("when", exists=True),
-            r"'when' is of type timestamp\[s\], which filters do not",
-        ),
+        (clause("when", exists=True), r"'when' is of type timestamp\[s\], which filters do not"),
     ],
 )
 def test_errors_name_the_place_and_the_reason(expression, says):

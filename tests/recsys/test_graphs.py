@@ -182,10 +182,7 @@ def test_passes_without_a_graph_are_counted_and_captured_later():
     expected = beam_search(model, prompts, trie, 5)
     assert graphs.statistics().fallbacks == {"shape": 4}
     # a prompt of up to 12 tokens for one row; then 5 beams over 16, 16 and 32 slots
-    assert set(graphs.missed) == {
-        PassShape(4, 16, 16, 8),
-        PassShape(4, 8, 32, 8),
-    }
+    assert set(graphs.missed) == {PassShape(4, 16, 16, 8), PassShape(4, 8, 32, 8)}
     graphs.warm_up(graphs.missed)
     found = beam_search(model, prompts, trie, 5)
     told = graphs.statistics()

@@ -12,18 +12,8 @@ from typer.testing import CliRunner
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.training.atspeed.commands import atspeed
-from recsys.training.atspeed.lineup import (
-    DraftSpace,
-    Variant,
-    derive_settings,
-    list_variants,
-)
-from recsys.training.atspeed.measure import (
-    Question,
-    Sample,
-    compare_accepted,
-    describe,
-)
+from recsys.training.atspeed.lineup import DraftSpace, Variant, derive_settings, list_variants
+from recsys.training.atspeed.measure import Question, Sample, compare_accepted, describe
 from recsys.training.atspeed.produce import workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.draft import DraftConfig

@@ -7,11 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import (
-    byte_level_tokenizer,
-    random_prompts,
-    tiny_model,
-)
+from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
 from recsys.text import BeamSettings, generate_text
 from recsys.text.grammar import choice, lark
 from recsys.text.grammar_constraint import GrammarCompiler

@@ -160,12 +160,7 @@ def test_a_long_text_equals_hugging_face_and_its_slots_stay_few(architecture):
         assert stats.kv_slots == 16 + (208 if max(found.live) < 150 else 272)
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    every=st.integers(1, 9),
-    rules=rules,
-    budget=st.integers(1, 40),
-)
+@given(seed=st.integers(0, 10_000), every=st.integers(1, 9), rules=rules, budget=st.integers(1, 40))
 @settings(max_examples=30, deadline=None)
 def test_collection_does_not_change_answers(seed, every, rules, budget):
     prompts = random_prompts(np.random.default_rng(seed), 3, 9)

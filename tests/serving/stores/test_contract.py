@@ -6,13 +6,7 @@ import pytest
 
 from recsys.errors import ArtifactError
 from recsys.serving.stores import store as store_module
-from recsys.serving.stores.records import (
-    Appended,
-    EventConflictError,
-    Journal,
-    Served,
-    StoreError,
-)
+from recsys.serving.stores.records import Appended, EventConflictError, Journal, Served, StoreError
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 
