@@ -4,8 +4,6 @@ The check at the end looks for processes, listening sockets, files in the tempor
 files beside the sources; the run fails if there are any.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import multiprocessing

@@ -4,8 +4,6 @@ A round runs the tests with a seed of its own, in an order of its own, and pytes
 failure with what reproduces it. Correct it, then keep its values: @example(...) above @given(...).
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Names, paths, commands and options that the documents mention exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from pkgutil import resolve_name

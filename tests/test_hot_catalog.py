@@ -1,7 +1,5 @@
 """Items are inserted and removed by threads while batches decode: no answer has a wrong item."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """The check at the end of a run, on runs that leave something behind."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,13 +1,12 @@
 """The package as installed: names, entry points, version, types, dependencies."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import entry_points, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import typer
 
 import recsys
+from recsys.errors import ConfigError
 from recsys.pipeline import STAGES, load_stage
 
 ROOT = Path(__file__).parent.parent
@@ -37,13 +37,11 @@ def plain(name: str) -> str:
 
 
 def required(requirements: list[str]) -> set[str]:
-    """The names of requirements."""
     return {plain(re.match(r"[\w.-]+", line)[0]) for line in requirements}
 
 
 @pytest.fixture(scope="module")
 def owners() -> dict[str, list[str]]:
-    """Import name -> distributions that bring it."""
     return dict(packages_distributions())
 
 
@@ -120,6 +118,28 @@ def test_the_version_has_an_entry_in_the_changelog():
 @pytest.mark.parametrize("name", recsys.__all__)
 def test_every_public_name_exists(name):
     assert getattr(recsys, name) is not None
+    with pytest.raises(AttributeError, match=f"no attribute '{name}s'"):
+        getattr(recsys, f"{name}s")
+
+
+@pytest.mark.parametrize(
+    ("package", "reader", "call", "extra"),
+    [
+        ("aiohttp", "serving.benchmark.client", repr, "load"),  # importing is enough
+        ("psycopg", "serving.stores.postgres", repr, "postgres"),
+        ("redis", "serving.stores.cache", repr, "redis"),
+        ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray("serve"), "ray"),
+        (
+            "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+            *("serving.telemetry", lambda telemetry: telemetry.Telemetry.exporting(), "otel"),
+        ),
+    ],
+)
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch, package, reader, call, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"recsys.{reader}", raising=False)
+    with pytest.raises(ConfigError, match=rf"pip install 'recbeam\[{extra}\]'"):
+        call(import_module(f"recsys.{reader}"))
 
 
 def own_files(package: str) -> list[Path]:
@@ -129,7 +149,6 @@ def own_files(package: str) -> list[Path]:
 
 
 def imported_by(file: Path) -> set[str]:
-    """Top-level modules that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,7 +1,5 @@
 """Examples in the README and the docs compile and run; links, folders and make targets exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

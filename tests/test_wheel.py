@@ -1,7 +1,5 @@
 """The wheel: one name in site-packages, beside projects that have folders of the same names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -17,7 +15,6 @@ FOLDERS = ("data", "training", "serving")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder with the source distribution and the wheel."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -5,8 +5,6 @@ docs/architectures.md say which ones are, and these tests that both still agree 
 transformers. A failure names the architecture and says what to change.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings
@@ -64,7 +62,6 @@ SMALL = {
 
 
 def rope(kind, **values):
-    """A configuration whose rotary embedding is of this type."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **values}}
 
 
@@ -73,10 +70,7 @@ LONGROPE = {
     "long_factor": [1.0, 3.0, 5.0, 8.0],
     "original_max_position_embeddings": 20,
 }
-MIXED = {
-    "use_sliding_window": True,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+MIXED = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
 # What an architecture cannot do without at small sizes.
 LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # the width that is rotated, and all heads
 NEEDED = {
@@ -291,7 +285,6 @@ def error_of(model):
 
 
 def cases():
-    """Each configuration of each verified architecture."""
     return [
         pytest.param(name, values, id=f"{name}-{place}" if place else name)
         for name in sorted(VERIFIED & set(ALL))

@@ -1,7 +1,5 @@
 """What a caller can get wrong is refused in words, before any work."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -109,6 +107,7 @@ def test_errors_of_a_search_name_the_argument(search, options, message):
         (lambda: ModelDrafter(MODEL, widths=[3, 0]), "widths must be at least 1, got 0"),
         (lambda: CandidateDrafter([[0]], 0), "nodes must be at least 1, got 0"),
         (lambda: strict(patch_nodes=1.5), "patch_nodes must be a whole number"),
+        (lambda: strict(patch_nodes=0), "patch_nodes must be at least 1, got 0"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0.5]]), "rows of request 0 must hold integers"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0], [1]]), "rows has 2 entries for 1 prompts"),
         (
@@ -124,6 +123,9 @@ def test_errors_of_a_search_name_the_argument(search, options, message):
             "only an exact search can be completed",
         ),
         (lambda: RecommendRequest([], k=2.5), "k must be a whole number, got 2.5"),
+        (lambda: RecommendRequest([], k=0), "k must be at least 1, got 0"),
+        (lambda: RecommendRequest([], guarantee="best"), "'best' is not 'beam' or 'global'"),
+        (lambda: RecommendRequest([], seed=1, guarantee="global"), "a seed asks for a sample"),
         (lambda: RecommendRequest([], seed=1.5), "seed must hold integers"),
         (lambda: RecommendRequest([], temperature=1e-300), "temperature must be finite"),
     ],
@@ -177,6 +179,7 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
         (lambda: RowMask.of(COLLIDING, "x"), r"a mask is \(4,\) bool"),
         (lambda: Boost.of(COLLIDING, np.ones(5, np.float32)), r"a boost is \(4,\) numbers"),
         (lambda: Boost.of(COLLIDING, np.full(4, 1e9)), "boosts must be finite and lie in"),
+        (lambda: Boost.of(COLLIDING, np.full(4, np.nan)), "boosts must be finite and lie in"),
         (lambda: COLLIDING.excluded_rows(np.array([True, False])), "items must hold integers"),
         (lambda: COLLIDING.excluded_rows([-1]), r"items has item -1; items lie in 0 \.\. 3"),
         (lambda: COLLIDING.excluded_rows([4]), "items has item 4"),
@@ -201,6 +204,14 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
         ),
         (lambda: beam_search(tiny_model("llama", 16).train(), [[1]], TRIE), "call model.eval()"),
         (lambda: Engine(MODEL, TRIE).warm_up([[1]], batches=()), "batches: want at least one"),
+        (
+            lambda: Engine(MODEL, TRIE).decode([[1]], mode="fast"),
+            "mode 'fast' is not one of auto, planned, beam, strict, exhaustive, draft",
+        ),
+        (
+            lambda: Engine(MODEL, TRIE).decode(SearchRequest([[1]], seeds=[1]), until_global=True),
+            "drawn from all sequences already",
+        ),
     ],
 )
 def test_arguments_that_would_lose_exclusions_are_refused(call, message):

@@ -1,6 +1,6 @@
 """Beam search against its slow twin, against Hugging Face, and against itself in other company."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,13 +78,11 @@ def test_scores_have_the_same_bits_alone_and_in_a_batch(seed, beams):
     prompts = random_prompts(rng, int(rng.integers(2, 7)), 40)
     exclude = [trie.excluded_rows(rng.integers(0, 200, 5)) for _ in prompts]
     model = MODELS["llama-gqa"]
-    together = beam_search(
-        model, SearchRequest(prompts, exclude=exclude, prompt_slots=40), trie, beams
-    )
-    for i, prompt in enumerate(prompts):
-        alone = beam_search(
-            model, SearchRequest([prompt], exclude=exclude[i : i + 1], prompt_slots=40), trie, beams
-        )
+    request = SearchRequest(prompts, exclude=exclude, prompt_slots=40)
+    together = beam_search(model, request, trie, beams)
+    for i in range(len(prompts)):
+        own = replace(request, prompts=prompts[i : i + 1], exclude=exclude[i : i + 1])
+        alone = beam_search(model, own, trie, beams)
         assert torch.equal(alone.scores[0], together.scores[i])
         assert torch.equal(alone.rows[0], together.rows[i])
 

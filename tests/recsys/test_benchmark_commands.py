@@ -1,7 +1,5 @@
 """`recsys benchmark decode` and `constraint`: their documents, tables, pages and errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """The decoding benchmark counts what it says, and times nothing but beam search's answers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -152,9 +150,6 @@ def test_agreement_counts_lists_items_and_the_gap():
     assert (agreement.requests, agreement.items, agreement.gap) == (0.5, 0.75, 0.25)
     other = Agreement(1.0, 1.0, 0.5)
     assert Agreement.join([agreement, other]) == Agreement(0.75, 0.875, 0.5)
-
-
-# Workloads
 
 
 def test_random_codes_are_distinct_and_skewed():

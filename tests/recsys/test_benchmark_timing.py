@@ -1,7 +1,5 @@
 """A fair clock: every side once a round, ratios within rounds."""
 
-from __future__ import annotations
-
 import pytest
 
 from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved

@@ -1,7 +1,5 @@
 """The certificate and best-first completion against all sequences scored one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """Boosts: bounds by hand and by enumeration, and searches that rank by log p + boost."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,8 +28,6 @@ def test_a_state_has_the_largest_boost_below_it():
     trie = ItemTrie.build(np.array([[9, 1], [5, 7], [5, 3], [5, 7]]))  # rows 53, 57 (two), 91
     boost = Boost.of(trie, np.array([-1, 2, 3, 0.5], np.float32))  # of items 2, 1, 3, 0
     assert boost.most.tolist() == [3, 3, 0.5, -1, 3, 0.5]
-    with pytest.raises(ValueError, match="boosts must be finite"):
-        Boost.of(trie, np.array([0, np.nan, 0, 0], np.float32))
 
 
 @given(
@@ -57,18 +55,15 @@ def test_answers_are_ranked_by_log_probability_and_boost(
     masks = [
         None if shares is None else RowMask.of(trie, rng.random(items) < shares) for _ in strengths
     ]
-    options = {"masks": masks, "normalize": normalize}
-    every = beam_search(TARGET, SearchRequest(prompts, **options), trie, trie.num_rows)
-    found = beam_search(TARGET, SearchRequest(prompts, boosts=boosts, **options), trie, beams)
+    plain = SearchRequest(prompts, masks=masks, normalize=normalize)
+    boosted = replace(plain, boosts=boosts)
+    every = beam_search(TARGET, plain, trie, trie.num_rows)
+    found = beam_search(TARGET, boosted, trie, beams)
     drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-    fast = speculative_beam_search(
-        TARGET, drafter, SearchRequest(prompts, boosts=boosts, **options), trie, beams
-    )
+    fast = speculative_beam_search(TARGET, drafter, boosted, trie, beams)
     assert torch.equal(fast.rows, found.rows)
     assert fast.certificates == found.certificates
-    best = Engine(TARGET, trie).decode(
-        SearchRequest(prompts, boosts=boosts, **options), beams, mode="beam", until_global=True
-    )
+    best = Engine(TARGET, trie).decode(boosted, beams, mode="beam", until_global=True)
     for i in range(len(prompts)):
         rows = every.rows[i][every.rows[i] >= 0]
         worth = every.scores[i][: len(rows)]
@@ -80,6 +75,6 @@ def test_answers_are_ranked_by_log_probability_and_boost(
         assert best.beams.rows[i][: len(wanted)].tolist() == wanted
         if found.certificates[i] == "global-exact":
             assert found.rows[i][: len(wanted)].tolist() == wanted
-        plain = dict(zip(rows.tolist(), every.scores[i].tolist(), strict=False))
+        scores = dict(zip(rows.tolist(), every.scores[i].tolist(), strict=False))
         for row, score in zip(found.rows[i].tolist(), found.scores[i].tolist(), strict=True):
-            assert row < 0 or score == pytest.approx(plain[row], abs=1e-9)
+            assert row < 0 or score == pytest.approx(scores[row], abs=1e-9)

@@ -1,7 +1,5 @@
 """The pool of key and value storage: lent, reused, and cleaned where something is not finite."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

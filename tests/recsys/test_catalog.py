@@ -1,7 +1,5 @@
 """Catalog: ids, semantic IDs and attributes, in memory and on disk."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

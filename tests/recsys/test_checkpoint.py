@@ -1,7 +1,5 @@
 """Model sizes, and checkpoint folders written and read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

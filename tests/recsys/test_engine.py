@@ -1,7 +1,5 @@
 """The engine: whatever it plans, keeps or is asked, it answers as beam search; nothing leaks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import Mode, SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding import Mode, SearchRequest, beam_search
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
-from recsys.errors import NonFiniteError
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -135,13 +132,6 @@ def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
         assert counts.used + counts.free == counts.blocks
 
 
-def test_until_global_returns_the_best_of_all():
-    found = engine().decode(PROMPTS, 2, until_global=True)
-    assert found.beams.certificates == ["global-exact"] * len(PROMPTS)
-    full = beam_search(TARGET, PROMPTS, TRIE, TRIE.num_rows)
-    assert torch.equal(found.beams.rows, full.rows[:, :2])
-
-
 @pytest.mark.parametrize("mode", ["beam", "exhaustive", "draft"])
 def test_a_trace_has_every_node_and_its_fate(mode):
     found = engine(draft_nodes=40).decode(PROMPTS[:3], 6, mode=mode, traced=True)
@@ -178,45 +168,12 @@ def test_a_trace_has_every_node_and_its_fate(mode):
     assert found.plan.mode == ("draft" if mode == "draft" else "exhaustive")
 
 
-@pytest.mark.parametrize(
-    ("options", "wishes", "message"),
-    [
-        (
-            {"mode": "fast"},
-            {},
-            "mode 'fast' is not one of auto, planned, beam, strict, exhaustive, draft",
-        ),
-        ({"until_global": True}, {"seeds": [1]}, "drawn from all sequences already"),
-    ],
-)
-def test_impossible_requests_are_refused(options, wishes, message):
-    with pytest.raises(ValueError, match=message):
-        engine().decode(SearchRequest(PROMPTS[:1], **wishes), 3, **options)
-
-
 def test_models_that_lack_tokens_of_the_catalog_are_refused():
     small = tiny_model("llama", vocabulary=20)
     with pytest.raises(ValueError, match=r"the catalog has token 63; the model knows 0 \.\. 19"):
         beam_search(small, [[1]], TRIE)
     with pytest.raises(ValueError, match="the catalog has token 63"):
         Engine(TARGET, TRIE, draft=small).decode([[1]], mode="draft")
-    with pytest.raises(ValueError, match="patch_nodes must be at least 1, got 0"):
-        speculative_beam_search(TARGET, None, [[1]], TRIE, patch_nodes=0)
-
-
-def test_a_failed_decode_leaves_no_bad_cache_values():
-    """Values that are not finite would go through a mask."""
-    each = Engine(tiny_model("llama", seed=4), TRIE, draft=None)
-    weight = each.target._model.model.layers[0].self_attn.v_proj.weight
-    good = weight.detach().clone()
-    expected = each.decode(PROMPTS[:1]).beams
-    with torch.no_grad():
-        weight.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match="not finite for request 0, 1, 2"):
-        each.decode(PROMPTS)
-    with torch.no_grad():
-        weight.copy_(good)
-    assert torch.equal(each.decode(PROMPTS[:1]).beams.scores, expected.scores)
 
 
 def test_a_failing_prompt_store_leaves_no_cache_lent():

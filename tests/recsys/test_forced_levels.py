@@ -1,7 +1,5 @@
 """Levels at which nothing but one token is allowed: no forward where that is exact, else one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -73,28 +71,23 @@ def test_skipping_forced_levels_changes_no_answer(seed, items, levels, beams, sh
 
 def test_only_levels_with_a_choice_are_run():
     # after the first token everything is known: 1 pass of 4; the last level alone is, too: 3 of 4
+    # a forced level in the middle is run with the next one: 2 of 3
     spans = np.array([[1, 5, 6, 7], [2, 8, 9, 3], [3, 5, 6, 7]])
     parting = np.array([[1, 5, 6, 7], [1, 5, 8, 7], [1, 9, 6, 7]])
-    for catalog, passes, forced in ((spans, 1, 3), (parting, 3, 1)):
+    middle = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
+    for catalog, passes, forced in ((spans, 1, 3), (parting, 3, 1), (middle, 2, 1)):
         trie = ItemTrie.build(catalog)
-        beams = beam_search(TARGET, SearchRequest([[4, 2]], normalize="allowed"), trie, 3)
-        expected = reference_beam_search(TARGET, np.array([4, 2]), catalog, 3, normalize="allowed")
+        beams = beam_search(
+            TARGET, SearchRequest([[4, 2]], normalize="allowed"), trie, len(catalog)
+        )
+        expected = reference_beam_search(
+            TARGET, np.array([4, 2]), catalog, len(catalog), normalize="allowed"
+        )
         assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
         assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
         (stats,) = beams.stats
         assert (stats.target_passes, stats.forced_levels) == (passes, forced)
         assert stats.target_tokens == stats.kv_slots
-
-
-def test_a_forced_level_is_run_with_the_next_one():
-    catalog = np.array([[1, 5, 6], [1, 5, 8], [2, 9, 6], [3, 9, 7]])
-    beams = beam_search(
-        TARGET, SearchRequest([[4, 2]], normalize="allowed"), ItemTrie.build(catalog), 4
-    )
-    expected = reference_beam_search(TARGET, np.array([4, 2]), catalog, 4, normalize="allowed")
-    assert [tuple(t) for t in beams.tokens[0].tolist()] == [t for t, _ in expected]
-    assert beams.scores[0].tolist() == pytest.approx([s for _, s in expected], abs=1e-10)
-    assert (beams.stats[0].target_passes, beams.stats[0].forced_levels) == (2, 1)
 
 
 @pytest.mark.parametrize("search", [beam_search, speculative_beam_search])

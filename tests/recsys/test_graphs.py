@@ -1,7 +1,5 @@
 """Passes on graphs equal passes without: padding, static buffers, fallbacks. Replays on a CPU."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from unittest import mock
 
@@ -55,7 +53,6 @@ def walk(tree, seed, widths):
 
 
 def plain_and_graphed(model, on_graphs, prompts, seed, widths):
-    """Logits of the same growth without and with graphs."""
     both = []
     for tree_model in (TreeModel(model), on_graphs):
         ready = PromptBatch.of(prompts, tree_model)
@@ -185,10 +182,7 @@ def test_passes_without_a_graph_are_counted_and_captured_later():
     expected = beam_search(model, prompts, trie, 5)
     assert graphs.statistics().fallbacks == {"shape": 4}
     # a prompt of up to 12 tokens for one row; then 5 beams over 16, 16 and 32 slots
-    assert set(graphs.missed) == {
-        PassShape(4, 16, 16, 8),
-        PassShape(4, 8, 32, 8),
-    }
+    assert set(graphs.missed) == {PassShape(4, 16, 16, 8), PassShape(4, 8, 32, 8)}
     graphs.warm_up(graphs.missed)
     found = beam_search(model, prompts, trie, 5)
     told = graphs.statistics()

@@ -1,7 +1,5 @@
 """The item encoder: what it keeps, what it makes of items it has seen and of those it has not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Logits that are not finite: an error for the requests that have them, and for nobody else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +34,6 @@ MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
 
 
 def model(value=float("nan")):
-    """A model whose embedding of one token is not finite."""
     broken = tiny_model("llama", 64, seed=3)
     with torch.no_grad():
         broken.model.embed_tokens.weight[BROKEN] = value

@@ -1,7 +1,5 @@
 """The planner by hand: costs between measured points, counts of passes, choices, second looks."""
 
-from __future__ import annotations
-
 import pytest
 
 from recsys.decoding.planner import Load, Passes, PassTimes, Plan, Planner

@@ -1,7 +1,5 @@
 """Prompts: one rule of truncation for serving and training."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -71,12 +69,6 @@ def test_windows_by_hand():
         [0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8], [6, 7, 8, 9], [7, 7],
     ]  # fmt: skip
     assert windows.first.tolist() == [1, 3, 3, 1]
-
-
-def test_more_context_may_be_wanted():
-    windows = training_windows(Histories.of([np.arange(7), [1, 2]]), SMALL, min_context=3)
-    assert [w.tolist() for w in windows.sequences] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6]]
-    assert windows.first.tolist() == [3, 3]
 
 
 @given(configs(), st.lists(st.integers(0, 45), max_size=4), st.integers(1, 4))

@@ -1,7 +1,5 @@
 """Sequences of unequal length: filled, saved and refused; `test_random_exactness` searches them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Every search against plain enumeration (`benchmarks/random_exactness.py`)."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

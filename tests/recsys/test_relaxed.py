@@ -1,7 +1,5 @@
 """Relaxed verification: exact at N = K = 1, and elsewhere what the algorithm says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -45,16 +43,8 @@ def relaxed(draft, prompts, trie, beams, *, draft_beams=None, traced=False, **op
 
 def draw(draft, count, beams, temperature, **options):
     """(count, beams) rows of SMALL, each with a seed of its own."""
-    trie = ItemTrie.build(np.array(SMALL))
-    options |= {"temperature": temperature}
-    return torch.cat(
-        [
-            relaxed(
-                draft, [PROMPT] * 2000, trie, beams, seeds=range(first, first + 2000), **options
-            ).rows
-            for first in range(0, count, 2000)
-        ]
-    )
+    options |= {"temperature": temperature, "seeds": range(count)}
+    return relaxed(draft, [PROMPT] * count, ItemTrie.build(np.array(SMALL)), beams, **options).rows
 
 
 def conditional(model, prefix, temperature):
@@ -236,12 +226,8 @@ def test_samples_are_distinct_allowed_and_scored_by_the_target(
     ]
     options = {"draft_beams": beams + more, "temperature": temperature}
     found = relaxed(DRAFTS[draft], prompts, trie, beams, seeds=seeds, exclude=exclude, **options)
-    everything = beam_search(
-        TARGET,
-        SearchRequest(prompts, seeds=seeds, exclude=exclude, temperature=temperature),
-        trie,
-        trie.num_rows,
-    )
+    request = SearchRequest(prompts, seeds=seeds, exclude=exclude, temperature=temperature)
+    everything = beam_search(TARGET, request, trie, trie.num_rows)
     for i, prompt in enumerate(prompts):
         rows = [row for row in found.rows[i].tolist() if row >= 0]
         score = dict(zip(everything.rows[i].tolist(), everything.scores[i].tolist(), strict=True))
@@ -255,15 +241,8 @@ def test_samples_are_distinct_allowed_and_scored_by_the_target(
         )
         assert 1 <= found.stats[i].target_passes <= levels
         assert 0 <= found.stats[i].accepted_levels <= levels - 1
-        alone = relaxed(
-            DRAFTS[draft],
-            [prompt],
-            trie,
-            beams,
-            seeds=seeds[i : i + 1],
-            exclude=exclude[i : i + 1],
-            **options,
-        )
+        options |= {"seeds": seeds[i : i + 1], "exclude": exclude[i : i + 1]}
+        alone = relaxed(DRAFTS[draft], [prompt], trie, beams, **options)
         assert torch.equal(alone.rows[0], found.rows[i])
         assert alone.stats[0].accepted_levels == found.stats[i].accepted_levels
     assert found.certificates == ["approximate"] * batch

@@ -1,7 +1,5 @@
 """Rotary embeddings whose frequencies depend on the length of a pass: exact up to their limit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -19,15 +17,6 @@ LONGROPE = {
     "long_factor": [1.0, 3.0, 5.0, 8.0],
 }
 KINDS = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8,
-    },
     "longrope": {**LONGROPE, "original_max_position_embeddings": TRAINED},
     "dynamic": {"rope_type": "dynamic", "factor": 8.0},
 }
@@ -51,7 +40,6 @@ def prompt_of(length, seed=1):
 
 
 def search(model, prompts, **options):
-    """(items, scores) of each request."""
     beams = beam_search(model, SearchRequest(prompts, **options), TRIE, 5)
     return list(zip(beams.tokens.tolist(), beams.scores.tolist(), strict=True))
 
@@ -65,8 +53,8 @@ def check_alone(found, kind, prompts, architecture="llama"):
 
 
 def longest_prompt(kind):
-    """Tokens of a prompt whose last level but one is run at the limit; without one, 40."""
-    return LIMITS.get(kind, 41) - (LEVELS - 1)
+    """Tokens of a prompt whose last level but one is run at the limit."""
+    return LIMITS[kind] - (LEVELS - 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,6 @@
 """Scores of given rows: equal to teacher forcing, to beam search's, and free of their company."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -80,13 +80,10 @@ def test_candidates_are_scored_without_changing_the_search(seed):
     alone = score_rows(TARGET, prompts, trie, rows)
     plain = beam_search(TARGET, prompts, trie, k)
     assert plain.candidate_scores is None
-    searches = [beam_search(TARGET, SearchRequest(prompts, candidates=rows), trie, k)]
+    request = SearchRequest(prompts, candidates=rows)
+    searches = [beam_search(TARGET, request, trie, k)]
     for drafter in (ExhaustiveDrafter(), ModelDrafter(DRAFT, 20)):
-        searches.append(
-            speculative_beam_search(
-                TARGET, drafter, SearchRequest(prompts, candidates=rows), trie, k, traced=True
-            )
-        )
+        searches.append(speculative_beam_search(TARGET, drafter, request, trie, k, traced=True))
     for found in searches:
         torch.testing.assert_close(found.candidate_scores, alone, rtol=0, atol=1e-9)
         torch.testing.assert_close(found.scores, plain.scores, rtol=0, atol=1e-9)
@@ -111,10 +108,8 @@ def test_a_budget_takes_rows_in_order_while_their_prefixes_fit(seed, nodes):
             assert bool(tree.known[request, place]) == fits
         assert int(tree.real[request].sum()) == len(prefixes)
     full = score_rows(TARGET, prompts, trie, rows)
-    found = beam_search(
-        TARGET, SearchRequest(prompts, candidates=rows, candidate_nodes=nodes), trie, 3
-    )
-    scores = found.candidate_scores
+    request = SearchRequest(prompts, candidates=rows, candidate_nodes=nodes)
+    scores = beam_search(TARGET, request, trie, 3).candidate_scores
     torch.testing.assert_close(scores[tree.known], full[tree.known], rtol=0, atol=1e-9)
     assert (scores[~tree.known] == -torch.inf).all()
 
@@ -126,22 +121,11 @@ def test_candidate_scores_have_the_same_bits_in_any_batch():
     prompts = random_prompts(rng, 6, 24)
     rows = [rng.permutation(trie.num_rows)[: 10 + i] for i in range(6)]
 
-    def search(requests):
-        return beam_search(
-            model,
-            SearchRequest(
-                [prompts[i] for i in requests],
-                candidates=[rows[i] for i in requests],
-                candidate_nodes=24,
-                prompt_slots=32,
-            ),
-            trie,
-            5,
-        )
-
-    together = search(range(6))
+    request = SearchRequest(prompts, candidates=rows, candidate_nodes=24, prompt_slots=32)
+    together = beam_search(model, request, trie, 5)
     for i in range(6):
-        alone = search([i])
+        own = replace(request, prompts=prompts[i : i + 1], candidates=rows[i : i + 1])
+        alone = beam_search(model, own, trie, 5)
         assert torch.equal(alone.scores[0], together.scores[i])
         mine = alone.candidate_scores[0]
         assert torch.equal(mine, together.candidate_scores[i, : len(mine)])

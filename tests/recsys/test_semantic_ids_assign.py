@@ -1,7 +1,5 @@
 """Unique assignment: optimal where it can be checked, minimal everywhere."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np
@@ -59,7 +57,7 @@ def test_a_prefix_is_spread_at_the_lowest_cost_of_all_ways(seed, items):
 
 @given(
     seed=st.integers(0, 10_000),
-    items=st.integers(1, 60),
+    items=st.integers(0, 60),
     levels=st.integers(1, 4),
     size=st.integers(2, 5),
     spread=st.sampled_from([0.0, 0.2, 3.0]),
@@ -72,8 +70,7 @@ def test_rows_are_unique_whenever_the_catalog_fits(seed, items, levels, size, sp
     np.testing.assert_array_equal(codes, original)  # the argument is left alone
     assert out.shape == codes.shape
     assert out.dtype == np.int32
-    assert out.min() >= 0
-    assert out.max() < size
+    assert ((out >= 0) & (out < size)).all()
     distinct = len(np.unique(out, axis=0))
     if items <= size**levels:
         assert distinct == items
@@ -109,9 +106,3 @@ def test_excess_items_of_a_prefix_move_to_the_nearest_sibling():
     out = assign_unique(codes, latents, centroids)
     assert len(np.unique(out, axis=0)) == 4
     assert out[:, 0].tolist() == [0, 0, 0, 1]  # the nearest to centroid 1 went there
-
-
-def test_no_items_is_an_answer_too():
-    centroids = np.zeros((3, 4, 2), np.float32)
-    codes = np.zeros((0, 3), np.int32)
-    assert assign_unique(codes, np.zeros((0, 2), np.float32), centroids).shape == (0, 3)

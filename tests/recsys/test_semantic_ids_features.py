@@ -1,7 +1,5 @@
 """Item features: each block by hand or against a slow twin, and what is left out."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

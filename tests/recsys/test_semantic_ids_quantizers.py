@@ -1,7 +1,5 @@
 """Residual coding against a slow twin, and both quantisers on data with known structure."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 

@@ -1,7 +1,5 @@
 """The health report, by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shared search: each request gets what it gets alone, and their prompt is run once."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings

@@ -1,6 +1,6 @@
 """Strict speculative search equals beam search, whoever drafts; and the passes are as promised."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,13 +25,15 @@ from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+# finds likely what the target finds unlikely
+ADVERSARY = tiny_model("llama-gqa", dtype=torch.float64)
+ADVERSARY.lm_head.weight.data.neg_()
 DRAFTS = {
     "perfect": TARGET,
     "unrelated": tiny_model("llama", layers=1, seed=9, dtype=torch.float64),
+    "adversary": ADVERSARY,
 }
-
-
-KINDS = ["perfect", "unrelated", "exhaustive", "random", "candidates"]
+KINDS = [*DRAFTS, "exhaustive", "random", "candidates"]
 
 
 class RandomDrafter:
@@ -81,10 +83,11 @@ def drafter_of(kind, seed, nodes, trie, batch):
     batch=st.integers(1, 5),
     excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
     normalize=st.sampled_from(["vocabulary", "allowed"]),
+    temperature=st.sampled_from([None, 0.3, 1.0, 2.5]),  # None: the best; else a sample
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_strict_equals_beam_search(
-    seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize
+    seed, kind, items, levels, beams, nodes, patch, batch, excluded, normalize, temperature
 ):
     rng = np.random.default_rng(seed)
     catalog = random_catalog(rng, items, levels)
@@ -93,18 +96,23 @@ def test_strict_equals_beam_search(
     exclude = [
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
     ]
-    settings_ = {"exclude": exclude, "normalize": normalize}
-    expected = beam_search(TARGET, SearchRequest(prompts, **settings_), trie, beams)
+    request = SearchRequest(prompts, exclude=exclude, normalize=normalize)
+    if temperature is not None:
+        seeds = rng.integers(-(2**63), 2**63 - 1, batch).tolist()
+        request = replace(request, normalize="vocabulary", seeds=seeds, temperature=temperature)
+    expected = beam_search(TARGET, request, trie, beams)
     drafter = drafter_of(kind, seed, nodes, trie, batch)
-    found = speculative_beam_search(
-        TARGET, drafter, SearchRequest(prompts, **settings_), trie, beams, patch_nodes=patch
-    )
+    found = speculative_beam_search(TARGET, drafter, request, trie, beams, patch_nodes=patch)
     assert found.certificates == expected.certificates
     assert torch.equal(found.rows, expected.rows)
     alive = expected.scores > -torch.inf
     assert torch.equal(found.scores > -torch.inf, alive)
     torch.testing.assert_close(found.scores[alive], expected.scores[alive], atol=1e-10, rtol=0)
     assert all(1 <= s.target_passes <= levels for s in found.stats)
+    for rows, gone in zip(found.rows.tolist(), exclude, strict=True):
+        listed = [row for row in rows if row >= 0]
+        assert len(set(listed)) == len(listed) == min(beams, trie.num_rows - len(gone))
+        assert not set(listed) & set(gone.tolist())
 
 
 @pytest.fixture
@@ -161,8 +169,6 @@ def test_widths_can_be_given_level_by_level(wide):
     assert [level.states.shape[1] for level in proposal.levels] == [19, 40, 40]  # 19 exist
     found = speculative_beam_search(TARGET, ModelDrafter(TARGET, widths=[5]), prompts, wide, 10)
     assert torch.equal(found.rows, beam_search(TARGET, prompts, wide, 10).rows)
-    with pytest.raises(ValueError, match="widths must be at least 1, got 0"):
-        ModelDrafter(TARGET, widths=[4, 0])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The tree forward against the plain forward: any tree, mixed depths, passes, sub-batches."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import numpy as np
@@ -38,7 +36,6 @@ def path(node):
 
 
 def expected(model, prompt, node):
-    """Logits of the plain forward over the prompt and the path."""
     tokens = torch.tensor([[*prompt.tolist(), *[TOKENS[i] for i in path(node)]]])
     with torch.inference_mode():
         return model(tokens).logits[0, -1]

@@ -1,7 +1,5 @@
 """The item trie: numbers by hand, and properties against sets of prefixes."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from tempfile import TemporaryDirectory

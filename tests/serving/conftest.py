@@ -221,8 +221,6 @@ def left_frozen(monkeypatch):
 
 
 class Clock:
-    """A clock that a test sets."""
-
     now = 0.0
 
     def __call__(self):
@@ -294,8 +292,6 @@ def random_bundle():
 
 @pytest.fixture
 def write_dataset(tmp_path):
-    """Write events [(user, item, time)] as a canonical data set."""
-
     def write(events, name="shop"):
         users, items, times = zip(*events, strict=True)
         interactions = Interactions.of(list(users), list(items), list(times))
@@ -318,7 +314,6 @@ def settings(tmp_path, write_dataset, monkeypatch):
 
 @contextmanager
 def serve_in_thread(settings, **parts):
-    """The URL of an application on a real socket."""
     app = create_app(settings, **parts)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     with socket.socket() as listener:
@@ -379,7 +374,6 @@ def answering():
 
 @asynccontextmanager
 async def run_app(settings, *, wait=True, **parts):
-    """A client of a started application, over ASGI."""
     app = create_app(settings, **parts)
     transport = httpx.ASGITransport(app)
     async with (
@@ -424,20 +418,16 @@ async def client(settings, recommender):
 
 @pytest.fixture
 def service(client):
-    """The service that `client` asks."""
     return client._transport.app.state.service
 
 
 @pytest.fixture
 def environment(tmp_path):
-    """Of a program that a test runs."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "RECSYS_HOME": str(tmp_path)}
 
 
 @pytest.fixture
 def python(environment):
-    """Runs Python with these arguments to its end."""
-
     def run(*arguments, **more):
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(

@@ -6,8 +6,6 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -34,8 +32,7 @@ JSON = {"content-type": "application/json"}
 
 
 def is_problem(response, code):
-    """The body of a well-formed problem of this code."""
-    body: dict[str, Any] = response.json()
+    body = response.json()
     kind = KINDS[code]
     assert (body["code"], body["status"], response.status_code) == (code, kind.status, kind.status)
     assert response.headers["content-type"] == "application/problem+json"
@@ -53,12 +50,8 @@ def ids(response):
 
 
 def shortened(fallback, request):
-    """A fallback that knows two items only."""
     result = fallback(request)
     return replace(result, recommendations=result.recommendations[:2])
-
-
-# Recommendations
 
 
 async def test_an_inline_history_is_answered_by_the_model(client, recommender):
@@ -140,8 +133,6 @@ async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
     assert (body["history_items"], body["eligible_items"]) == (0, 149)
     # who asks for what only the model can do gets the model
     for special in ({"fallback": False}, {"seed": 7}, {"mode": "beam"}, {"blend": False}):
-        if "blend" in special and not hasattr(RecommendRequest([]), "blend"):
-            continue
         answer = await client.post(URL, json={**request_, **special})
         assert ids(answer) == recommender.expected(unknown)
         assert answer.json()["note"]["code"] == code
@@ -237,10 +228,12 @@ async def test_metadata_and_timing_are_included_on_request(client):
         ({"history": [], "a/b~c": 5}, "/a~1b~0c", "unknown field"),
         ([], "", "a JSON object"),
         (None, "", "a JSON object"),
+        ("", "", "a JSON object"),
     ],
 )
 async def test_an_invalid_request_is_reported_with_its_pointer(client, body, pointer, text):
-    response = await client.post(URL, content=json.dumps(body), headers=JSON)
+    content = b"" if body == "" else json.dumps(body)
+    response = await client.post(URL, content=content, headers=JSON)
     (error,) = is_problem(response, "invalid_request")["errors"]
     assert (error["location"], error["pointer"]) == ("body", pointer)
     assert text in error["detail"]
@@ -283,10 +276,6 @@ async def test_a_body_that_is_not_json_is_a_problem(client, content):
     is_problem(await client.post(URL, content=content, headers=JSON), "malformed_body")
 
 
-async def test_an_empty_body_is_not_valid(client):
-    is_problem(await client.post(URL, headers=JSON), "invalid_request")
-
-
 @pytest.mark.parametrize("given", [None, "text/plain", "application/x-www-form-urlencoded"])
 async def test_a_body_must_say_that_it_is_json(client, given):
     headers = {} if given is None else {"content-type": given}
@@ -321,11 +310,8 @@ async def test_a_body_too_large_is_refused_while_it_streams(client):
     assert sent == 17  # the first chunk beyond 1 MiB
 
 
-# Options
-
-
 async def test_every_option_arrives_at_the_model(client, recommender, monkeypatch):
-    asked: list[RecommendRequest] = []
+    asked = []
     answer = recommender.answer
     monkeypatch.setattr(recommender, "answer", lambda r: (asked.append(r), answer(r))[1])
     boosts = [{"filter": EVEN, "weight": 0.5}]
@@ -434,9 +420,6 @@ async def test_the_longest_requests_that_are_allowed_are_answered(client):
     assert len(ids(await client.post(URL, json=long))) == 200
 
 
-# The other endpoints
-
-
 async def test_an_item_is_shown_with_its_codes_and_attributes(client):
     assert (await client.get("/v1/items/item-100")).json() == {
         "item_id": "item-100",
@@ -450,19 +433,10 @@ async def test_an_item_is_shown_with_its_codes_and_attributes(client):
 
 
 async def test_models_are_listed(client, recommender):
-    assert (await client.get("/v1/models")).json() == {
-        "models": [
-            {
-                "name": "demo",
-                "version": recommender.manifest.digest,
-                "epoch": 0,
-                "items": 300,
-                "levels": 3,
-                "aliases": ["champion"],
-            }
-        ],
-        "available": [],
-    }
+    body = (await client.get("/v1/models")).json()
+    version = recommender.manifest.digest
+    model = {"name": "demo", "version": version, "epoch": 0, "items": 300, "levels": 3}
+    assert body == {"models": [{**model, "aliases": ["champion"]}], "available": []}
 
 
 async def test_other_paths_and_methods_are_problems(client):
@@ -473,32 +447,15 @@ async def test_other_paths_and_methods_are_problems(client):
     assert response.headers["allow"] == "POST"
 
 
-class Links(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.links: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag, attrs):
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
-
-    def handle_data(self, data):
-        self.text += data
-
-
 @pytest.mark.parametrize("page", ["/", "/docs"])
 async def test_pages_are_self_contained_and_have_no_dead_link(client, page):
     response = await client.get(page)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
-    parser = Links()
-    parser.feed(response.text)
-    assert parser.links
-    for link in parser.links:
+    links = re.findall(r"""\b(?:href|src)\s*=\s*["']?([^"'\s>]*)""", response.text)
+    assert links
+    for link in links:
         assert link.startswith("/")
         assert (await client.get(link)).status_code == 200
-
-
-# Life
 
 
 async def test_not_ready_until_loaded_and_warm_but_alive(settings, recommender, running, until):
@@ -551,7 +508,7 @@ async def test_a_full_queue_is_429_and_a_late_answer_504(settings, recommender, 
         )
 
 
-READS: list[tuple[str, str, Any, str]] = [
+READS = [
     ("GET", "/v1/items/item-1/similar", None, "similar"),
     ("POST", "/v1/filters/validate", {"filter": EVEN}, "eligible"),
 ]
@@ -716,8 +673,6 @@ async def test_a_bad_request_does_not_affect_its_batch_or_leak(
 
 
 class BrokenStore:
-    """Cannot be read or written."""
-
     async def journal(self, model, after=0):
         return Journal([], after)
 
@@ -744,9 +699,6 @@ async def test_a_failing_store_is_503_except_for_inline_histories(settings, reco
         assert "secret" not in response.text
         is_problem(await client.post(URL, json={"user": "slow"}), "deadline_exceeded")
         assert (await client.post(URL, json={"history": []})).status_code == 200
-
-
-# Around every request
 
 
 async def test_a_request_id_is_accepted_or_generated(client):
@@ -777,12 +729,8 @@ async def test_every_request_is_one_line_in_the_log_without_user_ids(client, cap
     ]
 
 
-# OpenAPI
-
-
 async def openapi(client):
-    document: dict[str, Any] = (await client.get("/openapi.json")).json()
-    return document
+    return (await client.get("/openapi.json")).json()
 
 
 async def test_openapi_lists_all_routes_and_its_references_resolve(client):

@@ -22,9 +22,6 @@ def check_at_once(monkeypatch):
     monkeypatch.setattr(auth, "CHECK_INTERVAL_S", 0.0)
 
 
-# The file
-
-
 def test_a_key_is_256_random_bits_and_the_file_has_its_hash_only(file):
     first, second = auth.create(file, "shop", "read"), auth.create(file, "ops", "admin")
     assert first.startswith("rk_")
@@ -128,8 +125,6 @@ def test_the_commands_make_list_and_revoke(python, tmp_path):
     assert auth.read(file) == []
 
 
-# Routes and their scopes
-
 SCOPES = {
     (method, route.path_format): auth.scope_of(route.endpoint)
     for route in ROUTES
@@ -179,9 +174,6 @@ def test_every_change_needs_more_than_the_scope_read():
             assert scope >= Scope.WRITE, (method, path)
         if path.startswith("/v1/") or path == "/metrics":
             assert scope >= Scope.READ, (method, path)
-
-
-# The door
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """`recsys benchmark serve`: loops over HTTP, requests, equality under load, soaks, errors."""
 
-import importlib
 import json
 import re
-import sys
 from contextlib import asynccontextmanager
 from itertools import islice
 
@@ -11,9 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG
-from recsys.catalog import Catalog
 from recsys.constraint.filters import ItemFilter
 from recsys.errors import ConfigError, RecsysError
 from recsys.serving.benchmark.client import Client, Request, Run
@@ -28,17 +23,12 @@ GET = Request("GET", "/")
 
 @pytest.fixture
 def talking(answering):
-    """A client of a server that answers (head, body)."""
-
     @asynccontextmanager
     async def talk(answer):
         async with answering(answer) as server, Client([server], key="rk_x") as client:
             yield client
 
     return talk
-
-
-# The client and its loops
 
 
 async def test_a_request_is_sent_with_its_body_and_the_key(talking):
@@ -97,28 +87,16 @@ def test_an_open_loop_is_a_poisson_process_of_its_rate():
     assert np.diff(due).std() == pytest.approx(1 / 400, rel=0.05)
 
 
-# Requests
-
-
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    table = pa.table(
-        {
-            "item_id": [f"i{i}" for i in range(50)],
-            "title": ["t"] * 50,
-            "text": [""] * 50,
-            "price": [i / 2 for i in range(50)],
-            "brand": ["a" if i % 2 else "b" for i in range(50)],
-            "tags": [["x", "y"][: i % 3] for i in range(50)],
-            "nothing": pa.array([None] * 50, pa.string()),
-        }
+def bundle(tmp_path_factory, random_bundle):
+    return random_bundle(
+        tmp_path_factory.mktemp("bundles") / "tiny",
+        50,
+        price=[i / 2 for i in range(50)],
+        brand=["a" if i % 2 else "b" for i in range(50)],
+        tags=[["x", "y"][: i % 3] for i in range(50)],
+        nothing=pa.array([None] * 50, pa.string()),
     )
-    path = tmp_path_factory.mktemp("bundles") / "tiny"
-    with write_artifact(path, "bundle") as folder:
-        (folder / CATALOG).mkdir()
-        codes = np.stack(np.unravel_index(np.arange(50), (4, 4, 4)), axis=1)
-        Catalog(table, codes.astype(np.int32)).save(folder / CATALOG)
-    return path
 
 
 def bodies(requests, count):
@@ -143,9 +121,6 @@ def test_mixed_requests_use_every_field_and_are_valid(bundle):
     assert any("no-such-item" in body["history"] for body in found)
     assert any("exclude_items" in body for body in found)
     assert {body["exclude_seen"] for body in found} == {True, False}
-
-
-# Equality
 
 
 class Fake:
@@ -177,9 +152,6 @@ async def test_an_answer_that_changes_under_load_is_shown(talking, bundle):
     found = await equality(talking, fake, bundle)
     assert found["different"] == 1
     assert found["first_different"]["field"] == "items"
-
-
-# Report
 
 
 def row(key, value):
@@ -224,17 +196,6 @@ def test_memory_is_flat_or_not_after_the_warm_up():
 
 def test_a_run_without_answers_has_no_percentile():
     assert (Run().percentile(50), Run().rate) == (None, 0.0)
-
-
-# The command
-
-
-def test_without_aiohttp_the_error_names_the_extra(monkeypatch):
-    name = "recsys.serving.benchmark.client"
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[load\]'"):
-        importlib.import_module(name)
 
 
 async def test_a_server_that_cannot_start_reports_the_reason(tmp_path):

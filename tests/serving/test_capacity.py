@@ -54,9 +54,6 @@ def constant(batch_ms, *, request_ms=0.0, other_ms=0.0):
     return Costs((Level(0.0, sizes, batch, np.full(len(sizes), other_ms)),))
 
 
-# Traffic
-
-
 def test_requests_come_at_their_rate_in_order():
     times = Traffic(50.0, 20_000).arrivals(np.random.default_rng(0))
     assert (np.diff(times) >= 0).all()
@@ -88,18 +85,12 @@ def test_users_are_spread_evenly_and_keep_their_place():
     assert (assign_owners(np.arange(100), 8) != assign_owners(np.arange(100), 8, salt=1)).any()
 
 
-# The simulation against formulas
-
-
 @pytest.mark.parametrize("busy", [0.2, 0.5, 0.8])
 def test_constant_times_one_by_one_are_an_m_d_1_queue(busy):
     found = simulate(constant(10.0), Traffic(busy * 100, 200_000), QUIET, seed=3)
     # Pollaczek and Khinchine: mean wait = busy x service / (2 (1 - busy))
     assert found.queue_s.mean() == pytest.approx(0.010 * busy / (2 * (1 - busy)), rel=0.06)
     assert found.busy_s[0] / found.arrived[-1] == pytest.approx(busy, rel=0.02)
-
-
-# The simulation against the batcher itself
 
 
 class _Clock(selectors.SelectSelector):
@@ -159,8 +150,6 @@ def by_the_batcher(times, batch_s, fleet):
 
 
 class Given(Traffic):
-    """Requests at given times."""
-
     def __init__(self, times):
         super().__init__(1.0, len(times))
         object.__setattr__(self, "times", times)
@@ -192,9 +181,6 @@ def test_batches_start_and_end_as_the_batchers_do(gaps, batch_ms, request_ms, wa
     assert found.batch.tolist() == [size for _, size in expected]
     ends = found.arrived + found.latency_s
     assert ends == pytest.approx([end for end, _ in expected], abs=1e-6)
-
-
-# What must hold of any fleet
 
 
 @st.composite
@@ -249,9 +235,6 @@ def test_every_request_ends_once_and_after_its_arrival(both):
         assert (found.tries == 1).all()
 
 
-# Losses, caches, limits
-
-
 def test_a_replica_that_dies_costs_time_and_no_answer():
     fleet = Fleet(3, losses=(Loss(1, 5.0, 15.0),), detect_ms=200.0)
     found = simulate(COSTS, Traffic(60.0, 1500, users=500), fleet, seed=1)
@@ -296,9 +279,6 @@ def test_full_queues_refuse_and_late_requests_expire():
     assert late.counts() == {"answered": 3, "refused": 0, "expired": 7, "failed": 0}
     assert late.latency_s[late.status == EXPIRED] == pytest.approx(np.full(7, 0.035))
     assert late.busy_s[0] == pytest.approx(0.040), "what has expired in the queue is not computed"
-
-
-# Costs
 
 
 def measured(rate, *, batch=8.0, count=400, seed=0):
@@ -379,12 +359,8 @@ def test_loads_of_one_rate_count_together():
     assert [(level.rate, len(level.size)) for level in costs.levels] == [(10.0, 5), (20.0, 10)]
 
 
-# The plan
-
-
 @pytest.fixture
 def briefly(monkeypatch):
-    """Plans by few requests."""
     monkeypatch.setattr("recsys.serving.capacity.plan.LEAST", 4000)
 
 
@@ -426,10 +402,6 @@ def test_a_limit_below_an_idle_replica_is_an_error():
         plan(constant(10.0, other_ms=2.0), Needs(10, 10, 5.0, p99_ms=9.0), MEMORY)
 
 
-def test_daily_users_become_a_peak():
-    assert Needs.rate_of(86_400, 10, 3) == 30
-
-
 def test_memory_is_the_sum_of_its_parts():
     # 2048 bytes a token, 1 + 3 x 20 tokens a history
     assert MEMORY.histories(20) == (1 << 20) // (2048 * 61)
@@ -463,9 +435,6 @@ def test_memory_of_a_bundle_is_read_from_its_files(bundle):
     assert (memory.weights, memory.levels, memory.prefix) == (4000, 3, 2 << 20)
     assert memory.token == 2 * 4 * 2 * 4 * 16, "keys and values, float32, layers, heads, width"
     assert memory.retrieval_item == (50 * 8 + 128) // 50
-
-
-# Check and command
 
 
 def test_a_check_shows_prediction_beside_measurement():

@@ -21,9 +21,6 @@ def code(response):
     return response.status_code, response.json()["code"]
 
 
-# Looking
-
-
 async def test_the_catalog_is_browsed_by_prefix_and_page(client):
     page = (await client.get("/v1/items?limit=2")).json()
     assert [item["item_id"] for item in page["items"]] == ["item-0", "item-1"]
@@ -74,9 +71,6 @@ async def test_given_items_are_ranked_and_unknown_ones_listed(client):
     assert (body["items"], body["history_items"]) == ([], 2)
     response = await client.post("/v1/rank", json={"user": "eve", "items": ["item-1"]})
     assert code(response) == (404, "unknown_user")
-
-
-# Changing
 
 
 async def test_an_item_is_added_recommended_and_removed(client):
@@ -354,9 +348,6 @@ async def test_an_item_removed_during_its_ranking_is_unknown(client, recommender
     answer = (await client.post("/v1/rank", json=body)).json()
     assert [item["item_id"] for item in answer["items"]] == ["item-2"]
     assert answer["unknown_items"] == ["item-3"]
-
-
-# Filters
 
 
 async def test_a_filter_is_looked_at_before_it_is_used(client):

@@ -1,5 +1,3 @@
-from typing import Any
-
 import httpx
 import pytest
 
@@ -17,7 +15,7 @@ PROBLEM = {
 
 
 def test_the_client_has_a_method_for_every_route(settings, recommender, serving):
-    asked: list[Any] = []
+    asked = []
     with serving(settings, recommender=recommender) as url, Client(url) as client:
 
         def note(request):
@@ -85,7 +83,7 @@ def scripted(answers, asked):
 
 @pytest.fixture
 def slept(monkeypatch):
-    waits: list[float] = []
+    waits = []
     monkeypatch.setattr(client_module.time, "sleep", waits.append)
     return waits
 
@@ -96,7 +94,7 @@ def full(after):
 
 
 def test_refused_calls_are_repeated_after_retry_after(slept):
-    asked: list[httpx.Request] = []
+    asked = []
     models = httpx.Response(200, json={"models": [], "available": []})
     with scripted([full("2"), httpx.ConnectError("no"), models], asked) as client:
         assert client.models().models == []
@@ -131,7 +129,7 @@ def test_invalid_requests_are_not_repeated(slept):
 
 
 def test_events_get_ids_so_that_a_repetition_counts_once(slept):
-    asked: list[httpx.Request] = []
+    asked = []
     done = httpx.Response(200, json={"accepted": 1, "duplicates": 0, "ignored": 0, "unlinked": 0})
     with scripted([full("1"), done], asked) as client:
         client.send_events([{"user": "ada", "item": "item-1"}])

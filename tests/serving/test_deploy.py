@@ -37,9 +37,6 @@ def environment():
     return {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
 
 
-# Configuration
-
-
 def test_the_example_has_every_setting_and_its_defaults():
     file = ROOT / "configs" / "serving.yaml"
     text = file.read_text(encoding="utf-8")
@@ -60,9 +57,6 @@ def test_commented_settings_of_the_example_are_valid(tmp_path, monkeypatch):
     settings = ServingSettings.load(file)
     assert settings.rate_limit == 50
     assert settings.shadow_alias == "shadow"
-
-
-# The image
 
 
 def instructions():
@@ -108,9 +102,6 @@ def test_the_health_check_is_a_program():
     compile(command[2], "healthcheck", "exec")
 
 
-# Compose
-
-
 def test_compose_waits_for_stores_and_listens_on_loopback():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert set(services) == {"recsys", "postgres", "redis"}
@@ -145,9 +136,6 @@ def test_the_unit_runs_an_existing_command_and_is_hardened():
     assert service["ProtectSystem"] == "strict"
     defaults = ServingSettings.model_fields["deadline_ms"].default
     assert int(service["TimeoutStopSec"]) > defaults / 1000 + 5
-
-
-# Alerts and docs
 
 
 def rules():

@@ -2,7 +2,6 @@ from urllib.parse import quote
 
 import pytest
 
-from recsys.errors import ConfigError
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.settings import ServingSettings
 
@@ -30,15 +29,6 @@ def test_clients_have_buckets_of_their_own_in_bounded_number(clock):
     assert limit.take("b") == 0  # was forgotten
 
 
-def test_refused_requests_take_no_token(clock):
-    limit = RateLimit(1.0, 1, clock=clock)
-    limit.take("a")
-    for _ in range(100):
-        assert limit.take("a") == 1.0
-    clock.now = 1.0
-    assert limit.take("a") == 0
-
-
 @pytest.mark.parametrize(
     ("address", "client"),
     [
@@ -50,9 +40,6 @@ def test_refused_requests_take_no_token(clock):
 )
 def test_one_ipv6_subscriber_is_one_client(address, client):
     assert network(address) == client
-
-
-# Around requests
 
 
 async def test_too_many_requests_are_refused_with_retry_after(settings, recommender, running):
@@ -147,11 +134,6 @@ def test_hosts_follow_the_address(values, hosts):
     assert ServingSettings.load(**values).hosts == hosts
 
 
-def test_a_rate_must_be_above_zero():
-    with pytest.raises(ConfigError, match="rate_limit"):
-        ServingSettings.load(rate_limit=0.0)
-
-
 async def test_a_refused_request_is_logged_without_its_path(settings, recommender, running, caplog):
     caplog.set_level("INFO", "recsys.serving.access")
     listed = settings.model_copy(update={"allowed_hosts": "shop.example"})
@@ -171,12 +153,10 @@ async def test_a_user_id_with_slashes_is_read_erased_and_not_logged(client, capl
     user = "mail/ada@x.org"
     body = {"events": [{"user": user, "item": "item-1"}]}
     assert (await client.post("/v1/events", json=body)).status_code == 200
-    for path in ("mail/ada@x.org", "mail%2Fada@x.org"):
+    for path in (user, "mail%2Fada@x.org"):
         assert (await client.get(f"/v1/users/{path}/history")).json()["user"] == user
-        assert (await client.get(f"/v1/users/{path}/recommendations")).status_code == 200
     assert (await client.delete(f"/v1/users/{user}")).status_code == 204
     assert (await client.get(f"/v1/users/{user}/history")).status_code == 404
-    await client.get(f"/v1/users/{user}/")
     await client.get(f"/v1/user/{user}")
     routes = {r.fields["route"] for r in caplog.records if r.name == "recsys.serving.access"}
     assert "unmatched" in routes

@@ -120,9 +120,6 @@ def test_the_series_has_a_slot_for_each_period_and_is_limited(clock):
     assert sum(found["answers"]) == 0
 
 
-# Over HTTP
-
-
 async def test_the_endpoint_speaks_prometheus(client):
     await client.get("/v1/models")
     await client.get("/v1/nothing/at/all")

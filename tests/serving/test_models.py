@@ -39,7 +39,6 @@ def models(bundles, tmp_path):
 
 @pytest.fixture
 async def client(models, running):
-    """Of a service with bundle `one`, beside which is `two`."""
     async with running(models) as (client, _):
         yield client
 
@@ -316,9 +315,6 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, ru
     assert "alias champion is not restored" in caplog.text
 
 
-# Shadow
-
-
 async def test_shadows_run_while_idle_and_are_counted(models, running, until):
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled) as (client, service):
@@ -334,7 +330,6 @@ async def test_shadows_run_while_idle_and_are_counted(models, running, until):
 
 
 def dropped(service):
-    """A function that counts the dropped samples of a reason."""
     registry = service.metrics.registry
     name = "recsys_shadow_drops_total"
     return lambda reason: registry.get_sample_value(name, {"reason": reason}) or 0

@@ -36,11 +36,13 @@ async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running)
     alone = Recommender.load(bundle)
     async with running(served) as (client, _):
 
-        async def one(history, k):
+        async def one(number, history, k):
             response = await client.post(
                 "/v1/recommendations",
                 json={"history": history, "k": k, "include": ["timing"]},
+                headers={"x-request-id": f"r{number}"},
             )
+            assert response.headers["x-request-id"] == f"r{number}"
             body = response.json()
             (expected,) = alone.recommend_batch([RecommendRequest(history, k)])
             found = [(item["item_id"], item["title"]) for item in body["items"]]
@@ -54,7 +56,7 @@ async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running)
             ([f"B{i:04d}" for i in rng.integers(0, ITEMS, rng.integers(0, 12))] + ["gone"], int(k))
             for k in rng.choice([1, 10, 20, 50], 40)
         ]
-        together = await asyncio.gather(*(one(*request) for request in requests))
+        together = await asyncio.gather(*(one(n, *asked) for n, asked in enumerate(requests)))
     assert any(together)
 
 

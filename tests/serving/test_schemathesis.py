@@ -39,11 +39,7 @@ def api(tmp_path_factory, serving, fake):
 )
 def test_generated_requests_get_documented_responses(api, method, path):
     @given(case=api[path][method].as_strategy())
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
     def holds(case):
         case.call_and_validate(checks=CHECKS)
 

@@ -28,7 +28,6 @@ serve(settings, recommender=fake())
 
 @pytest.fixture
 def process(server_process, tmp_path):
-    """A real server process and its address."""
     with server_process("-W", "error", "-c", PROGRAM, Path(__file__).parent, tmp_path) as found:
         yield found
 

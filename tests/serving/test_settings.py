@@ -79,6 +79,7 @@ def test_unknown_keys_are_refused_in_every_source(tmp_path, monkeypatch):
         ("serve.port=70000", r"serve\.port: .*65535, found 70000"),
         ("serve.max_batch=0", r"serve\.max_batch: .*greater than or equal to 1"),
         ("serve.max_wait_ms=soon", r"serve\.max_wait_ms: .*number.*found 'soon'"),
+        ("serve.rate_limit=0", r"serve\.rate_limit: .*greater than 0"),
         ("serve.dtype=int8", r"serve\.dtype: .*'float32'"),
         ("serve=3", r"serve: expected a mapping, found 3"),
         ("serve.bundle=[1]", r"serve\.bundle: "),

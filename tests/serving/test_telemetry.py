@@ -1,15 +1,11 @@
-import sys
-
 import pytest
 
-from recsys.errors import ConfigError
 from recsys.serving.metrics import Metrics
 from recsys.serving.telemetry import Telemetry
 
 
 @pytest.fixture
 def traced():
-    """A tracer and what it exported."""
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -18,17 +14,6 @@ def traced():
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return Telemetry(provider), exporter
-
-
-def test_the_sdk_is_only_imported_with_the_setting(python):
-    code = "import sys, recsys.serving.app; print('opentelemetry.sdk' in sys.modules)"
-    assert python("-c", code).stdout.strip() == "False"
-
-
-def test_without_opentelemetry_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[otel\]'"):
-        Telemetry.exporting()
 
 
 def test_spans_nest_as_caller_request_and_stages(traced):

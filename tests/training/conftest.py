@@ -1,7 +1,5 @@
 """A toy shop in which the next item is nearly certain, as artifacts of a run."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal
@@ -15,8 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
@@ -25,6 +22,7 @@ from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
 from recsys.splits import leave_one_out
+from recsys.testing import byte_level_tokenizer
 
 ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
 
@@ -71,7 +69,6 @@ def unique_codes():
 
 
 def write_parents(workspace: Workspace, *, centroids=True, dataset=None):
-    """Artifacts `dataset` and `ids` of a workspace."""
     dataset = dataset or chain_dataset()
     with write_artifact(workspace.dataset, "dataset") as folder:
         dataset.save(folder)
@@ -113,7 +110,6 @@ def make_context(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shop():
-    """What the toy shop is made of."""
     return SimpleNamespace(ITEMS=ITEMS, chain_dataset=chain_dataset, write_parents=write_parents)
 
 
@@ -147,20 +143,10 @@ TEXT = ["the customer has bought these items before", "what will the customer bu
 
 
 def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
-    """A small LLaMA checkpoint with a byte-level BPE tokenizer."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>", *extra],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(TEXT, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>" if bos else None, eos_token="</s>"
-    )
+    tokenizer = byte_level_tokenizer(TEXT, 300)
+    tokenizer.add_tokens([*extra])
+    if not bos:
+        tokenizer.bos_token = None
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -178,7 +164,6 @@ def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
 
 
 def as_a_script(path):
-    """A worker of a distributed job."""
     runpy.run_path(path, run_name="__main__")
 
 

@@ -1,7 +1,5 @@
 """Alignment modules against slow twins, batches of trees, and draft runs of every objective."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """`recsys benchmark atspeed`: the line-up, the figures, and a toy run of all of it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -14,18 +12,8 @@ from typer.testing import CliRunner
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.training.atspeed.commands import atspeed
-from recsys.training.atspeed.lineup import (
-    DraftSpace,
-    Variant,
-    derive_settings,
-    list_variants,
-)
-from recsys.training.atspeed.measure import (
-    Question,
-    Sample,
-    compare_accepted,
-    describe,
-)
+from recsys.training.atspeed.lineup import DraftSpace, Variant, derive_settings, list_variants
+from recsys.training.atspeed.measure import Question, Sample, compare_accepted, describe
 from recsys.training.atspeed.produce import workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.settings import DraftConfig, TeacherConfig

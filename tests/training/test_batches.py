@@ -1,7 +1,5 @@
 """Windows become batches: every question once, in rows under a budget, in a repeatable order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -32,12 +30,6 @@ def equal(a, b):
         np.array_equal(x.tokens, y.tokens) and np.array_equal(x.loss, y.loss)
         for x, y in zip(a, b, strict=True)
     )
-
-
-def test_a_short_history_is_one_row_predicting_all_but_the_first():
-    (batch,) = batches([[5, 7, 9]]).epoch(0)
-    assert batch.tokens.tolist() == [[1, 12, 13, 16, 17, 20, 21]]
-    assert batch.loss.tolist() == [[False, False, False, True, True, True, True]]
 
 
 def test_without_context_the_first_item_is_asked_as_well():

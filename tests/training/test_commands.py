@@ -1,7 +1,5 @@
 """The commands that make models: their options and their output."""
 
-from __future__ import annotations
-
 import json
 
 from typer.testing import CliRunner

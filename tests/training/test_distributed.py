@@ -1,7 +1,5 @@
 """Several processes: one that is killed, parameters that are shared out, checkpoints of both."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

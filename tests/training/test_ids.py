@@ -1,7 +1,5 @@
 """The `ids` stage, from a canonical data set to its artifact."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -35,8 +33,6 @@ SMALL = {
 
 @pytest.fixture
 def make(make_context, shop):
-    """A run with a data set and these settings of `ids`."""
-
     def make(dataset=None, *, force=False, **ids):
         context = make_context(force=force, ids={**SMALL, **ids})
         if dataset is not None:

@@ -1,7 +1,5 @@
 """fit: budgets, schedule, the best weights, and resuming after any kind of end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -204,8 +202,6 @@ def test_training_ends_with_a_validation_even_between_two(tmp_path):
 
 
 class Clock:
-    """A clock that a test moves by hand."""
-
     def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)

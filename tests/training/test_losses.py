@@ -1,7 +1,5 @@
 """Alignment losses against hand-written numbers, slow twins and finite differences, in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The training loss against torch's own, and what it must not look at."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy

@@ -1,7 +1,5 @@
 """A pretrained checkpoint with a real tokenizer learns semantic tokens."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -100,7 +98,6 @@ def train(make_context, base, **target):
 
 
 def weights_of(path):
-    """Checksums of all weights, adapter's included."""
     files = read_manifest(path).files
     return {name: files[name] for name in files if name.endswith(".safetensors")}
 

@@ -1,7 +1,5 @@
 """A deployed target is adapted to newer interactions: same codes, same vocabulary, named parent."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

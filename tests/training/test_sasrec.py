@@ -1,7 +1,5 @@
 """SASRec: what is asked is what was taught, the loss is what it says, and others learn from it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

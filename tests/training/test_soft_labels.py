@@ -1,7 +1,5 @@
 """Soft labels against a slow twin that counts the other users' pairs one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Stages target, draft and bundle, from artifacts to artifacts."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

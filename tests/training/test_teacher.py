@@ -1,7 +1,5 @@
 """Teacher data: trees equal slow searches, shards survive a kill, parents are named."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Sampled text under a constraint: valid, reproducible, and the model's own law."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
@@ -43,8 +41,6 @@ SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
 
 
 class Explanation(BaseModel):
-    """What the schema cases write."""
-
     model_config = ConfigDict(extra="forbid")
     item: Literal["Heat", "Alien"]
     reason: str = Field(max_length=24)
@@ -54,8 +50,6 @@ class Explanation(BaseModel):
 
 @dataclass
 class Point:
-    """A dataclass with a nested type."""
-
     x: Literal[1, 2, 3]
     where: Literal["left", "right"]
 
@@ -70,7 +64,6 @@ v: "a" | "b"
 
 
 def balanced(text):
-    """Whether a text is of the grammar `expr`."""
     while (shorter := re.sub(r"\([ab](\+[ab])*\)", "a", text)) != text:
         text = shorter
     return re.fullmatch(r"[ab](\+[ab])*", text) is not None
@@ -107,7 +100,6 @@ CASES = {
 
 
 def generate(grammar, count, *, batch=32, **options):
-    """Texts of a random model, with what they took."""
     found = []
     rng = np.random.default_rng(0)
     while len(found) < count:

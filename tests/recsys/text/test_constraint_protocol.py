@@ -1,7 +1,5 @@
 """The protocol of constraints: titles and grammars by the same rules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,7 +29,6 @@ ROOT = -1
 
 
 def make(kind):
-    """A fresh constraint."""
     if kind == "titles":
         return TitleTrie.build(TITLES, TOKENIZER.tokens)
     return COMPILER.constraint(json_schema(SCHEMA))

@@ -1,7 +1,5 @@
 """Explanations: valid JSON that names the item and the history, whatever the model is like."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -126,7 +124,6 @@ def bundle(path, *, writes):
 
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
-    """`recsys explain ...`: status, standard output, standard error."""
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
 
     def command(*arguments):

@@ -1,7 +1,5 @@
 """Grammars: what they accept, how they are kept, and what is said of bad ones."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -115,22 +113,16 @@ def test_a_context_free_grammar():
 
 
 class Inner(BaseModel):
-    """A part of a model."""
-
     name: str = Field(max_length=5)
 
 
 class Model(BaseModel):
-    """A model with a default and a nested list."""
-
     inner: list[Inner]
     score: int | None = None
 
 
 @dataclass
 class Record:
-    """A dataclass."""
-
     name: str
     parts: list[int]
 

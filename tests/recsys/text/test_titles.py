@@ -1,7 +1,5 @@
 """Titles in every tokenisation, against brute force and on real catalogs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -8,7 +8,6 @@ ITEMS = 300
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory, random_bundle):
-    """The folder of bundles `one` and `two`."""
     folder = tmp_path_factory.mktemp("home") / "bundles"
     for seed, name in enumerate(("one", "two")):
         random_bundle(folder / name, ITEMS, seed=seed, price=np.arange(ITEMS) / 2)

@@ -134,7 +134,6 @@ class Cluster:
         return "http://127.0.0.1:{port}".format(**self.config["http_options"])
 
     def deploy(self, champion):
-        """As `serve deploy` does."""
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,7 @@ from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
 from recsys.serving.settings import ServingSettings
 
 RNG = np.random.default_rng(5)
-HISTORIES: list[list[str] | None] = [
+HISTORIES = [
     [f"B{i:04d}" for i in RNG.integers(0, 300, length)] for length in RNG.integers(1, 30, 40)
 ]
 HISTORIES[7:10] = [None, [], ["gone"]]
@@ -111,13 +110,13 @@ def retrieving(tmp_path_factory, random_bundle):
         decayed_counts(trained.items, 300),
         reranker=RERANKER,
     )
-    folder: Path = tmp_path_factory.mktemp("retrieving") / "bundle"
+    folder = tmp_path_factory.mktemp("retrieving") / "bundle"
     random_bundle(folder, 300, retrieval=retrieval, price=np.arange(300) / 2)
     return folder
 
 
 CHEAP = {"must": [{"key": "price", "range": {"lt": 4}}]}
-STRANGERS: list[list[str] | None] = [None, [], ["gone"], ["gone", "B0001"], ["B0002", "B0003"]]
+STRANGERS = [None, [], ["gone"], ["gone", "B0001"], ["B0002", "B0003"]]
 
 
 async def test_new_users_get_the_fallback_of_the_endpoint(retrieving, tmp_path, running):
@@ -232,9 +231,6 @@ def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
     assert bad.plan
     with pytest.raises(RecsysError, match="failed at part 0: mode 'relaxed' needs a draft"):
         list(workers.on_processes(bad, [0], 1))
-
-
-# Users
 
 
 @given(data=st.data())

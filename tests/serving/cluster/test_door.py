@@ -1,7 +1,6 @@
 """The door, before replicas that are lost, busy or slow; no Ray."""
 
 import json
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,6 @@ from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
 from recsys.serving.cluster.door import Door, ReplicaLostError, session_of
 from recsys.serving.cluster.exchange import Call, Reply, answer
-from recsys.serving.cluster.ray import import_ray
 from recsys.serving.cluster.replica import Replica
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
@@ -283,13 +281,6 @@ def test_the_files_to_deploy_are_valid_and_say_the_same():
 def test_rays_proxies_need_keys_or_insecure_listen(python):
     done = python("-c", "from recsys.serving.cluster.deployment import app; app({'serve': {}})")
     assert "has no keys" in done.stderr.replace("\n", " ")
-
-
-def test_without_ray_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setitem(sys.modules, "ray.serve", None)
-    with pytest.raises(ConfigError, match=r"pip install 'recbeam\[ray\]'"):
-        import_ray("serve")
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +57,7 @@ def saw(bundles, tmp_path_factory):
             env={**os.environ, "RAY_TMPDIR": sessions},
         )
     assert done.returncode == 0, done.stderr[-4000:]
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    seen = json.loads(done.stdout.splitlines()[-1])
     return {**seen, "right": right}
 
 

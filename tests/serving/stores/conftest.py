@@ -15,7 +15,6 @@ import pytest
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Event, content_digest
-from recsys.serving.stores.store import Store
 
 PATIENCE_S = 120
 SET_UPS = 5  # another process may take a port between its being found and its being used
@@ -43,12 +42,10 @@ def start_somewhere(server):
 
 
 class Postgres:
-    """A PostgreSQL server that can be stopped and started."""
-
     def __init__(self, binaries, home):
         self.binaries, self.home, self.port = binaries, home, 0
         self.how = ("-w", "-t", str(PATIENCE_S), "-D", f"{home}/data")
-        self.as_user: tuple[str, ...] = ()
+        self.as_user = ()
         if os.geteuid() == 0:  # the server refuses to run as root
             shutil.chown(home, pwd.getpwnam("postgres").pw_uid)
             self.as_user = ("runuser", "-u", "postgres", "--")
@@ -87,7 +84,7 @@ class Redis:
 
     def __init__(self, home):
         self.home, self.port = home, 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process = None
 
     @property
     def url(self):
@@ -134,7 +131,6 @@ def postgres_server():
 
 @pytest.fixture
 def postgres(postgres_server):
-    """The server, with an empty database."""
     postgres_server.empty()
     return postgres_server
 
@@ -152,17 +148,16 @@ def redis(tmp_path):
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def location(request, tmp_path):
-    """Where an empty store is, of either kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/var/histories.db"
-    server: Postgres = request.getfixturevalue("postgres")
+    server = request.getfixturevalue("postgres")
     return server.url
 
 
 @pytest.fixture
 def opened():
     """`open_store`, with the closing seen to."""
-    stores: list[Store] = []
+    stores = []
 
     def make(location, **options):
         stores.append(open_store(location, **options))
@@ -180,7 +175,6 @@ def store(location, opened):
 
 @pytest.fixture
 def remembered():
-    """Whether a store remembers the answer of this id."""
     query = "SELECT 1 FROM recommendations WHERE recommendation_id = ?"
     return lambda store, answer: bool(store._query(query, (answer,)))
 

@@ -6,18 +6,9 @@ import pytest
 
 from recsys.errors import ArtifactError
 from recsys.serving.stores import store as store_module
-from recsys.serving.stores.records import (
-    Appended,
-    EventConflictError,
-    Journal,
-    Served,
-    StoreError,
-)
+from recsys.serving.stores.records import Appended, EventConflictError, Journal, Served, StoreError
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
-
-
-# Events and histories
 
 
 async def test_a_history_is_by_time_and_then_by_arrival(store, event):
@@ -149,9 +140,6 @@ async def test_an_event_the_database_refuses_does_not_affect_others(store, event
     assert store.count() == 10
 
 
-# Erasure
-
-
 async def test_an_erased_user_stays_erased(store, event, write_dataset, remembered):
     dataset = write_dataset(EVENTS)
     store.seed(dataset)
@@ -174,9 +162,6 @@ async def test_an_erased_user_stays_erased(store, event, write_dataset, remember
     assert await store.history("ada", 10) == ["new"]
 
 
-# Recommendations that were served
-
-
 async def test_feedback_is_linked_to_a_remembered_answer_at_once(store, event):
     store.remember(Served("r1", "ada", "demo@1", ("x", "y"), 5))
     done = await store.append(
@@ -196,9 +181,6 @@ async def test_answers_are_written_without_events_and_limited(store, monkeypatch
             await asyncio.sleep(0.02)
     kept = [i for i in range(25) if remembered(store, f"r{i}")]
     assert kept == list(range(15, 25))
-
-
-# Journal and state
 
 
 async def test_the_journal_is_by_model_and_in_order(location, opened):
@@ -272,9 +254,6 @@ async def test_state_is_stored_and_replaced(location, opened):
     assert await opened(location).state_get("aliases") == {"champion": "b", "history": ["a"]}
 
 
-# Seeds
-
-
 async def test_seeding_twice_is_seeding_once(location, opened, write_dataset):
     dataset = write_dataset(EVENTS)
     store = opened(location)
@@ -336,9 +315,6 @@ async def test_many_readers_during_a_seed_see_all_of_it_or_nothing(store, write_
     full = [[f"u{u}-{t}" for t in range(20)] for u in range(50)]
     assert all(found in (None, full[u]) for u, found in enumerate(early))
     assert late == full * 10
-
-
-# Life
 
 
 async def test_closing_a_store_writes_the_queue_and_refuses_more(

@@ -1,5 +1,4 @@
 import asyncio
-import sys
 
 import pytest
 
@@ -96,26 +95,6 @@ def test_the_error_of_an_unreachable_server_hides_its_password():
     with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1/shop: ") as caught:
         open_store("postgresql://me:hush@127.0.0.1:1/shop")
     assert "hush" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("module", "extra", "location", "cache"),
-    [
-        ("psycopg", "recbeam[postgres]", "postgresql://localhost/shop", None),
-        ("redis", "recbeam[redis]", None, "redis://localhost"),
-    ],
-)
-def test_a_missing_package_is_reported_with_its_extra(
-    module, extra, location, cache, tmp_path, monkeypatch
-):
-    ours = {"psycopg": "recsys.serving.stores.postgres", "redis": "recsys.serving.stores.cache"}[
-        module
-    ]
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, ours, raising=False)
-    with pytest.raises(ConfigError) as caught:
-        open_store(location or tmp_path / "a.db", history_cache=cache)
-    assert f"pip install '{extra}'" in str(caught.value)
 
 
 def test_an_unknown_kind_of_url_is_refused_with_the_known_ones():
