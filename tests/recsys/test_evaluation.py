@@ -274,8 +274,8 @@ class Page(HTMLParser):
 
 def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
-        "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol",
-        "headline", "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
+        "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
+        "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
         "examples",
     }  # fmt: skip
     assert page["schema"] == 1
