@@ -72,7 +72,7 @@ def stage(context: Context) -> Path:
     if len(examples):
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
-        found, alone = _decode(retrieval, examples, config, TrainedTarget.load(workspace))
+        found, alone = decode_candidates(retrieval, examples, config, TrainedTarget.load(workspace))
         size = len(dataset.item_ids)
         parts = fit_baselines(dataset.train_histories, size)
         if known is not None:
@@ -151,7 +151,7 @@ def _types(dataset: Dataset) -> EventTypes:
     )
 
 
-def _decode(
+def decode_candidates(
     retrieval: Retrieval, examples: Examples, config: RetrievalConfig, target: TrainedTarget
 ) -> tuple[Candidates, NDArray[np.int64]]:
     """Candidates of each example without seen items, and the model's own ranks of the targets."""
