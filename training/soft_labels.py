@@ -8,6 +8,8 @@ Labels are over dense items, not codes.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,15 +60,31 @@ class SoftLabels:
         return cls(items, _normalise(shares))
 
     @classmethod
-    def of_sasrec(cls, model: SasRec, histories: Histories, k: int = 32) -> SoftLabels:
-        """Labels by a trained SASRec: its k most probable unseen items."""
+    def of_sasrec(
+        cls, model: SasRec, histories: Histories, k: int = 32, minutes: float | None = None
+    ) -> SoftLabels:
+        """Labels by a trained SASRec: its k most probable unseen items.
+
+        Args:
+            model: has learned from the same histories.
+            histories: training events only.
+            k: items of each label.
+            minutes: time limit; events that it leaves no time for get no label. Which ones those
+                are is random.
+        """
         events, k = len(histories.items), min(k, len(model))
         items = np.full((events, k), -1, np.int32)
         shares = np.zeros((events, k), np.float32)
         place = np.arange(events) - histories.offsets[histories.rows]
         order = np.argsort(place, kind="stable")  # equal lengths are computed together
         order = order[place[order] > 0]
-        for start in range(0, len(order), EVENTS_AT_A_TIME):
+        starts = np.arange(0, len(order), EVENTS_AT_A_TIME)
+        if minutes is not None:
+            starts = np.random.default_rng(0).permutation(starts)
+        end = time.monotonic() + 60 * (math.inf if minutes is None else minutes)
+        for start in starts.tolist():
+            if time.monotonic() > end:
+                break
             asked = order[start : start + EVENTS_AT_A_TIME]
             items[asked], scores = model.rank(_before(histories, asked)[0], k, exclude_seen=True)
             likely = np.exp(scores - scores[:, :1])

@@ -44,6 +44,8 @@ from recsys.vocabulary import Vocabulary
 KIND = "target"
 MODEL = "model"
 
+LABELS = 0.25  # of a target's share of the run's budget, the most that soft labels may take
+
 
 @dataclass(frozen=True)
 class TrainedTarget:
@@ -124,7 +126,7 @@ def stage(context: Context) -> Path:
     )  # fmt: skip
     progress = fit(
         module,
-        _batches(material.dataset, encoder, config, teacher, seed),
+        _batches(material.dataset, encoder, config, teacher, context),
         within_budget(config, KIND, context),
         checkpoints,
         name=KIND,
@@ -166,13 +168,15 @@ def _batches(
     encoder: PromptEncoder,
     config: TargetConfig,
     teacher: SasRec | None,
-    seed: int,
+    context: Context,
 ) -> TrainingBatches:
     """Training batches, with soft labels if the settings ask for them."""
-    batches = training_batches(dataset, encoder, config, seed)
+    batches = training_batches(dataset, encoder, config, context.settings.seed)
     if not config.soft_labels:
         return batches
     histories = dataset.train_histories
     if teacher is None:
         return replace(batches, soft=SoftLabels.of(histories, len(dataset.item_ids)))
-    return replace(batches, soft=SoftLabels.of_sasrec(teacher, histories))
+    share = None if config.max_minutes is not None else context.share(KIND)
+    minutes = None if share is None else LABELS * share
+    return replace(batches, soft=SoftLabels.of_sasrec(teacher, histories, minutes=minutes))

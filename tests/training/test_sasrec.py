@@ -218,3 +218,15 @@ def test_soft_labels_are_its_likeliest_unseen_items():
         np.testing.assert_allclose(labels.shares[event], shares / shares.sum(), rtol=1e-5)
     for first in (0, 3, 4):
         assert not labels.shares[first].any(), "nothing stands before it"
+
+
+@pytest.mark.parametrize("minutes", [0.0, 5.0])
+def test_labels_within_a_time_limit_are_those_without_or_none(minutes):
+    teacher = model().frozen()
+    histories = Histories.of([np.arange(i % 7) for i in range(40)])
+    whole = SoftLabels.of_sasrec(teacher, histories, 3)
+    some = SoftLabels.of_sasrec(teacher, histories, 3, minutes)
+    labelled = some.shares.any(axis=1)
+    assert labelled.sum() == (whole.shares.any(axis=1).sum() if minutes else 0)
+    np.testing.assert_array_equal(some.items[labelled], whole.items[labelled])
+    np.testing.assert_array_equal(some.shares[labelled], whole.shares[labelled])
