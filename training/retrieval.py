@@ -26,6 +26,7 @@ from recsys.progress import console, say, track
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.retrieval import FORMAT
 from recsys.retrieval.reranker import MODEL
 from recsys.splits import TRAIN
 from recsys.training import sasrec
@@ -60,7 +61,7 @@ def stage(context: Context) -> Path:
             "sasrec.epochs: 0, but this run's semantic IDs were learned from SASRec; use the "
             "configuration that they were made with (--config)"
         )
-    output = context.output(KIND, as_dict(config), parents)
+    output = context.output(KIND, as_dict(config) | {"format": FORMAT}, parents)
     if output.is_current():
         return output.path
     dataset = Dataset.load(workspace.dataset)

@@ -43,6 +43,7 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
+FORMAT = 2  # of the files; 1 had a blend of three numbers
 TARGET_COUNTS = "target_popularity.npy"
 # Stems of sparse matrices:
 ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
@@ -444,6 +445,7 @@ class Retrieval:
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
         settings = {
+            "format": FORMAT,
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
             "neighbors_decay": None if self.neighbors is None else self.neighbors.decay,
@@ -466,6 +468,11 @@ class Retrieval:
         """
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            if settings.get("format", 1) != FORMAT:
+                raise ArtifactError(
+                    f"{folder} was made by another version of this program; run the stage "
+                    "'retrieval' (`recsys run`, or `recsys train retrieval`) and make the bundle again"
+                )
             weights = _read_matrix(folder, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
             reranker, neighbors, content = settings["reranker"], None, None

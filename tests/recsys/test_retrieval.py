@@ -172,11 +172,18 @@ def test_damaged_files_are_refused(tmp_path, damage):
     elif damage == "short":
         np.save(tmp_path / "popularity.npy", np.ones(3))
     elif damage == "settings":
-        (tmp_path / "retrieval.json").write_text('{"decay": 0.6}')
+        (tmp_path / "retrieval.json").write_text('{"format": 2, "decay": 0.6}')
     else:
         file = tmp_path / "item_item.indices.npy"
         np.save(file, np.load(file) + ITEMS)
     with pytest.raises(ArtifactError, match=str(tmp_path)):
+        Retrieval.load(tmp_path)
+
+
+def test_files_of_an_older_version_name_the_stage_to_run(tmp_path):
+    fitted(Histories.of([[0, 1, 2], [2, 3]])).save(tmp_path)
+    (tmp_path / "retrieval.json").write_text('{"decay": 0.6, "smoothing": 0.1, "blend": null}')
+    with pytest.raises(ArtifactError, match="train retrieval"):
         Retrieval.load(tmp_path)
 
 
