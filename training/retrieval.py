@@ -26,8 +26,8 @@ from recsys.progress import console, say, track
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.retrieval import FORMAT
 from recsys.retrieval.reranker import MODEL
+from recsys.retrieval.retrieval import FORMAT
 from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.reranking import Candidates, choose

@@ -471,7 +471,7 @@ class Retrieval:
             if settings.get("format", 1) != FORMAT:
                 raise ArtifactError(
                     f"{folder} was made by another version of this program; run the stage "
-                    "'retrieval' (`recsys run`, or `recsys train retrieval`) and make the bundle again"
+                    "'retrieval' (`recsys train retrieval`) and make the bundle again"
                 )
             weights = _read_matrix(folder, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
