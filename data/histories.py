@@ -22,7 +22,7 @@ from recsys.interactions import Behaviour, Role
 
 PERCENTILE = 0.99
 BOT_FACTOR = 20  # times the events of the user at the percentile
-PLACEHOLDER_SHARE = 0.01  # of all events
+PLACEHOLDER_SHARE = 0.01  # of all events, for ids that are numbers
 PLACEHOLDERS = frozenset(
     ["guest", "anonymous", "anonym", "unknown", "unbekannt", "gast", "invite", "inconnu", "anonimo",
      "invitado", "desconocido", "ospite", "sconosciuto", "anoniem", "onbekend", "na", "test"]
@@ -181,12 +181,13 @@ def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray
     """(users,) whether a user is a placeholder or a bot."""
     events, total = facts.events_of_user, int(facts.events_of_user.sum())
     usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
-    many = np.flatnonzero(events > PLACEHOLDER_SHARE * total)
+    many = np.flatnonzero(events > usual)
     unwanted = np.zeros(len(events), bool)
     if config.placeholder_users:
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
             number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
+            number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
             unwanted[user] = normalised(name) in PLACEHOLDERS or number
         _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
     if config.bots and not unwanted.all():

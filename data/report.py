@@ -203,7 +203,8 @@ def show(document: dict[str, Any]) -> None:
                 escape(row["name"]), row["role"], f"{row['weight']:g}", f"{row['events']:,}"
             )
         console.print(types)
-    findings = Table("cases", "found", "done", "to choose otherwise", title_justify="left")
+    findings = Table("cases", "found", "done", title_justify="left")
+    findings.add_column("to choose otherwise", overflow="fold")  # settings are to be copied
     findings.title = "Cleaning"
     for row in document["findings"]:
         found = row["found"]

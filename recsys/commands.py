@@ -434,7 +434,7 @@ def _show(
     past = Table("item", "title", title=f"History of {user or 'this session'} (newest last)")
     for item_id, item in zip(history, catalog.index(history), strict=True):
         past.add_row(item_id, catalog.titles[item] if item >= 0 else "[i]not in the catalog[/i]")
-    top = Table("#", "item", "title", "log p", "semantic ID", title=f"Top {k}")
+    top = Table("#", "item", "title", "score", "semantic ID", title=f"Top {k}")
     for rank, r in enumerate(result.recommendations, 1):
         codes = "-".join(str(c) for c in r.semantic_id)
         top.add_row(str(rank), r.item_id, r.title, f"{r.score:.3f}", codes)

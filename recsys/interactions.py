@@ -31,18 +31,19 @@ class Behaviour(NamedTuple):
     weight: float
 
 
-UNKNOWN_TYPE = 255
-"""The number of a type that the data set does not have."""
+UNKNOWN_TYPE, OTHER_TYPE = 255, 254
+"""Numbers of an event whose type is not known, and of a type that the data set does not have."""
 
 
 def count_as_seen(types: NDArray[np.uint8], behaviours: Sequence[Behaviour]) -> NDArray[np.bool_]:
     """(n,) whether the item of an event counts as seen: not for context, such as a view.
 
     Args:
-        types: (n,) places among the behaviours, or `UNKNOWN_TYPE`, which counts.
+        types: (n,) places among the behaviours; `UNKNOWN_TYPE` counts, `OTHER_TYPE` does not.
         behaviours: the types of a data set.
     """
     context = np.zeros(UNKNOWN_TYPE + 1, np.bool_)
+    context[OTHER_TYPE] = True
     context[: len(behaviours)] = [b.role == "context" for b in behaviours]
     return ~context[types]
 

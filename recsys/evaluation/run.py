@@ -291,19 +291,24 @@ def _warnings(made_from: dict[str, str], dataset: str) -> list[str]:
 
 def _weaknesses(result: Result) -> list[str]:
     """Name what is worse than a simpler ranker: the served list, and the model alone."""
-    k, (seen, *_) = result.config.headline_k, result.config.seen_modes
-    about = {"seen": seen, "targets": "next", "metric": "ndcg", "k": k}
+    k = result.config.headline_k
+    about: dict[str, Any] = {"metric": "ndcg", "k": k}
     served, found = next(iter(result.rankings)), []
-    for name in result.rankings:
-        if name == served:
-            continue
-        gap = find(result.comparisons, ranker=served, against=name, **about)
-        if gap["high"] < 0:
-            found.append(
-                f"The served list ({served}) is worse than {name}: NDCG@{k} {gap['mean']:+.4f} "
-                f"({gap['low']:+.4f} to {gap['high']:+.4f}). The stage 'retrieval' compares "
-                "them on validation users; more of these (retrieval.users) make its choice safer."
-            )
+    kinds = {"next": "the next event", "all": "all events of the split"}
+    for seen in result.config.seen_modes:
+        for targets, meaning in kinds.items():
+            for name in result.rankings:
+                if name == served:
+                    continue
+                where = {"seen": seen, "targets": targets}
+                gap = find(result.comparisons, ranker=served, against=name, **about, **where)
+                if gap["high"] < 0:
+                    found.append(
+                        f"The served list ({served}) is worse than {name} for {meaning}, "
+                        f"seen items {seen}: NDCG@{k} {gap['mean']:+.4f} ({gap['low']:+.4f} to "
+                        f"{gap['high']:+.4f}). It is fitted to the next event without seen items."
+                    )
+    about |= {"seen": result.config.seen_modes[0], "targets": "next"}
     if MODEL not in result.rankings:
         return found
     own = find(result.metrics, ranker=MODEL, **about)["mean"]

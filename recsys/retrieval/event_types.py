@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from recsys.interactions import UNKNOWN_TYPE, Behaviour, Histories
+from recsys.interactions import OTHER_TYPE, UNKNOWN_TYPE, Behaviour, Histories
 from recsys.retrieval.item_item import ItemItem, decayed
 
 SEEN_DECAY = 0.8  # of the events of a history on a candidate itself
@@ -39,9 +39,13 @@ class EventTypes:
         return {behaviour.name.lower(): number for number, behaviour in enumerate(self.behaviours)}
 
     def number(self, names: Sequence[str | None]) -> NDArray[np.uint8]:
-        """(n,) numbers of types by name; `UNKNOWN_TYPE` for other names and None."""
+        """(n,) numbers of types by name; `OTHER_TYPE` for other names, `UNKNOWN_TYPE` for None."""
         return np.array(
-            [self.numbers.get((name or "").lower(), UNKNOWN_TYPE) for name in names], np.uint8
+            [
+                UNKNOWN_TYPE if name is None else self.numbers.get(name.lower(), OTHER_TYPE)
+                for name in names
+            ],
+            np.uint8,
         )
 
     def recency(self, histories: Histories, name: str) -> sparse.csr_array:

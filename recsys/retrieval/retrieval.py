@@ -468,11 +468,15 @@ class Retrieval:
         """
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            if settings.get("format", 1) != FORMAT:
-                raise ArtifactError(
-                    f"{folder} was made by another version of this program; run the stage "
-                    "'retrieval' (`recsys train retrieval`) and make the bundle again"
-                )
+            format_ = settings.get("format", 1)
+        except (OSError, AttributeError, ValueError) as error:
+            raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
+        if format_ != FORMAT:
+            raise ArtifactError(
+                f"{folder} was made by another version of this program; give the command that made "
+                "the bundle again, such as `recsys run --name NAME`"
+            )
+        try:
             weights = _read_matrix(folder, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
             reranker, neighbors, content = settings["reranker"], None, None

@@ -70,8 +70,8 @@ class EventIn(Body):
     type: EventType = Field(
         "view",
         description="`view`, `click`, `cart`, `purchase`, `rating`, ... or another name. "
-        "`impression`, `dismiss`, `dislike`, `skip` and `feedback` are stored and are not part of "
-        "the history (setting `not_history`).",
+        "`impression`, `dismiss`, `dislike`, `skip`, `feedback`, `return`, `refund` and "
+        "`remove_from_cart` are stored and are not part of the history (setting `not_history`).",
         examples=["click"],
     )
     timestamp: Timestamp | None = Field(

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from recsys.errors import RecsysError
 
 SEED_TYPE = "interaction"  # of a data set's events without types
-NOT_HISTORY = ("impression", "dismiss", "dislike", "skip", "feedback")
+NOT_HISTORY = (
+    "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
+)  # fmt: skip
 
 
 class TypedHistory(NamedTuple):

@@ -61,8 +61,10 @@ def recommender(tmp_path):
     return Recommender.load(tmp_path / "bundle")
 
 
-def test_context_does_not_count_as_seen_and_unknown_types_do():
-    assert count_as_seen(np.array([0, 1, 255], np.uint8), TYPES).tolist() == [False, True, True]
+def test_only_targets_and_untyped_events_count_as_seen():
+    numbers = event_types().number(["view", "Purchase", "click", "return", None])
+    assert numbers.tolist() == [0, 1, 254, 254, 255]
+    assert count_as_seen(numbers, TYPES).tolist() == [False, True, False, False, True]
 
 
 def test_pairs_that_end_in_a_target_event_are_counted():
