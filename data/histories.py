@@ -181,7 +181,7 @@ def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray
     """(users,) whether a user is a placeholder or a bot."""
     events, total = facts.events_of_user, int(facts.events_of_user.sum())
     usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
-    many = np.flatnonzero(events > usual)
+    many = np.flatnonzero(events > min(usual, PLACEHOLDER_SHARE * total))
     unwanted = np.zeros(len(events), bool)
     if config.placeholder_users:
         for user in many[np.argsort(-events[many])][:1000].tolist():
