@@ -117,11 +117,13 @@ class ItemItem:
 
     def pruned(self, k: int) -> ItemItem:
         """Keep the k largest weights of each row."""
-        row, _, column, weight = best_of(self.weights, k)
-        return replace(
-            self,
-            weights=sparse.csr_array((weight, (row, column)), shape=self.weights.shape),
-        )
+        step = _rows_at_a_time(len(self))
+        parts = []
+        for start in range(0, len(self), step):
+            some = self.weights[start : start + step]
+            row, _, column, weight = best_of(some, k)
+            parts.append(sparse.csr_array((weight, (row, column)), shape=some.shape))
+        return replace(self, weights=sparse.vstack(parts, format="csr"))
 
     @classmethod
     def to_targets(
@@ -186,7 +188,7 @@ class ItemItem:
         """
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
-        step = min(USERS_AT_A_TIME, 2 ** (32 - _item_bits(self.weights.shape[1])))
+        step = _rows_at_a_time(self.weights.shape[1])
         for start in range(0, len(histories), step):
             rows = np.arange(start, min(start + step, len(histories)))
             row, place, item, score = best_of(self.score(histories.take(rows), exclude_seen), k)
@@ -234,13 +236,19 @@ def _item_bits(num_items: int) -> int:
     return max(num_items - 1, 1).bit_length()
 
 
+def _rows_at_a_time(num_items: int) -> int:
+    """Rows that `best_of` can sort together: their numbers have the bits that the items leave."""
+    return min(USERS_AT_A_TIME, 2 ** (32 - _item_bits(num_items)))
+
+
 def best_of(
     scores: sparse.csr_array, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
     """Row, rank (from 0), item and score of the best k entries of each row; scores are positive.
 
     Sorts one 64-bit integer per entry: row, descending score (32 bits), item. Positive floats have
-    the order of their bits, and sorting values is several times faster than sorting by keys.
+    the order of their bits, and sorting values is several times faster than sorting by keys. There
+    may be `_rows_at_a_time` rows at most.
     """
     item_bits = np.uint64(_item_bits(scores.shape[1]))
     row = np.repeat(np.arange(scores.shape[0], dtype=np.uint64), np.diff(scores.indptr))

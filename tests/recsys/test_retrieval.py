@@ -255,3 +255,12 @@ def test_without_any_evidence_only_the_like_is_spoken_for():
     near = sparse.csr_array(np.array([[0.0, 1], [1, 0]]))
     empty = ItemItem(sparse.csr_array((2, 2), dtype=np.float32), 0.5)
     np.testing.assert_allclose(empty.with_near(near, 0.2).weights.toarray(), [[0, 0.2], [0.2, 0]])
+
+
+def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():
+    size = 2**16 + 9  # row, score and item of an entry do not fit into 64 bits together
+    rng = np.random.default_rng(0)
+    rows, columns = rng.integers(0, size, (2, 5000))
+    weights = sparse.csr_array((rng.random(5000) + 0.1, (rows, columns)), shape=(size, size))
+    item_item = ItemItem(weights.astype(np.float32), 0.5)
+    assert (item_item.pruned(20).weights != item_item.weights).nnz == 0
