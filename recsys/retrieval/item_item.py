@@ -238,7 +238,7 @@ def _item_bits(num_items: int) -> int:
 
 def _rows_at_a_time(num_items: int) -> int:
     """Rows that `best_of` can sort together: their numbers have the bits that the items leave."""
-    return min(USERS_AT_A_TIME, 2 ** (32 - _item_bits(num_items)))
+    return min(USERS_AT_A_TIME, 1 << (32 - _item_bits(num_items)))
 
 
 def best_of(

@@ -180,6 +180,17 @@ def test_damaged_files_are_refused(tmp_path, damage):
         Retrieval.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["popularity.npy", "item_item.data.npy", "vectors.npy"])
+@pytest.mark.parametrize("kind", [str, np.nan, np.inf])
+def test_files_without_finite_numbers_are_refused(tmp_path, name, kind):
+    vectors = VectorIndex.of(np.eye(ITEMS, 4))
+    fitted(Histories.of([[0, 1, 2], [2, 3]]), vectors=vectors).save(tmp_path)
+    found = np.load(tmp_path / name)
+    np.save(tmp_path / name, found.astype(str) if kind is str else np.full_like(found, kind))
+    with pytest.raises(ArtifactError, match=name):
+        Retrieval.load(tmp_path)
+
+
 def test_settings_out_of_range_are_refused():
     item_item = ItemItem.directional(Histories.of([[0, 1]]), 2)
     with pytest.raises(ValueError, match="smoothing"):
@@ -191,6 +202,10 @@ def test_settings_out_of_range_are_refused():
             Reranker(weights)
     with pytest.raises(ValueError, match="nodes"):
         Reranker({}, 10, -1)
+    with pytest.raises(ValueError, match="candidates must be a whole number"):
+        Reranker({}, 1.5)
+    with pytest.raises(ValueError, match="weights must map features to numbers"):
+        Reranker([])
 
 
 def test_cosines_are_to_the_decayed_history():
