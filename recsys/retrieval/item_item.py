@@ -117,13 +117,11 @@ class ItemItem:
 
     def pruned(self, k: int) -> ItemItem:
         """Keep the k largest weights of each row."""
-        step = _rows_at_a_time(len(self))
-        parts = []
-        for start in range(0, len(self), step):
-            some = self.weights[start : start + step]
-            row, _, column, weight = best_of(some, k)
-            parts.append(sparse.csr_array((weight, (row, column)), shape=some.shape))
-        return replace(self, weights=sparse.vstack(parts, format="csr"))
+        row, _, column, weight = best_of(self.weights, k)
+        return replace(
+            self,
+            weights=sparse.csr_array((weight, (row, column)), shape=self.weights.shape),
+        )
 
     @classmethod
     def to_targets(
@@ -188,9 +186,8 @@ class ItemItem:
         """
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
-        step = _rows_at_a_time(self.weights.shape[1])
-        for start in range(0, len(histories), step):
-            rows = np.arange(start, min(start + step, len(histories)))
+        for start in range(0, len(histories), USERS_AT_A_TIME):
+            rows = np.arange(start, min(start + USERS_AT_A_TIME, len(histories)))
             row, place, item, score = best_of(self.score(histories.take(rows), exclude_seen), k)
             items[start + row, place] = item
             scores[start + row, place] = score
@@ -236,20 +233,22 @@ def _item_bits(num_items: int) -> int:
     return max(num_items - 1, 1).bit_length()
 
 
-def _rows_at_a_time(num_items: int) -> int:
-    """Rows that `best_of` can sort together: their numbers have the bits that the items leave."""
-    return min(USERS_AT_A_TIME, 1 << (32 - _item_bits(num_items)))
-
-
 def best_of(
     scores: sparse.csr_array, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
     """Row, rank (from 0), item and score of the best k entries of each row; scores are positive.
 
     Sorts one 64-bit integer per entry: row, descending score (32 bits), item. Positive floats have
-    the order of their bits, and sorting values is several times faster than sorting by keys. There
-    may be `_rows_at_a_time` rows at most.
+    the order of their bits, and sorting values is several times faster than sorting by keys.
+    More rows than have a number in the bits that remain are sorted in several parts.
     """
+    step = 1 << (32 - _item_bits(scores.shape[1]))
+    if scores.shape[0] > step:
+        starts = range(0, scores.shape[0], step)
+        parts = [best_of(scores[start : start + step], k) for start in starts]
+        rows = [start + part[0] for start, part in zip(starts, parts, strict=True)]
+        _, places, items, found = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return np.concatenate(rows), places, items, found
     item_bits = np.uint64(_item_bits(scores.shape[1]))
     row = np.repeat(np.arange(scores.shape[0], dtype=np.uint64), np.diff(scores.indptr))
     falling = np.uint64(2**32 - 1) - scores.data.view(np.uint32)
