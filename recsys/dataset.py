@@ -236,12 +236,12 @@ class Dataset:
             ArtifactError: `path` holds no data set.
         """
         read_manifest(Path(path), "dataset")
-        return (_columns(pq.read_table(file)) for file in _event_files(Path(path)))
+        return (_columns(pq.read_table(file)) for file in event_files(Path(path)))
 
     @staticmethod
     def behaviours_of(path: Path | str) -> tuple[Behaviour, ...]:
         """The types of events of the data set at `path`; empty without types."""
-        file = _event_files(Path(path))[0]
+        file = event_files(Path(path))[0]
         return _behaviours(pq.read_schema(file).metadata or {})
 
     @staticmethod
@@ -280,7 +280,7 @@ def write_catalog(
         np.save(folder / "codes.npy", codes.astype(np.int32), allow_pickle=False)
 
 
-def _event_files(path: Path) -> list[Path]:
+def event_files(path: Path) -> list[Path]:
     """The files of events: the single file, or the parts in order."""
     parts = sorted((path / INTERACTIONS).glob("part-*.parquet"))
     return parts or [path / f"{INTERACTIONS}.parquet"]
@@ -296,7 +296,7 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
 
     Parts are read into preallocated arrays.
     """
-    files = _event_files(path)
+    files = event_files(path)
     rows = [pq.read_metadata(file).num_rows for file in files]
     schema = pq.read_schema(files[0])
     metadata = schema.metadata or {}

@@ -68,7 +68,9 @@ class Batch:
             listed = epoch.catalog.index(request.exclude_items)
             seen = known[-1] if request.exclude_seen else known[-1][:0]
             if types is not None:
-                numbers.append(types.number(request.history_types or [None] * len(items))[there])
+                numbers.append(
+                    types.number(list(request.history_types) or [None] * len(items))[there]
+                )
                 counted = count_as_seen(numbers[-1], types.behaviours)
                 seen = known[-1][counted] if request.exclude_seen else seen
             excluded.append(np.concatenate([listed[listed >= 0], seen]))

@@ -393,7 +393,7 @@ class Epochs:
         with self._publish:
             now = self._epoch
             # items that were removed while the trie was built stay removed
-            alive[: len(kept)] = now.alive[kept]
+            alive[: len(kept)] = now.catalog.alive[kept]
             alive[dense] = True
             left, unavailable = self._available(trie, attributes, alive)
             filters = FilterCache(

@@ -95,10 +95,12 @@ class RecommendRequest:
         arguments.whole_number("k", self.k)
         for name in ("history", "exclude_items"):
             arguments.strings(name, getattr(self, name))
-        if self.history_types and len(self.history_types) != len(self.history):
+        types = self.history_types
+        known = types if isinstance(types, str) else [name for name in types if name is not None]
+        arguments.strings("history_types", known)
+        if len(types) not in (0, len(self.history)):
             raise ValueError(
-                f"history_types: {len(self.history_types)} types for {len(self.history)} items of "
-                "the history"
+                f"history_types: {len(types)} types for {len(self.history)} items of the history"
             )
         if self.seed is not None:
             arguments.integers("seed", [self.seed])

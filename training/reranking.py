@@ -20,6 +20,7 @@ from recsys.training.validation import TOP, ranking_metrics
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
+MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 LEAST_USERS = 30  # whose next item is a candidate; with fewer, no weights are fitted
 
 
@@ -137,14 +138,14 @@ def cross_fit(
 
 
 def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
-    """(n,) number of candidates before the next item; the number of places if it is none."""
+    """(n,) number of candidates before the next item; a large number if it is none of them."""
     scores = reranker.score(found.values, found.there)
     hit = (found.items == found.targets[:, None]) & found.there
     place = hit.argmax(axis=1)
     own = scores[np.arange(len(place)), place][:, None]
     earlier = np.arange(scores.shape[1]) < place[:, None]
     before = ((scores > own) | ((scores == own) & earlier)).sum(axis=1)
-    return np.asarray(np.where(hit.any(axis=1), before, scores.shape[1]), np.int64)
+    return np.asarray(np.where(hit.any(axis=1), before, MISSED), np.int64)
 
 
 def choose(

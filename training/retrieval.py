@@ -30,7 +30,7 @@ from recsys.retrieval.reranker import MODEL
 from recsys.retrieval.retrieval import FORMAT
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import Candidates, choose
+from recsys.training.reranking import MISSED, Candidates, choose
 from recsys.training.settings import RetrievalConfig
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
@@ -208,7 +208,7 @@ def _rank(part: Any, examples: Examples) -> NDArray[np.int64]:
 def _rank_of(items: NDArray[np.int32], wanted: NDArray[np.int32]) -> NDArray[np.int64]:
     """(n,) place of the wanted item in each list; a large number if it is not in it."""
     hit = items == wanted[:, None]
-    return np.where(hit.any(axis=1), hit.argmax(axis=1), np.iinfo(np.int32).max)
+    return np.where(hit.any(axis=1), hit.argmax(axis=1), MISSED)
 
 
 def _report(validation: dict[str, Any]) -> None:

@@ -30,6 +30,14 @@ class EventTypes:
     to_targets: ItemItem
     counts: NDArray[np.float64]
 
+    def __post_init__(self) -> None:
+        if len(self.behaviours) > OTHER_TYPE:
+            raise ValueError(f"{len(self.behaviours)} types of events; {OTHER_TYPE} at most")
+        if len(self.to_targets) != len(self.counts):
+            raise ValueError(
+                f"to_targets is of {len(self.to_targets)} items, its counts of {len(self.counts)}"
+            )
+
     def __len__(self) -> int:
         return len(self.counts)
 

@@ -186,9 +186,8 @@ class ItemItem:
         """
         items = np.full((len(histories), k), -1, np.int32)
         scores = np.full((len(histories), k), -np.inf, np.float32)
-        step = min(USERS_AT_A_TIME, 2 ** (32 - _item_bits(self.weights.shape[1])))
-        for start in range(0, len(histories), step):
-            rows = np.arange(start, min(start + step, len(histories)))
+        for start in range(0, len(histories), USERS_AT_A_TIME):
+            rows = np.arange(start, min(start + USERS_AT_A_TIME, len(histories)))
             row, place, item, score = best_of(self.score(histories.take(rows), exclude_seen), k)
             items[start + row, place] = item
             scores[start + row, place] = score
@@ -241,7 +240,15 @@ def best_of(
 
     Sorts one 64-bit integer per entry: row, descending score (32 bits), item. Positive floats have
     the order of their bits, and sorting values is several times faster than sorting by keys.
+    More rows than have a number in the bits that remain are sorted in several parts.
     """
+    step = 1 << (32 - _item_bits(scores.shape[1]))
+    if scores.shape[0] > step:
+        starts = range(0, scores.shape[0], step)
+        parts = [best_of(scores[start : start + step], k) for start in starts]
+        rows = [start + part[0] for start, part in zip(starts, parts, strict=True)]
+        _, places, items, found = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return np.concatenate(rows), places, items, found
     item_bits = np.uint64(_item_bits(scores.shape[1]))
     row = np.repeat(np.arange(scores.shape[0], dtype=np.uint64), np.diff(scores.indptr))
     falling = np.uint64(2**32 - 1) - scores.data.view(np.uint32)

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys import arguments
+from recsys.arguments import MOST_NODES
+
 MODEL, POPULARITY = "model", "popularity"
 SHARES = ("item_item", "last_item", "neighbors", "to_targets")
 """Evidence by order given the history and given its last item, by common users, and of the next
@@ -63,14 +66,15 @@ class Reranker:
     nodes: int = 32
 
     def __post_init__(self) -> None:
+        if not isinstance(self.weights, Mapping):
+            raise ValueError(f"weights must map features to numbers, got {self.weights!r}")
         unknown = sorted(n for n in set(self.weights) - FEATURES if not n.startswith(SEEN))
         if unknown:
             raise ValueError(f"weights: unknown feature {unknown[0]!r}")
         if not all(np.isfinite(weight) for weight in self.weights.values()):
             raise ValueError("weights: every weight must be finite")
         for name in ("candidates", "nodes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            arguments.whole_number(name, getattr(self, name), least=0, most=MOST_NODES)
 
     @property
     def sources(self) -> list[str]:

@@ -484,17 +484,18 @@ class Retrieval:
                 decay = float(settings["neighbors_decay"])
                 neighbors = ItemItem(_read_matrix(folder, NEIGHBORS), decay)
             if settings["terms"] is not None:
-                content = ContentIndex(_read_matrix(folder, CONTENT, (size, settings["terms"])))
+                shape = size, settings["terms"]
+                content = ContentIndex(_read_matrix(folder, CONTENT, shape, -np.inf))
             types = None
             if settings["behaviours"]:
                 types = EventTypes(
                     tuple(Behaviour(**behaviour) for behaviour in settings["behaviours"]),
                     ItemItem(_read_matrix(folder, TO_TARGETS), float(settings["decay"])),
-                    _read(folder / TARGET_COUNTS),
+                    _read(folder / TARGET_COUNTS, least=0),
                 )
             return cls(
                 ItemItem(weights, float(settings["decay"])),
-                _read(folder / COUNTS),
+                _read(folder / COUNTS, least=0),
                 float(settings["smoothing"]),
                 VectorIndex(_read(vectors)) if vectors.is_file() else None,
                 content,
@@ -618,19 +619,31 @@ def _save_matrix(folder: Path, stem: str, matrix: sparse.csr_array) -> None:
         np.save(folder / f"{stem}.{part}.npy", getattr(matrix, part), allow_pickle=False)
 
 
-def _read_matrix(folder: Path, stem: str, shape: tuple[int, int] | None = None) -> sparse.csr_array:
-    """Read a square matrix, or one of the given shape.
+def _read_matrix(
+    folder: Path, stem: str, shape: tuple[int, int] | None = None, least: float = 0
+) -> sparse.csr_array:
+    """Read a square matrix, or one of the given shape, of numbers of at least `least`.
 
     Raises:
         ValueError: its arrays contradict each other.
     """
-    indptr, indices, data = (_read(folder / f"{stem}.{part}.npy") for part in _PARTS)
+    indptr, indices = (_read(folder / f"{stem}.{part}.npy", "iu") for part in _PARTS[:2])
+    data = _read(folder / f"{stem}.{_PARTS[2]}.npy", least=least)
     size = len(indptr) - 1
     matrix = sparse.csr_array((data, indices, indptr), shape=shape or (size, size))
     matrix.check_format(full_check=True)
     return matrix
 
 
-def _read(file: Path) -> NDArray[Any]:
+def _read(file: Path, kinds: str = "f", least: float = -np.inf) -> NDArray[Any]:
+    """Read an array of some kinds of numbers, all of them finite and at least `least`.
+
+    Raises:
+        ValueError: it has others; the text names the file.
+    """
     array: NDArray[Any] = np.load(file, allow_pickle=False)
+    if array.dtype.kind not in kinds:
+        raise ValueError(f"{file.name} holds {array.dtype}")
+    if not (np.isfinite(array) & (array >= least)).all():
+        raise ValueError(f"{file.name} holds numbers that are not finite, or too small")
     return array

@@ -91,6 +91,7 @@ def score(
         settings.dtype,
         settings.mode,
         threads,
+        settings.not_history,
     )
     summary = run(job, out, engine=engine, workers=workers, gpus=gpus, force=force)
     if as_json:

@@ -13,6 +13,7 @@ from recsys.artifacts import read_manifest
 from recsys.errors import ConfigError
 from recsys.serving.batch.users import Users, open_users
 from recsys.serving.schemas.recommendations import RecommendationsRequest
+from recsys.serving.stores.records import NOT_HISTORY
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Job:
         request: body of `POST /v1/recommendations` without user and history.
         part_rows: number of users in a part.
         threads: CPU threads of one worker.
+        not_history: types of events of `histories` that are not part of a history.
     """
 
     bundle: Path
@@ -36,6 +38,7 @@ class Job:
     dtype: str = "float32"
     mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
     threads: int = 1
+    not_history: tuple[str, ...] = NOT_HISTORY
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields without open files, for workers."""
@@ -44,7 +47,7 @@ class Job:
     @cached_property
     def source(self) -> Users:
         """The users."""
-        return open_users(self.users, self.histories)
+        return open_users(self.users, self.histories, self.not_history)
 
     @cached_property
     def body(self) -> RecommendationsRequest:
@@ -88,6 +91,7 @@ class Job:
             "dtype": self.dtype,
             "mode": self.mode,
             "threads": self.threads,
+            "not_history": list(self.not_history),
         }
 
     @property

@@ -4,7 +4,7 @@ Only a few thousand histories are in memory at a time, whatever the number of us
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, sha256
-from recsys.dataset import Dataset
+from recsys.dataset import Dataset, event_files
 from recsys.errors import DataError
-from recsys.serving.stores.records import TypedHistory
+from recsys.serving.stores.records import NOT_HISTORY, TypedHistory
 
 USER, HISTORY = "user_id", "history"
 ROWS_A_BATCH = 1024
@@ -143,13 +143,15 @@ class UsersFile:
 
 @dataclass(frozen=True)
 class DatasetUsers:
-    """Users of a canonical data set with all their events, as in the service's store.
+    """Users of a canonical data set with their histories as the service's store gives them.
 
-    They are in its order, or those that were `chosen`.
+    They are in its order, or those that were `chosen`. Events of the types `not_history` are left
+    out.
     """
 
     path: Path
     chosen: UsersFile | None = None
+    not_history: Sequence[str] = NOT_HISTORY
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -178,7 +180,7 @@ class DatasetUsers:
 
     @cached_property
     def _events(self) -> Any:
-        return ds.dataset(self.path / "interactions.parquet", format="parquet")
+        return ds.dataset([str(file) for file in event_files(self.path)], format="parquet")
 
     @cached_property
     def _types(self) -> list[str]:
@@ -195,6 +197,9 @@ class DatasetUsers:
             found = pc.index_in(pa.array(ids, self._all.type), self._all)
             users = found.fill_null(-1).to_numpy(zero_copy_only=False)
             wanted = ds.field("user").isin(pa.array(np.unique(users[users >= 0]), pa.int32()))
+        left_out = [n for n, name in enumerate(self._types) if name in self.not_history]
+        if left_out:
+            wanted &= ~ds.field("behaviour").isin(pa.array(left_out, pa.uint8()))
         columns = ["user", "item", *(["behaviour"] if self._types else [])]
         events = self._events.to_table(columns=columns, filter=wanted, use_threads=False)
         types = [None] * events.num_rows
@@ -215,10 +220,13 @@ class DatasetUsers:
 Users = UsersFile | DatasetUsers
 
 
-def open_users(users: Path | None, histories: Path | None) -> Users:
+def open_users(
+    users: Path | None, histories: Path | None, not_history: Sequence[str] = NOT_HISTORY
+) -> Users:
     """Open the users to score: a parquet file or folder, or every user of a data set.
 
-    The data set `histories` gives the histories if `users` has no column `history`.
+    The data set `histories` gives the histories if `users` has no column `history`, without events
+    of the types `not_history`.
 
     Raises:
         ArtifactError: `histories` is not a data set.
@@ -229,7 +237,7 @@ def open_users(users: Path | None, histories: Path | None) -> Users:
             raise DataError(
                 "no users to score: give a file with --users, or a data set with --histories"
             )
-        return DatasetUsers(histories)
+        return DatasetUsers(histories, not_history=not_history)
     listed = UsersFile(users)
     if listed.has_histories:
         return listed
@@ -238,4 +246,4 @@ def open_users(users: Path | None, histories: Path | None) -> Users:
             f"{users}: there is no column 'history'; add it, or give the data set with the users' "
             "histories with --histories"
         )
-    return DatasetUsers(histories, listed)
+    return DatasetUsers(histories, listed, not_history)

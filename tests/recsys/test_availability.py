@@ -139,6 +139,24 @@ def test_an_update_changes_availability_at_once(recommender):
     assert listed(recommender) == expected - {"i3", "i8"}
 
 
+@pytest.mark.parametrize("change", ["update", "compaction"])
+def test_unavailable_items_come_back_after_a_change(recommender, clock, change):
+    if change == "update":
+        recommender.upsert([NewItem("new", "new", semantic_id=[0, 0, 1])])
+    else:
+        recommender.remove(["i8"])
+        recommender._epochs.compact()
+    kept = {"new"} if change == "update" else set()
+    gone = set() if change == "update" else {"i8"}
+    assert recommender.catalog.find("i5") == 5  # not available before START + 120
+    assert recommender.similar("i3", 1)
+    clock.now = START + 120
+    assert listed(recommender) == set(IDS) - names(SOLD_OUT | LATE) - gone | kept
+    items, _ = recommender.rank(Histories.of([[0]]), ITEMS + 1, exclude_seen=False, blend=False)
+    ranked = {recommender.catalog.item_id(i) for i in items[0] if i >= 0}
+    assert ranked == set(IDS) - gone | kept
+
+
 def test_evaluation_ranks_items_that_are_unavailable_now(recommender):
     recommender.remove(["i9"])
     items, _ = recommender.rank(Histories.of([[0]]), ITEMS, exclude_seen=False, blend=False)

@@ -187,6 +187,17 @@ def test_files_of_an_older_version_name_the_stage_to_run(tmp_path):
         Retrieval.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["popularity.npy", "item_item.data.npy", "vectors.npy"])
+@pytest.mark.parametrize("kind", [str, np.nan, np.inf])
+def test_files_without_finite_numbers_are_refused(tmp_path, name, kind):
+    vectors = VectorIndex.of(np.eye(ITEMS, 4))
+    fitted(Histories.of([[0, 1, 2], [2, 3]]), vectors=vectors).save(tmp_path)
+    found = np.load(tmp_path / name)
+    np.save(tmp_path / name, found.astype(str) if kind is str else np.full_like(found, kind))
+    with pytest.raises(ArtifactError, match=name):
+        Retrieval.load(tmp_path)
+
+
 def test_settings_out_of_range_are_refused():
     item_item = ItemItem.directional(Histories.of([[0, 1]]), 2)
     with pytest.raises(ValueError, match="smoothing"):
@@ -198,6 +209,10 @@ def test_settings_out_of_range_are_refused():
             Reranker(weights)
     with pytest.raises(ValueError, match="nodes"):
         Reranker({}, 10, -1)
+    with pytest.raises(ValueError, match="candidates must be a whole number"):
+        Reranker({}, 1.5)
+    with pytest.raises(ValueError, match="weights must map features to numbers"):
+        Reranker([])
 
 
 def test_cosines_are_to_the_decayed_history():
@@ -262,3 +277,12 @@ def test_without_any_evidence_only_the_like_is_spoken_for():
     near = sparse.csr_array(np.array([[0.0, 1], [1, 0]]))
     empty = ItemItem(sparse.csr_array((2, 2), dtype=np.float32), 0.5)
     np.testing.assert_allclose(empty.with_near(near, 0.2).weights.toarray(), [[0, 0.2], [0.2, 0]])
+
+
+def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():
+    size = 2**16 + 9  # row, score and item of an entry do not fit into 64 bits together
+    rng = np.random.default_rng(0)
+    rows, columns = rng.integers(0, size, (2, 5000))
+    weights = sparse.csr_array((rng.random(5000) + 0.1, (rows, columns)), shape=(size, size))
+    item_item = ItemItem(weights.astype(np.float32), 0.5)
+    assert (item_item.pruned(20).weights != item_item.weights).nnz == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recsys.retrieval.reranker import MODEL, SOURCES, Reranker, feature_matrix
-from recsys.training.reranking import Candidates, choose, cross_fit, fit, rank_targets
+from recsys.training.reranking import MISSED, Candidates, choose, cross_fit, fit, rank_targets
 
 SHAPE = Reranker({}, candidates=8, nodes=4)
 USERS, WIDTH = 900, 12
@@ -42,7 +42,7 @@ def test_ranks_count_the_candidates_before_the_next_item():
     values["popularity"] = np.array([[1.0, 3, 2, 99], [5, 5, 7, 5], [1, 1, 1, 1]])
     found = Candidates(items, values, np.array([9, 5, 8], np.int32))
     by_popularity = Reranker.of_source("popularity", 8, 4)
-    assert rank_targets(found, by_popularity).tolist() == [1, 3, 4]
+    assert rank_targets(found, by_popularity).tolist() == [1, 3, MISSED]
 
 
 def test_a_users_rank_does_not_depend_on_their_own_next_item():
@@ -81,6 +81,17 @@ def test_too_few_users_fit_no_weights():
     assert info["served"] == "content"
     assert reranker.weights == {"content.value": 1.0}
     assert info["without"] == {}
+
+
+def test_a_next_item_outside_a_short_list_is_no_hit():
+    found = make({"content": 2.0}, users=40)
+    few = Candidates(
+        found.items[:, :5],
+        {source: part[:, :5] for source, part in found.values.items()},
+        np.full(40, 99, np.int32),
+    )
+    info = choose(few, SHAPE, {MODEL: np.full(40, MISSED)})[1]
+    assert info["parts"]["served"] == {"ndcg@10": 0.0, "recall@10": 0.0}
 
 
 def test_each_source_is_left_out_once():

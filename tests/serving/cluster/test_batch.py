@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -16,9 +17,9 @@ from typer.testing import CliRunner
 
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.cli import app, main
-from recsys.dataset import Dataset
+from recsys.dataset import Dataset, Events, write_events
 from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
-from recsys.interactions import Histories, Interactions
+from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.serving.batch import workers
@@ -28,6 +29,7 @@ from recsys.serving.batch.run import score
 from recsys.serving.batch.scoring import Scorer
 from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
 from recsys.serving.settings import ServingSettings
+from recsys.serving.stores import open_store
 
 RNG = np.random.default_rng(5)
 HISTORIES = [
@@ -279,6 +281,31 @@ def test_chosen_users_get_their_histories_from_the_data_set(dataset, tmp_path):
     everybody = dict(zip(*open_users(None, dataset).read(0, 5), strict=True))
     assert ids == ["u3", "nobody", "u0", "u3"]
     assert histories == [everybody["u3"], None, everybody["u0"], everybody["u3"]]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("parts", [1, 2])
+async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
+    names = ["view", "purchase", "skip"]  # the last one is no part of a history
+    events = Interactions.of(list("aabbbc"), list("xyxyzx"), list(range(6)))
+    events = replace(events, behaviour=np.array([0, 2, 1, 2, 0, 2], np.uint8))
+    ids = events.item_ids
+    table = pa.table({"item_id": ids, "title": ids, "text": ids})
+    types = tuple(Behaviour(name, "target", 1.0) for name in names)
+    data = Dataset(events, np.zeros(6, np.uint8), table, behaviours=types)
+    with write_artifact(tmp_path / "data", "dataset") as folder:
+        data.save(folder)
+        if parts > 1:
+            (folder / "interactions.parquet").unlink()
+            for part, rows in enumerate((slice(0, 2), slice(2, None))):
+                some = Events(*(column[rows] for column in data.events))
+                write_events(folder, some, has_time=True, behaviours=types, part=part)
+    ids, histories = open_users(None, tmp_path / "data").read(0, 3)
+    assert histories == [(["x"], ["view"]), (["x", "z"], ["purchase", "view"]), None]
+    store = open_store(tmp_path / "store.db")
+    store.seed(tmp_path / "data")
+    assert [await store.typed_history(user, 10) for user in ids] == histories
+    store.close()
 
 
 def test_malformed_users_are_reported(tmp_path):
