@@ -128,7 +128,7 @@ def test_types_of_another_catalog_are_refused():
     types = event_types()
     with pytest.raises(ValueError, match="to_targets is of 12 items, its counts of 3"):
         replace(types, counts=np.ones(3))
-    with pytest.raises(ValueError, match="256 types of events; 255 at most"):
+    with pytest.raises(ValueError, match="256 types of events; 254 at most"):
         replace(types, behaviours=(VIEW,) * 256)
 
 
