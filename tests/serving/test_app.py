@@ -328,7 +328,7 @@ async def test_every_option_arrives_at_the_model(client, recommender, monkeypatc
     assert (first.filter, first.boosts, first.guarantee) == (EVEN, boosts, "global")
     assert (second.seed, second.temperature, second.mode) == (2**63 - 1, 1.5, "relaxed")
     assert (third.mode, third.trace, third.blend) == ("strict", True, False)
-    assert last == RecommendRequest(["item-1"], 10, True, [])
+    assert last == RecommendRequest(["item-1"], 10, True, [], history_types=[])
 
 
 @pytest.mark.parametrize(
@@ -682,7 +682,7 @@ class BrokenStore:
     def remember(self, served):
         pass
 
-    async def history(self, user_id, limit):
+    async def typed_history(self, user_id, limit):
         if user_id == "slow":
             await asyncio.sleep(60)
         raise StoreError("/var/secret.db: disk I/O error")
