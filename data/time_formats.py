@@ -115,6 +115,14 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> tuple[bool, bool | Non
     return seen, None
 
 
+def lack_zone(texts: pa.ChunkedArray) -> bool:
+    """Whether some texts are local times: with a clock, and neither a number nor with a zone."""
+    texts = pc.fill_null(texts, "")
+    clock = pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")
+    zoned = pc.match_substring_regex(pc.utf8_trim_whitespace(texts), ZONED)
+    return bool(pc.any(pc.and_(clock, pc.invert(zoned))).as_py())
+
+
 def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, float]:
     """The share of the values that are times, and the share that are possible times of events."""
     filled = column.filter(pc.is_valid(column))

@@ -31,7 +31,7 @@ from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import Report
-from recsys.data.time_formats import TimeRules, read_times, show_day_first
+from recsys.data.time_formats import TimeRules, lack_zone, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
 from recsys.progress import say
@@ -85,6 +85,11 @@ def stream(config: ReaderConfig) -> EventStream:
         report.note(
             "There are no times: the rows of each user count as in order of time, events cannot be "
             "merged into steps, and the split is by each user's last events."
+        )
+    elif times.zone == "UTC" and lack_zone(sample.texts(roles["timestamp"].column)):
+        report.note(
+            "Times have no zone and are read as UTC; --set data.time_zone=Europe/Berlin, for "
+            "example, reads them as the time of a place."
         )
     times = _day_first(events, roles, times)
     _report_columns(report, sample, roles)

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.data.time_formats import TimeRules, read_times, share_of_times, show_day_first
+from recsys.data.time_formats import (
+    TimeRules,
+    lack_zone,
+    read_times,
+    share_of_times,
+    show_day_first,
+)
 
 TEN = 1_714_557_600  # 2024-05-01 10:00:00 UTC
 MIDNIGHT = 1_714_521_600
@@ -91,3 +97,16 @@ def test_arrow_types_are_times_too() -> None:
 def test_small_numbers_are_no_times_of_events() -> None:
     rules = TimeRules("auto", "UTC", None, 1.75e9)
     assert share_of_times(pa.chunked_array([["1", "2", "3"]]), rules) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "local"),
+    [
+        (["31.12.2024 13:05"], True),
+        (["2024-12-31T13:05:00Z", "2024-12-31 13:05:00+02:00"], False),
+        (["2024-12-31T13:05:00Z", "2024-12-31 13:05:00"], True),
+        (["2024-12-31", "1735650300", None], False),
+    ],
+)
+def test_local_times_are_told_from_others(texts, local):
+    assert lack_zone(pa.chunked_array([pa.array(texts, pa.string())])) == local
