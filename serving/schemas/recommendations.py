@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from recsys.serving.schemas.common import (
     CHAMPION,
@@ -19,7 +19,6 @@ from recsys.serving.schemas.common import (
     UserId,
     compose_example,
 )
-from recsys.serving.schemas.events import EventType
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_BATCH = 100
@@ -63,6 +62,10 @@ Includes = Annotated[
 ]
 
 
+# Not the pattern of posted events: a data set may have names such as "Add to cart".
+TypeName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
 class Subject(Body):
     """A user of the store, or a history given inline: exactly one of the two."""
 
@@ -71,7 +74,7 @@ class Subject(Body):
         None, description="Item ids, oldest first. Ids that the model does not know are ignored."
     )
 
-    history_types: Annotated[list[EventType | None], Field(max_length=MAX_HISTORY)] = Field(
+    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY)] = Field(
         [],
         description="The type of the event of each item of `history`, such as `view` or "
         "`purchase`; null for an unknown one. Models that were trained with types use them: "

@@ -301,11 +301,11 @@ async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
         {"user": "newcomer", "item": "item-2", "type": "purchase"},
     )
     await recommended(client, "newcomer")
-    body = {"history": ["item-3", "item-4"], "history_types": ["cart", None]}
+    body = {"history": ["item-3", "item-4"], "history_types": ["Add to cart", None]}
     assert (await client.post("/v1/recommendations", json=body)).status_code == 200
     assert asked == [
         (["item-1", "item-2"], ["view", "purchase"]),
-        (["item-3", "item-4"], ["cart", None]),
+        (["item-3", "item-4"], ["Add to cart", None]),
     ]
     wrong = {"history": ["item-3"], "history_types": ["cart", "view"]}
     problem = is_problem(await client.post("/v1/recommendations", json=wrong), "invalid_request")
