@@ -115,7 +115,7 @@ class Batch:
         return retrieval.candidates(self.histories, k, **self._limits(len(retrieval)))
 
     def proposals(self, retrieval: Retrieval, k: int) -> Candidates:
-        """The k best items of each source of retrieval, of those that each request may get."""
+        """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
         return retrieval.propose(self.histories, k, **self._limits(len(retrieval)))
 
     def _limits(self, size: int) -> dict[str, Any]:

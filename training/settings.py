@@ -415,7 +415,8 @@ class RetrievalConfig:
             features of SASRec, as far as the run has them.
         near: number of nearest items by vectors that share each item's weight.
         near_share: share of an item's weight that they get (`ItemItem.with_near`).
-        candidates: items that each source proposes to the reranker.
+        candidates: items that item-item proposes to the reranker; each further source proposes
+            half as many, and popularity a quarter.
         nodes: of the target's tree that the candidates may use.
         beams: beam width of the search for fitting the reranker.
         users: validation users for fitting the reranker, at most; 0 fits none.

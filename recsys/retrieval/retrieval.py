@@ -28,8 +28,10 @@ from recsys.errors import ArtifactError
 from recsys.interactions import Behaviour, Histories
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
+from recsys.retrieval.files import read_array, read_matrix, save_matrix
 from recsys.retrieval.item_item import ItemItem, best_items, best_of, decayed
 from recsys.retrieval.reranker import (
+    COSINES,
     MODEL,
     POPULARITY,
     SASREC,
@@ -38,6 +40,7 @@ from recsys.retrieval.reranker import (
     TARGET_POPULARITY,
     Reranker,
 )
+from recsys.retrieval.rows import look_up, normalised, pairs_of, without_repeats
 from recsys.retrieval.sasrec import SasRec
 from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
@@ -47,7 +50,6 @@ FORMAT = 2  # of the files; 1 had a blend of three numbers
 TARGET_COUNTS = "target_popularity.npy"
 # Stems of sparse matrices:
 ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
-_PARTS = ("indptr", "indices", "data")
 
 
 class Candidates(NamedTuple):
@@ -93,12 +95,12 @@ class Evidence:
     @cached_property
     def shares(self) -> sparse.csr_array:
         """(n, items) share of each item in the evidence of each history, columns ascending."""
-        return _normalised(self.recency @ self.retrieval.item_item.weights)
+        return normalised(self.recency @ self.retrieval.item_item.weights)
 
     @cached_property
     def last_shares(self) -> sparse.csr_array:
         """The same given the last items alone."""
-        return _normalised(self.last @ self.retrieval.item_item.weights)
+        return normalised(self.last @ self.retrieval.item_item.weights)
 
     @cached_property
     def common(self) -> sparse.csr_array:
@@ -115,7 +117,7 @@ class Evidence:
     def to_targets(self) -> sparse.csr_array:
         """(n, items) share of each item in the evidence of the next target event."""
         assert self.retrieval.types is not None  # noqa: S101 - the caller has looked
-        return _normalised(self.recency @ self.retrieval.types.to_targets.weights)
+        return normalised(self.recency @ self.retrieval.types.to_targets.weights)
 
     @cached_property
     def states(self) -> NDArray[np.float32]:
@@ -219,33 +221,22 @@ class Retrieval:
         Args:
             histories: n sequences, oldest first.
             k: number of items.
-            exclude_seen: whether to leave out the items of the history.
+            exclude_seen: whether to leave out the items of the history that count as seen.
             excluded: further items to leave out, n sequences.
             allowed: (items,) bool for each history, the items it may get; None for all.
         """
-        n, size = len(histories), len(self)
-        hidden = _pairs(
-            [h for h in (histories.only_seen if exclude_seen else None, excluded) if h], size
-        )
-        masks = [None] * n if allowed is None else list(allowed)
+        n = len(histories)
+        hidden, masks = self._limits(histories, exclude_seen, excluded, allowed)
         evidence = Evidence(self, histories)
         shares = evidence.shares
-        row = np.repeat(np.arange(n), np.diff(shares.indptr))
-        keep = ~np.isin(row * size + shares.indices, hidden)
-        for i, mask in enumerate(masks):
-            if mask is not None:
-                here = slice(*shares.indptr[i : i + 2])
-                keep[here] &= mask[shares.indices[here]]
         probs = self._mixed(shares.data, self.popularity[shares.indices], True)
-        places = (row[keep], shares.indices[keep])
-        likely = sparse.csr_array((probs[keep].astype(np.float32), places), shape=shares.shape)
+        likely = sparse.csr_array((probs, shares.indices, shares.indptr), shape=shares.shape)
         items = np.full((n, 2 * k), -1, np.int32)
-        line, place, item, _ = best_of(likely, k)
-        items[line, place] = item
+        items[:, :k] = best_items(likely, k, hidden, masks)
         popular = self._popular(n, k, hidden, masks)
         again = (popular[:, :, None] == items[:, None, :k]).any(-1)
         items[:, k:] = np.where(again, -1, popular)
-        share = _look_up(shares, items)
+        share = look_up(shares, items)
         probs = self._mixed(share, self.popularity[items], _any(shares)[:, None])
         probs = np.where(items >= 0, probs, 0)
         order = np.argsort(-probs, axis=1, kind="stable")[:, :k]
@@ -264,7 +255,7 @@ class Retrieval:
         """
         shares = evidence.shares
         known = np.where((items >= 0) & (items < len(self)), items, len(self))
-        share = _look_up(shares, known)
+        share = look_up(shares, known)
         probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
         return np.log(probs).astype(np.float32)
 
@@ -283,10 +274,7 @@ class Retrieval:
         nearest by content and by SASRec (or by vectors without one), and k/4 popular items.
         """
         first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
-        hidden = _pairs(
-            [h for h in (histories.only_seen if exclude_seen else None, excluded) if h], len(self)
-        )
-        masks = [None] * len(histories) if allowed is None else list(allowed)
+        hidden, masks = self._limits(histories, exclude_seen, excluded, allowed)
         limits = (-(-k // 2), hidden, masks)
         evidence = first.evidence
         found = [first.items, best_items(evidence.last_shares, *limits)]
@@ -304,10 +292,10 @@ class Retrieval:
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             found.append(self.vectors.nearest(evidence.vectors, *limits))
         found.append(self._popular(len(histories), k // 4, hidden, masks))
-        items = _without_repeats(np.concatenate(found, axis=1))
+        items = without_repeats(np.concatenate(found, axis=1))
         log_probs = np.where(items >= 0, self.log_prob(evidence, items), -np.inf)
         popular = found[-1]
-        supported = (_look_up(evidence.shares, items) > 0) | ~(
+        supported = (look_up(evidence.shares, items) > 0) | ~(
             items[:, :, None] == popular[:, None]
         ).any(-1)
         return Candidates(items, log_probs.astype(np.float32), supported, evidence)
@@ -319,23 +307,25 @@ class Retrieval:
 
         Args:
             evidence: of n histories.
-            items: (n, c) dense items; for those beyond the catalog and for -1, all values are 0.
+            items: (n, c) dense items; -1 for none.
             sources: the sources that are wanted; the model is left out.
 
         Returns:
-            source -> (n, c) values; 0 for sources that this retrieval does not have.
+            source -> (n, c) values. Items beyond the catalog, such as those that were added later,
+            have no evidence and no events (0), and no vector: their cosines and logits are NaN. A
+            source that this retrieval does not have is NaN everywhere.
         """
         inside = (items >= 0) & (items < len(self))
         known = np.where(inside, items, len(self))
         compute: dict[str, Callable[[], NDArray[Any]]] = {
-            "item_item": lambda: _look_up(evidence.shares, known),
-            "last_item": lambda: _look_up(evidence.last_shares, known),
+            "item_item": lambda: look_up(evidence.shares, known),
+            "last_item": lambda: look_up(evidence.last_shares, known),
             POPULARITY: lambda: np.log1p(np.append(self.counts, 0.0)[known]),
         }
         if self.neighbors is not None:
-            compute["neighbors"] = lambda: _look_up(evidence.common, known)
+            compute["neighbors"] = lambda: look_up(evidence.common, known)
         if (types := self.types) is not None:
-            compute["to_targets"] = lambda: _look_up(evidence.to_targets, known)
+            compute["to_targets"] = lambda: look_up(evidence.to_targets, known)
             compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
             for name in types.numbers:
                 compute[f"{SEEN}{name}"] = partial(_seen, types, evidence.histories, name, known)
@@ -346,17 +336,18 @@ class Retrieval:
             compute["content"] = lambda: content.cosines(evidence.content, items)
             compute["last_content"] = lambda: content.cosines(content.mean(evidence.last), items)
         if (sasrec := self.sasrec) is not None:
-            theirs = sasrec.vectors[np.where(inside, items, 0)]
-            compute[SASREC] = lambda: np.where(
-                inside, np.einsum("nd,ncd->nc", evidence.states, theirs), 0
+            compute[SASREC] = lambda: np.einsum(
+                "nd,ncd->nc", evidence.states, sasrec.vectors[np.where(inside, items, 0)]
             )
-        return {
-            source: compute[source]().astype(np.float64)
-            if source in compute
-            else np.zeros(items.shape)
-            for source in sources
-            if source != MODEL
-        }
+        found = {}
+        for source in sources:
+            if source in compute:
+                values = compute[source]().astype(np.float64)
+                needs_vector = source in (*COSINES, SASREC)
+                found[source] = np.where(inside, values, np.nan) if needs_vector else values
+            elif source != MODEL:
+                found[source] = np.full(items.shape, np.nan)
+        return found
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""
@@ -433,14 +424,14 @@ class Retrieval:
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""
-        _save_matrix(folder, ITEM_ITEM, self.item_item.weights)
+        save_matrix(folder, ITEM_ITEM, self.item_item.weights)
         if self.neighbors is not None:
-            _save_matrix(folder, NEIGHBORS, self.neighbors.weights)
+            save_matrix(folder, NEIGHBORS, self.neighbors.weights)
         if self.content is not None:
-            _save_matrix(folder, CONTENT, self.content.rows)
+            save_matrix(folder, CONTENT, self.content.rows)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
         if self.types is not None:
-            _save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
+            save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
             np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
@@ -477,27 +468,27 @@ class Retrieval:
                 "the bundle again, such as `recsys run --name NAME`"
             )
         try:
-            weights = _read_matrix(folder, ITEM_ITEM)
+            weights = read_matrix(folder, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
             reranker, neighbors, content = settings["reranker"], None, None
             if settings["neighbors_decay"] is not None:
                 decay = float(settings["neighbors_decay"])
-                neighbors = ItemItem(_read_matrix(folder, NEIGHBORS), decay)
+                neighbors = ItemItem(read_matrix(folder, NEIGHBORS), decay)
             if settings["terms"] is not None:
                 shape = size, settings["terms"]
-                content = ContentIndex(_read_matrix(folder, CONTENT, shape, -np.inf))
+                content = ContentIndex(read_matrix(folder, CONTENT, shape, -np.inf))
             types = None
             if settings["behaviours"]:
                 types = EventTypes(
                     tuple(Behaviour(**behaviour) for behaviour in settings["behaviours"]),
-                    ItemItem(_read_matrix(folder, TO_TARGETS), float(settings["decay"])),
-                    _read(folder / TARGET_COUNTS, least=0),
+                    ItemItem(read_matrix(folder, TO_TARGETS), float(settings["decay"])),
+                    read_array(folder / TARGET_COUNTS, least=0),
                 )
             return cls(
                 ItemItem(weights, float(settings["decay"])),
-                _read(folder / COUNTS, least=0),
+                read_array(folder / COUNTS, least=0),
                 float(settings["smoothing"]),
-                VectorIndex(_read(vectors)) if vectors.is_file() else None,
+                VectorIndex(read_array(vectors)) if vectors.is_file() else None,
                 content,
                 neighbors,
                 types=types,
@@ -506,6 +497,19 @@ class Retrieval:
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
+
+    def _limits(
+        self,
+        histories: Histories,
+        exclude_seen: bool,
+        excluded: Histories | None,
+        allowed: Sequence[NDArray[np.bool_] | None] | None,
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.bool_] | None]]:
+        """What `candidates` must leave out: pairs (see `pairs_of`), and a mask for each history."""
+        left_out = [] if excluded is None else [excluded]
+        left_out += [histories.only_seen] if exclude_seen else []
+        masks: list[NDArray[np.bool_] | None] = [None] * len(histories)
+        return pairs_of(left_out, len(self)), masks if allowed is None else list(allowed)
 
     def _mixed(
         self,
@@ -524,7 +528,7 @@ class Retrieval:
         hidden: NDArray[np.int64],
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> NDArray[np.int32]:
-        """(n, k) most popular items that are not hidden (see `_pairs`) and that the masks allow."""
+        """(n, k) most popular items that the masks allow, without the pairs of `hidden`."""
         size = len(self)
         most = int(np.bincount(hidden // size, minlength=1).max()) if len(hidden) else 0
         first = np.full((n, min(size, k + most)), size, np.int64)
@@ -558,92 +562,14 @@ def digest(histories: Histories) -> str:
     return found.hexdigest()
 
 
-def _pairs(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
-    """One integer per (row, item) pair of the sequences, without items beyond the catalog."""
-    pairs = [np.zeros(0, np.int64)]
-    for histories in sequences:
-        known = histories.items < size
-        pairs.append((histories.rows * size + histories.items)[known])
-    return np.concatenate(pairs)
-
-
-def _without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(n, w) the first place of each item, in order, filled up with -1."""
-    order = np.argsort(items, axis=1, kind="stable")
-    ordered = np.take_along_axis(items, order, axis=1)
-    again = np.zeros(items.shape, np.bool_)
-    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
-    again |= items < 0
-    to_left = np.argsort(again, axis=1, kind="stable")
-    return np.take_along_axis(np.where(again, -1, items), to_left, axis=1)
-
-
-def _normalised(evidence: Any) -> sparse.csr_array:
-    """The same with rows that add up to 1, or to 0, without zeros, columns ascending."""
-    shares = sparse.csr_array(evidence)
-    shares.eliminate_zeros()
-    shares.sort_indices()
-    total = shares.sum(axis=1)
-    shares.data = shares.data / np.repeat(total, np.diff(shares.indptr))
-    return shares
-
-
 def _seen(
     types: EventTypes, histories: Histories, name: str, items: NDArray[np.integer]
 ) -> NDArray[np.float64]:
     """(n, c) decayed events of a type on given items."""
     recency = types.recency(histories, name)
     recency.sort_indices()
-    return _look_up(recency, items)
+    return look_up(recency, items)
 
 
 def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:
     return np.asarray(np.diff(shares.indptr) > 0)
-
-
-def _look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[np.float64]:
-    """(n, c) entries at the given columns of each row, 0 if absent; the matrix is sorted."""
-    n, size = matrix.shape
-    row = np.repeat(np.arange(n), np.diff(matrix.indptr))
-    keys = row * (size + 1) + matrix.indices
-    wanted = np.arange(n)[:, None] * (size + 1) + columns
-    place = np.searchsorted(keys, wanted).clip(max=max(len(keys) - 1, 0))
-    if not len(keys):
-        return np.zeros(columns.shape)
-    found = (keys[place] == wanted) & (columns >= 0)
-    return np.where(found, matrix.data[place], 0.0)
-
-
-def _save_matrix(folder: Path, stem: str, matrix: sparse.csr_array) -> None:
-    for part in _PARTS:
-        np.save(folder / f"{stem}.{part}.npy", getattr(matrix, part), allow_pickle=False)
-
-
-def _read_matrix(
-    folder: Path, stem: str, shape: tuple[int, int] | None = None, least: float = 0
-) -> sparse.csr_array:
-    """Read a square matrix, or one of the given shape, of numbers of at least `least`.
-
-    Raises:
-        ValueError: its arrays contradict each other.
-    """
-    indptr, indices = (_read(folder / f"{stem}.{part}.npy", "iu") for part in _PARTS[:2])
-    data = _read(folder / f"{stem}.{_PARTS[2]}.npy", least=least)
-    size = len(indptr) - 1
-    matrix = sparse.csr_array((data, indices, indptr), shape=shape or (size, size))
-    matrix.check_format(full_check=True)
-    return matrix
-
-
-def _read(file: Path, kinds: str = "f", least: float = -np.inf) -> NDArray[Any]:
-    """Read an array of some kinds of numbers, all of them finite and at least `least`.
-
-    Raises:
-        ValueError: it has others; the text names the file.
-    """
-    array: NDArray[Any] = np.load(file, allow_pickle=False)
-    if array.dtype.kind not in kinds:
-        raise ValueError(f"{file.name} holds {array.dtype}")
-    if not (np.isfinite(array) & (array >= least)).all():
-        raise ValueError(f"{file.name} holds numbers that are not finite, or too small")
-    return array

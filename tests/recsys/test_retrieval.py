@@ -13,6 +13,7 @@ from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.item_item import decayed
+from recsys.retrieval.reranker import features_of
 from recsys.retrieval.retrieval import Evidence
 
 ITEMS = 9
@@ -134,6 +135,19 @@ def test_an_event_that_is_a_half_life_older_counts_half():
     assert decayed_counts(items, 3, half_life_days=10).tolist() == [2, 1, 0]  # only an order
     with pytest.raises(ValueError, match="half_life_days"):
         decayed_counts(items, 3, half_life_days=0)
+
+
+def test_later_items_have_no_vector_and_rank_last():
+    vectors = VectorIndex.of(-np.eye(ITEMS))
+    retrieval = fitted(Histories.of([[0, 1, 2], [2, 3]]), vectors=vectors)
+    items = np.array([[1, ITEMS, ITEMS + 4, -1]])
+    sources = ["item_item", "popularity", "vectors", "sasrec"]
+    found = retrieval.values(Evidence(retrieval, Histories.of([[0]])), items, sources)
+    assert np.isnan(found["vectors"][0]).tolist() == [False, True, True, True]
+    assert np.isnan(found["sasrec"]).all()  # this retrieval has none
+    assert found["item_item"][0, 1:].tolist() == found["popularity"][0, 1:].tolist() == [0, 0, 0]
+    ranks = features_of("vectors", found["vectors"], items >= 0)["vectors.rank"]
+    np.testing.assert_allclose(ranks, [[0, np.log(2), np.log(2), 0]])
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
