@@ -192,7 +192,7 @@ class Lists:
 
 @dataclass(frozen=True)
 class Union:
-    """The items of the model's beams and of retrieval, with what each source says about them.
+    """The items of the model's beams and of retrieval, with the values that each source gives them.
 
     Attributes:
         items: (n, w) int32, -1 for padding and repeated items.
@@ -226,7 +226,7 @@ class Union:
             candidates: items that retrieval proposes.
             candidate_scores: (n, c) the model's log-probabilities of the first c candidates; -inf
                 for those that were not scored.
-            retrieval: knows about all items.
+            retrieval: gives the values of all sources but the model.
             histories: the n histories.
             trie: the catalog, for the boosts.
             boosts: what each request's items gain; empty for nothing.

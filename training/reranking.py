@@ -1,8 +1,8 @@
 """Fits the reranker on validation users, and compares it with each of its parts.
 
 The weights maximise the probability of each user's next item among the candidates, with an L2
-penalty. Users whose next item is no candidate teach nothing. What the reranker is worth is measured
-by cross-fitting: the users of each fold are ranked with the weights fitted on the other folds.
+penalty. Users whose next item is no candidate are left out of the fit. The reranker is measured by
+cross-fitting: the users of each fold are ranked with the weights fitted on the other folds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from scipy import sparse
 from recsys.dataset import ITEM_COLUMNS
 from recsys.retrieval.vectors import best_entries
 
-COMMONEST = 5000  # terms of more items are left out: they say little and cost much
+COMMONEST = 5000  # terms of more items are left out: they distinguish little and cost much
 
 
 @dataclass(frozen=True, eq=False)

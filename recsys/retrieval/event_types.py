@@ -1,4 +1,8 @@
-"""EventTypes: what retrieval knows from the types of events, such as views and purchases."""
+"""EventTypes: retrieval with types of events, such as views and purchases.
+
+It counts which items lead to an event of a target type, and finds the events of each type on an
+item in a history. It does not rank.
+"""
 
 from __future__ import annotations
 

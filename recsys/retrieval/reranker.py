@@ -1,4 +1,4 @@
-"""Reranker: one score for each candidate of a request, from what several sources say about it.
+"""Reranker: one score for each candidate of a request, from the values of several sources.
 
 A source gives each candidate a number: co-occurrence evidence, a cosine, a logit, or the model's
 log-probability. Each number becomes three features: itself, log(1 + rank) among the

@@ -1,7 +1,8 @@
 """Retrieval: items for a history by co-occurrence and popularity, without the model.
 
 It has four uses: similar items, answers for users without a known history, candidates for the model
-to score, and what the reranker knows about each candidate. Its item probabilities are
+to score, and the values from which the reranker computes the score of each candidate. Its item
+probabilities are
 
     p(item | history) = (1 - s) * evidence(item) / sum of evidence + s * popularity(item)
 
@@ -60,7 +61,7 @@ class Candidates(NamedTuple):
         log_probs: (n, k) float32, padded with -inf.
         supported: (n, k) bool, whether the history has evidence for the item; otherwise it is
             proposed because it is popular.
-        evidence: what retrieval knows about the histories, for `log_prob` and `values`.
+        evidence: of the histories, for `log_prob` and `values`.
     """
 
     items: NDArray[np.int32]
@@ -71,10 +72,10 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a retrieval knows about n histories; each part is computed once, when it is needed.
+    """The evidence of n histories; each part is computed once, when it is first used.
 
     Attributes:
-        retrieval: the parts that are asked.
+        retrieval: the fitted parts.
         histories: n sequences, oldest first; items beyond the catalog are skipped.
     """
 
@@ -303,7 +304,7 @@ class Retrieval:
     def values(
         self, evidence: Evidence, items: NDArray[np.integer], sources: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
-        """What sources of retrieval say about given items.
+        """The values that sources of retrieval give to items.
 
         Args:
             evidence: of n histories.
