@@ -260,7 +260,7 @@ def _replace(path: Path, new: Path) -> None:
             old.rename(path)
             raise
         shutil.rmtree(old.parent, ignore_errors=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -396,11 +396,11 @@ def _sync(folder: Path) -> None:
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
         elif file.is_dir():
-            _sync_folder(file)
-    _sync_folder(folder)
+            sync_folder(file)
+    sync_folder(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
