@@ -353,12 +353,10 @@ class Service:
         """
         try:
             answer = await model.batcher.submit(request.after(found), deadline=deadline)
-            more = answer.result
-            assert isinstance(more, RecommendResult)  # noqa: S101 - asked for one
-            whole = await self._reads(found.followed_by, more, request, deadline=deadline)
         except QueueFullError:
             return None, found  # a short list is better than none
-        return answer, whole
+        assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
+        return answer, found.followed_by(answer.result)
 
     async def _history(self, body: Subject, deadline: float) -> TypedHistory | None:
         """The history of a request; None if the store has none of its user."""

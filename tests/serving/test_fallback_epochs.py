@@ -36,7 +36,7 @@ def fill_up(recommender, k, change):
     first = found.recommendations[0].item_id
     change(first)
     (more,) = recommender.recommend_batch([request.after(found)])
-    return first, found.followed_by(more, request)
+    return first, found.followed_by(more)
 
 
 def ids(result):
