@@ -26,7 +26,7 @@ class FilterError(RecsysError, ValueError):
 
 
 class RuleError(RecsysError, ValueError):
-    """A business rule is malformed or does not fit the catalog; the text names field and way out."""
+    """A business rule is malformed or does not fit the catalog; the text names the field."""
 
 
 class ItemError(RecsysError, ValueError):

@@ -7,6 +7,7 @@ from typing import Any
 from recsys.decoding.output import Trace
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.rules import Rule, apply_rules
 from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
@@ -38,11 +39,15 @@ _OF_THE_MODEL: dict[str, Any] = {
 
 
 def to_request(
-    body: RecommendationsRequest, history: Sequence[str], types: Sequence[str | None] = ()
+    body: RecommendationsRequest,
+    history: Sequence[str],
+    types: Sequence[str | None] = (),
+    *,
+    rules: Iterable[Rule] = (),
 ) -> RecommendRequest:
     """The library's request; a `ValueError` names fields that exclude each other.
 
-    `types` are those of the history's events; empty if none are known.
+    `types` are those of the history's events; empty if none are known. `rules` are added to it.
     """
     given: dict[str, Any] = {}
     if body.filter is not None:
@@ -51,7 +56,7 @@ def to_request(
         given["boosts"] = [boost.model_dump() for boost in body.boosts]
     if body.blend is not None:
         given["blend"] = body.blend
-    return RecommendRequest(
+    request = RecommendRequest(
         history,
         diversity.pool(body.k) if body.diversity else body.k,
         body.exclude_seen,
@@ -64,6 +69,7 @@ def to_request(
         history_types=types,
         **given,
     )
+    return apply_rules(request, rules)
 
 
 def for_the_model(body: RecommendationsRequest) -> bool:
@@ -82,12 +88,15 @@ def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode 
 
 
 def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:
-    """The recommendations of an answer: all of them, or a diverse choice."""
+    """The recommendations of an answer: all of them, or a diverse choice behind the pinned ones."""
     found = result.recommendations
     if not body.diversity:
         return found
-    scores, codes = [one.score for one in found], [one.semantic_id for one in found]
-    return [found[i] for i in diversity.diversify(scores, codes, body.diversity, body.k)]
+    first = [one for one in found if one.source == "pinned"][: body.k]
+    rest = [one for one in found if one.source != "pinned"]
+    scores, codes = [one.score for one in rest], [one.semantic_id for one in rest]
+    places = diversity.diversify(scores, codes, body.diversity, body.k - len(first))
+    return [*first, *(rest[i] for i in places)]
 
 
 def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:

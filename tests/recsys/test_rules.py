@@ -374,7 +374,7 @@ def test_a_malformed_rule_is_refused_by_its_field(fields, message):
     [
         (
             {"filter": {"must": [{"key": "brnd", "match": "A"}]}},
-            r"must\[0\].key: no attribute 'brn",
+            r"must\[0\].key: no attribute",
         ),
         (
             {"boosts": [{"filter": {"must": [{"key": "brand", "match": 3}]}, "weight": 1}]},
@@ -392,5 +392,5 @@ def test_a_rule_is_checked_against_the_items(recommender, fields, message):
 def test_an_unknown_attribute_of_a_cap_is_refused(recommender):
     request = RecommendRequest([], max_per={"brnd": 2})
     for ask in (recommender.eligible, lambda one: recommender.recommend_batch([one])):
-        with pytest.raises(FilterError, match="max_per.brnd"):
+        with pytest.raises(FilterError, match=r"max_per\.brnd"):
             ask(request)
