@@ -1,9 +1,9 @@
 """Capped lists: the best items of which at most n share a value of an attribute.
 
-A list takes the best item at each place that no cap forbids. With one attribute that has one value
-an item, no other list that keeps to the cap has a larger sum of scores. If a search does not fill
-the list, the next one is constrained to the items that may still follow, so that a list is short
-only if nothing more may follow.
+Each place gets the best item that no cap forbids. With one cap and at most one value an item, no
+other list of this length that keeps to the cap has a larger sum of scores (a partition matroid). If
+a search does not fill the list, the next one is constrained to the items that may still follow, so
+that a list is short only if nothing more may follow.
 """
 
 from __future__ import annotations
