@@ -212,6 +212,8 @@ class Lists:
 
     def behind(self, pinned: Sequence[NDArray[np.int32]]) -> Lists:
         """Each list behind its pinned items, which have the score 0, cut to as many columns."""
+        if not any(len(first) for first in pinned):
+            return self
         made = Lists(self.items.copy(), self.scores.copy(), self.source.copy())
         for i, first in enumerate(pinned):
             if count := len(first):

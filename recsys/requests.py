@@ -106,8 +106,7 @@ class RecommendRequest:
 
     def __post_init__(self) -> None:
         arguments.whole_number("k", self.k)
-        for name, count in self.max_per.items():
-            arguments.whole_number(f"max_per.{name}", count)
+        arguments.counts("max_per", self.max_per)
         for name in ("history", "exclude_items", "pin"):
             arguments.strings(name, getattr(self, name))
         types = self.history_types

@@ -52,12 +52,11 @@ class Rule:
             arguments.strings("pin", self.pin)
             if len(self.pin) > MOST_PINS:
                 raise RuleError(f"pin: want at most {MOST_PINS} items, got {len(self.pin)}")
+            arguments.counts("max_per", self.max_per)
             if len(self.max_per) > MOST_CAPS:
                 raise RuleError(
                     f"max_per: want at most {MOST_CAPS} attributes, got {len(self.max_per)}"
                 )
-            for name, count in self.max_per.items():
-                arguments.whole_number(f"max_per.{name}:", count)
         except RuleError:
             raise
         except ValueError as error:

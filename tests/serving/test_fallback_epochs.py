@@ -58,6 +58,16 @@ def test_the_list_is_full_after_an_item_is_removed(recommender):
     assert len(set(ids(result))) == 9 == result.eligible_items
 
 
+def test_caps_count_the_items_of_the_fallback(recommender):
+    request = RecommendRequest(["nobody"], k=16, max_per={"cat": 7})
+    found = recommender.fallback(request)
+    assert len(found.recommendations) == ITEMS
+    (more,) = recommender.recommend_batch([request.after(found)])
+    result = found.followed_by(more)
+    assert result.recommendations[:ITEMS] == found.recommendations
+    assert [one.source for one in result.recommendations[ITEMS:]] == ["model"]  # the seventh a
+
+
 def test_titles_and_codes_are_of_the_answers_epoch(recommender):
     moved = {"title": "new", "attributes": {"cat": "a"}, "semantic_id": (9, 9, 9)}
     first, result = fill_up(

@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recsys.serving import auth
 from recsys.serving.rules import JOURNAL, State
@@ -15,6 +17,7 @@ CHEAP = {"must": [{"key": "price", "range": {"lt": 40}}]}
 ACME = {"must": [{"key": "brand", "match": "Acme"}]}
 BURY = [{"filter": ACME, "weight": -3.0}]
 SUMMER = {"filter": CHEAP, "boosts": BURY}
+BROKEN = {"pin": "a"}
 ASK = {"history": ["B0003", "B0020"], "k": 8}
 
 
@@ -350,6 +353,38 @@ def test_records_that_cross_leave_no_dangling_name():
     assert not state.apply(record("put", "y", {"pin": "a"}))  # unreadable
     assert not state.apply(record("rename", "x", "y"))  # of a later version
     assert state == State()
+
+
+changes = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from("xyz"), st.sampled_from([{"pin": ["a"]}, BROKEN])),
+    st.tuples(st.just("delete"), st.sampled_from("xyz"), st.none()),
+    st.tuples(
+        st.just("alias"), st.sampled_from("pq"), st.lists(st.sampled_from("xyz"), max_size=2)
+    ),
+)
+
+
+@given(st.lists(changes, max_size=30))
+def test_any_records_leave_aliases_with_rules_that_exist(sent):
+    state, rules, aliases, done = State(), {}, {}, []
+    for op, name, value in sent:
+        before = (dict(rules), dict(aliases))
+        if op == "put" and value is not BROKEN:
+            rules[name] = value
+        if op == "delete" and not any(name in names for names in aliases.values()):
+            rules.pop(name, None)
+        if op == "alias" and set(value) <= set(rules):
+            aliases = {n: v for n, v in (aliases | {name: value}).items() if v}
+        changed = before != (rules, aliases)
+        assert state.apply(record(op, name, value)) == changed
+        assert {n: kept.value for n, kept in state.rules.items()} == rules
+        assert state.aliases == aliases
+        assert {n for names in aliases.values() for n in names} <= set(rules)
+        if changed:
+            done.append(record(op, name, value))
+    replayed = State()
+    assert all(replayed.apply(one) for one in done)  # the audit alone gives the same rules
+    assert replayed == state
 
 
 async def test_a_rule_that_is_not_stored_does_not_apply(client, running, monkeypatch):
