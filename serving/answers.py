@@ -7,7 +7,6 @@ from typing import Any
 from recsys.decoding.output import Trace
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
-from recsys.rules import Rule, apply_rules
 from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
@@ -39,15 +38,11 @@ _OF_THE_MODEL: dict[str, Any] = {
 
 
 def to_request(
-    body: RecommendationsRequest,
-    history: Sequence[str],
-    types: Sequence[str | None] = (),
-    *,
-    rules: Iterable[Rule] = (),
+    body: RecommendationsRequest, history: Sequence[str], types: Sequence[str | None] = ()
 ) -> RecommendRequest:
     """The library's request; a `ValueError` names fields that exclude each other.
 
-    `types` are those of the history's events; empty if none are known. `rules` are added to it.
+    `types` are those of the history's events; empty if none are known.
     """
     given: dict[str, Any] = {}
     if body.filter is not None:
@@ -56,7 +51,7 @@ def to_request(
         given["boosts"] = [boost.model_dump() for boost in body.boosts]
     if body.blend is not None:
         given["blend"] = body.blend
-    request = RecommendRequest(
+    return RecommendRequest(
         history,
         diversity.pool(body.k) if body.diversity else body.k,
         body.exclude_seen,
@@ -69,7 +64,6 @@ def to_request(
         history_types=types,
         **given,
     )
-    return apply_rules(request, rules)
 
 
 def for_the_model(body: RecommendationsRequest) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from recsys.errors import FilterError, RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
-from recsys.rules import Rule
+from recsys.rules import Rule, apply_rules
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
@@ -343,7 +343,7 @@ class Service:
     ) -> RecommendRequest:
         """The library's request; its masks are made on a helper thread."""
         try:
-            request = answers.to_request(body, *history, rules=rules.values())
+            request = apply_rules(answers.to_request(body, *history), rules.values())
             checked = request.filter is not None or request.boosts or request.max_per
             if checked or body.blend or body.mode == "relaxed":
                 await self._reads(model.recommender.eligible, request, deadline=deadline)
@@ -355,7 +355,8 @@ class Service:
         except RecsysError:
             raise
         except ValueError as error:
-            raise InvalidError(str(error)) from error
+            applied = f" (applied rules: {', '.join(rules)})" if rules else ""
+            raise InvalidError(f"{error}{applied}") from error
         return request
 
     async def _fallback(

@@ -220,6 +220,13 @@ async def test_an_alias_applies_its_rules_to_all_requests(client):
     assert code(response) == (404, "unknown_model")
 
 
+async def test_boosts_of_a_rule_do_not_go_with_a_seed(client):
+    await put(client, "summer", SUMMER)
+    response = await client.post(URL, json=ASK | {"rules": ["summer"], "seed": 3})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["detail"].endswith("asks for a sample (applied rules: summer)")
+
+
 async def test_a_rule_of_an_alias_is_not_deleted(client):
     await put(client, "summer", SUMMER)
     await stand(client, "champion", "summer")
