@@ -29,6 +29,10 @@ class FilterError(RecsysError, ValueError):
     """A filter over item attributes is malformed; the text names the clause and the way out."""
 
 
+class RuleError(RecsysError, ValueError):
+    """A business rule is malformed or does not fit the catalog; the text names the field."""
+
+
 class ItemError(RecsysError, ValueError):
     """An item to add is malformed or cannot be placed; the text names item, field and way out."""
 

@@ -146,7 +146,7 @@ def ids_train(
 
     Example: recsys ids train --name beauty --method rq-vae
     """
-    context = run.context(ids={"method": method})
+    context = run.context(ids={"method": method}).with_recipe()
     from recsys.training.ids import print_report, stage
 
     print_report(context.run(stage), as_json)
@@ -194,7 +194,7 @@ def train_target(*, own: TargetOptions, run: RunOptions, as_json: Json = False) 
 
     Example: recsys train target --config configs/beauty.yaml --max-minutes 5
     """
-    context = run.context(target=asdict(own))
+    context = run.context(target=asdict(own)).with_recipe()
     from recsys.training.target import stage
 
     _report(context.run(stage), "target", as_json)
@@ -210,7 +210,7 @@ def train_teacher(*, own: TeacherOptions, run: RunOptions, as_json: Json = False
 
     Example: recsys train teacher --config configs/atspeed-beauty.yaml --beams 20
     """
-    context = run.context(teacher=asdict(own))
+    context = run.context(teacher=asdict(own)).with_recipe()
     from recsys.artifacts import read_manifest
     from recsys.training.teacher import stage
 
@@ -241,7 +241,7 @@ def train_draft(
 
     Example: recsys train draft --config configs/atspeed-beauty.yaml --objective beam-kd
     """
-    context = run.context(draft=asdict(own), teacher={"mixture": mixture})
+    context = run.context(draft=asdict(own), teacher={"mixture": mixture}).with_recipe()
     from recsys.training.draft import stage
 
     _report(context.run(stage), "draft", as_json)
@@ -254,7 +254,7 @@ def train_retrieval(run: RunOptions) -> None:
 
     Example: recsys train retrieval --config configs/beauty.yaml
     """
-    context = run.context()
+    context = run.context().with_recipe()
     from recsys.training.retrieval import stage
 
     typer.echo(f"retrieval: {context.run(stage)}")
@@ -266,7 +266,7 @@ def bundle(run: RunOptions) -> None:
 
     Example: recsys bundle --name beauty
     """
-    context = run.context()
+    context = run.context().with_recipe()
     from recsys.training.bundle import stage
 
     typer.echo(f"bundle: {context.run(stage)}")

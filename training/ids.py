@@ -28,6 +28,8 @@ from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
 from recsys.training.settings import LEARNED, IdsConfig
 
+KIND = "ids"
+
 
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
@@ -42,7 +44,7 @@ def stage(context: Context) -> Path:
             the data set.
         ArtifactError: the data set, the bundle or the SASRec model for the features is missing.
     """
-    config = context.settings.section("ids", IdsConfig)
+    config = context.settings.section(KIND, IdsConfig)
     settings = as_dict(config) | {"seed": context.settings.seed}
     settings.pop("bundle")  # the parents name it by digest, wherever it lies
     parents = context.workspace.digests("dataset")
@@ -53,7 +55,7 @@ def stage(context: Context) -> Path:
     bundle = Bundle.load(config.bundle) if config.bundle is not None else None
     if bundle is not None:
         parents["bundle"] = bundle.manifest.digest
-    output = context.output("ids", settings, parents)
+    output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
     dataset = Dataset.load(context.workspace.dataset)
