@@ -21,6 +21,10 @@ class ArtifactError(RecsysError, ValueError):
     """A directory that should be an artifact is missing, incomplete or altered."""
 
 
+class LockedError(RecsysError):
+    """Another process uses what only one may use at a time; the text names the process."""
+
+
 class FilterError(RecsysError, ValueError):
     """A filter over item attributes is malformed; the text names the clause and the way out."""
 

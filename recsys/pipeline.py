@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from recsys.artifacts import Manifest, Output, Workspace
 from recsys.config import Settings
 from recsys.errors import ArtifactError, ConfigError
 from recsys.progress import say
 
+T = TypeVar("T")
 GROUP = "recsys.stages"
 SECTION_GROUP = "recsys.sections"
 RECIPE = "recipe"
@@ -122,6 +123,15 @@ class Context:
             return users
         return min(users, max(int(USERS_A_MINUTE[key] * self.minutes), 100))
 
+    def run(self, stage: Callable[[Context], T]) -> T:
+        """Run a stage, as the only run of this name.
+
+        Raises:
+            LockedError: another process runs a stage of this name; the message names it.
+        """
+        with self.workspace.locked():
+            return stage(self)
+
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""
         return Output(self.workspace.path(kind), kind, config, parents, self.force)
@@ -169,19 +179,21 @@ def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Pat
 
     Raises:
         ConfigError: wrong settings; no stage has run then.
+        LockedError: another process runs under the same name; no stage has run then.
     """
     check(context.settings)
     results = {}
-    for name in stages:
-        start = time.perf_counter()
-        if STAGES.index(name) > STAGES.index(RECIPE):
-            context = context.with_recipe()
-        before = context.made(name)
-        path = load_stage(name)(context)
-        if path is None:
-            continue
-        results[name] = (path, time.perf_counter() - start)
-        if before is not None and context.made(name) == before:
-            context = replace(context, start=context.start - before.info.get("seconds", 0))
-        say(f"[bold]{name}[/bold] → {path}  ({results[name][1]:.1f} s)")
+    with context.workspace.locked():
+        for name in stages:
+            start = time.perf_counter()
+            if STAGES.index(name) > STAGES.index(RECIPE):
+                context = context.with_recipe()
+            before = context.made(name)
+            path = load_stage(name)(context)
+            if path is None:
+                continue
+            results[name] = (path, time.perf_counter() - start)
+            if before is not None and context.made(name) == before:
+                context = replace(context, start=context.start - before.info.get("seconds", 0))
+            say(f"[bold]{name}[/bold] → {path}  ({results[name][1]:.1f} s)")
     return results

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.artifacts import Manifest
+from recsys.artifacts import Manifest, read_whole
 from recsys.bundle import Bundle
 from recsys.capped import as_lists, fill
 from recsys.constraint import ItemTrie
@@ -140,24 +140,28 @@ class Recommender:
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-        bundle = Bundle.load(path, check=check)
         if mode == Mode.AUTO:
             mode = Mode.BEAM if torch.device(device).type == "cpu" else Mode.PLANNED
-        if mode == Mode.DRAFT and bundle.draft is None:
-            raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
-        of = getattr(torch, dtype)
-        model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
-        if bundle.draft is not None:  # a request may need it in any mode
-            draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
-        return cls(
-            bundle,
-            model,
-            draft=draft,
-            mode=mode,
-            max_batch=max_batch,
-            prefix_bytes=prefix_bytes,
-            filter_bytes=filter_bytes,
-        )
+
+        def read() -> Recommender:
+            bundle = Bundle.load(path, check=check)
+            if mode == Mode.DRAFT and bundle.draft is None:
+                raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
+            of = getattr(torch, dtype)
+            model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
+            if bundle.draft is not None:  # a request may need it in any mode
+                draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
+            return cls(
+                bundle,
+                model,
+                draft=draft,
+                mode=mode,
+                max_batch=max_batch,
+                prefix_bytes=prefix_bytes,
+                filter_bytes=filter_bytes,
+            )
+
+        return read_whole(Path(path), read)
 
     @property
     def epoch(self) -> Epoch:
