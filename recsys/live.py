@@ -159,7 +159,7 @@ class Epochs:
         filter_bytes: int = 1 << 28,
         *,
         coder: ItemCoder | None = None,
-        describe: Callable[[pa.Table], LaterItems | None] = lambda items: None,
+        describe: Callable[[pa.Table], LaterItems | None] | None = None,
         prepare: Callable[[ItemTrie], object] = lambda trie: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -375,7 +375,8 @@ class Epochs:
             codes, tokens = codes[kept], tokens[kept]
         for _, table, _ in news:
             added.columns.extend(table)
-            added.describe(self._describe(table))
+            if self._describe is not None:
+                added.describe(self._describe(table))
         places = [added.append(item) for items, _, _ in news for item in items]
         dense, records = np.array(places, np.int32).reshape(-1, 2).T
         new_codes = np.concatenate([codes[:0], *(c for _, _, c in news)])
@@ -391,7 +392,7 @@ class Epochs:
         alive = np.zeros(size, np.bool_)
         alive[: len(kept)] = catalog.alive[kept]
         alive[dense] = True
-        trie = _build(tokens, alive) if alive.any() else seen.trie
+        trie = build_trie(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
         attributes = _attributes(trie, added, record)
         encoder = replace(seen.encoder, item_tokens=tokens)
@@ -435,7 +436,7 @@ def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) ->
     return EpochAttributes(added.base.items, trie.row_items, source=added.columns, record=record)
 
 
-def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
+def build_trie(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
     """The trie of the items that are alive, under their own numbers."""
     if alive.all():
         return ItemTrie.build(tokens)

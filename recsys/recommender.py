@@ -96,8 +96,13 @@ class Recommender:
         self.retrieval = bundle.retrieval if retrieval is None else retrieval
         # The epochs hold no reference to the recommender, so that it is freed when it is dropped.
         prepare = partial(_prepared, str(model.device))
-        known = {} if self.retrieval is None else {"describe": self.retrieval.describe}
-        self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=prepare, **known)
+        self._epochs = Epochs(
+            bundle,
+            filter_bytes,
+            coder=bundle.coder,
+            describe=None if self.retrieval is None else self.retrieval.describe,
+            prepare=prepare,
+        )
         self.engine = Engine(
             model,
             self.trie,

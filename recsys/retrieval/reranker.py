@@ -7,7 +7,7 @@ the scores is the estimated probability that a candidate is the next item (the c
 of McFadden, 1974). `recsys.training.reranking` fits it on validation users.
 
 An item without training events has no co-occurrence and no popularity. It has further weights: one
-for being new, and one for its distance to the best of each source that knows something of it.
+for being new, and one for its rank by each source that knows something of it.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ def new_features(
     there: NDArray[np.bool_],
     sources: Sequence[str],
 ) -> dict[str, NDArray[np.float64]]:
-    """Feature -> (n, w): 1 for new items, and their distances to the best of some sources."""
+    """Feature -> (n, w): 1 for new items, and log(1 + rank) of these by some sources."""
     new = there & (values[NEW] > 0)
     found = {NEW: new.astype(np.float64)}
     for source in OF_NEW:
         if source in sources:
-            gap = features_of(source, values[source], there)[f"{source}.gap"]
-            found[f"{NEW}.{source}"] = np.where(new, gap, 0)
+            rank = features_of(source, values[source], there)[f"{source}.rank"]
+            found[f"{NEW}.{source}"] = np.where(new, rank, 0)
     return found
 
 

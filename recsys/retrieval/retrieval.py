@@ -344,7 +344,7 @@ class Retrieval:
         )
         row, item = np.divmod(pairs, size + len(later))
         hidden = (row * len(later) + item - size)[item >= size]
-        masks = [None if mask is None else mask[size:] for mask in masks]
+        own = [None if mask is None else mask[size:] for mask in masks]
         cosines = (evidence.content @ later.content.T).toarray()
         scores = [np.where(cosines > 0, cosines, -np.inf)]
         if self.sasrec is not None and later.sasrec is not None:
@@ -354,7 +354,7 @@ class Retrieval:
         elif self.vectors is not None and later.vectors is not None:
             cosines = product(evidence.vectors, later.vectors)
             scores.append(np.where(cosines > 0, cosines, -np.inf))
-        found = [best_entries(s.astype(np.float32), width, hidden, masks) for s in scores]
+        found = [best_entries(s.astype(np.float32), width, hidden, own) for s in scores]
         return [np.where(f >= 0, f + size, -1).astype(np.int32) for f in found]
 
     def describe(self, items: pa.Table) -> LaterItems | None:
@@ -646,7 +646,7 @@ class Retrieval:
         size = len(self) if size is None else size
         left_out = [] if excluded is None else [excluded]
         left_out += [histories.only_seen] if exclude_seen else []
-        masks = [None] * len(histories) if allowed is None else allowed
+        masks: Sequence[NDArray[np.bool_] | None] = allowed or [None] * len(histories)
         return pairs_of(left_out, size), [None if mask is None else mask[:size] for mask in masks]
 
     def _mixed(

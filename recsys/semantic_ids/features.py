@@ -140,10 +140,11 @@ def build_features(
             terms = sparse.csr_array(sparse.hstack([rows, terms], format="csr"))
         predicted, prediction = predict(block, terms)
         encoder = replace(encoder, prediction=prediction)
-        as_new["collaborative"] = config.collaborative_weight * predicted
         # Zeros would put all unseen items together, far from similar items.
-        filled = np.where(block.any(axis=1, keepdims=True), block, predicted)
-        blocks["collaborative"] = config.collaborative_weight * filled
+        unseen = ~block.any(axis=1)
+        block[unseen] = predicted[unseen]
+        blocks["collaborative"] = config.collaborative_weight * block
+        as_new["collaborative"] = config.collaborative_weight * predicted
         blocks["predicted"] = as_new["predicted"] = config.predicted_weight * predicted
     blocks = {name: block for name, block in blocks.items() if block.any()}
     if not blocks:

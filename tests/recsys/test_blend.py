@@ -164,7 +164,7 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
         for place, row in enumerate(slow_features(source, column)):
             totals[place] += sum(reranker.weights.get(n, 0.0) * f for n, f in row.items())
             if counts[items[place]] == 0 and f"new.{source}" in reranker.weights:
-                totals[place] += reranker.weights[f"new.{source}"] * row[f"{source}.gap"]
+                totals[place] += reranker.weights[f"new.{source}"] * row[f"{source}.rank"]
     totals = [
         t + reranker.weights["new"] * (counts[i] == 0) for t, i in zip(totals, items, strict=True)
     ]

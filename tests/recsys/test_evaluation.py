@@ -276,7 +276,7 @@ def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
         "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
-        "examples",
+        "new_items", "examples",
     }  # fmt: skip
     assert page["schema"] == 1
     about = {"seen", "metric", "k", "mean", "low", "high"}
