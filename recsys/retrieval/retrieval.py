@@ -349,7 +349,8 @@ class Retrieval:
         scores = [np.where(cosines > 0, cosines, -np.inf)]
         if self.sasrec is not None and later.sasrec is not None:
             logits = product(evidence.states, np.nan_to_num(later.sasrec))
-            known = evidence.states.any(axis=1)[:, None] & ~np.isnan(later.sasrec[:, 0])
+            known = np.any(evidence.states != 0, axis=1, keepdims=True)
+            known = known & ~np.isnan(later.sasrec[:, 0])
             scores.append(np.where(known, logits, -np.inf))
         elif self.vectors is not None and later.vectors is not None:
             cosines = product(evidence.vectors, later.vectors)
