@@ -34,10 +34,10 @@ def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
     It has `codes.npy` ((items, L) int32, dense order), `report.json` and `report.svg`. Learned IDs
-    also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32),
-    `quantizer/` and, unless a text model encodes the texts, `item_encoder/`, which computes codes
-    of new items. With it are the codes that each item would get if it were new. IDs of a bundle
-    keep its quantiser and its encoder.
+    also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32,
+    without predicted ones), `quantizer/` and, unless a text model encodes the texts,
+    `item_encoder/`, which computes codes of new items. With it are the codes that each item would
+    get if it were new. IDs of a bundle keep its quantiser and its encoder.
 
     Raises:
         ConfigError: the data set or the bundle has no codes for its items, or the sizes do not fit
@@ -182,7 +182,9 @@ def _learned(
         raise ConfigError(f"ids: {error}") from error
     before = quantizer.encode(features.matrix)
     codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
-    np.save(folder / "features.npy", features.matrix, allow_pickle=False)
+    # Vectors for retrieval: what is known of the items, without what is predicted.
+    known = features.matrix.shape[1] - features.blocks.get("predicted", 0)
+    np.save(folder / "features.npy", features.matrix[:, :known], allow_pickle=False)
     save_file({"centroids": quantizer.centroids}, folder / "centroids.safetensors")
     quantizer.save(folder / QUANTIZER)
     if features.encoder is not None:
