@@ -128,10 +128,12 @@ class Batch:
 
     def proposals(self, retrieval: Retrieval, k: int) -> Candidates:
         """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
-        return retrieval.propose(self.histories, k, **self._limits(len(retrieval)))
+        later = self.epoch.catalog.later
+        size = len(retrieval) + (0 if later is None else len(later))
+        return retrieval.propose(self.histories, k, **self._limits(size), later=later)
 
     def _limits(self, size: int) -> dict[str, Any]:
-        """What each request may get of the `size` items that retrieval knows."""
+        """What each request may get of the first `size` items, which retrieval knows."""
         return {
             "exclude_seen": False,
             "excluded": self.excluded,

@@ -90,14 +90,22 @@ class Recommender:
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
         max_batch: int = 8,
+        retrieval: Retrieval | None = None,
     ) -> None:
-        """Use `model` for `bundle`; `load` does both."""
+        """Use `model` for `bundle`; `load` does both. `retrieval` replaces the bundle's."""
         self.bundle, self.model = bundle, model
         self.mode = check_mode("mode", mode, LOAD_MODES)
-        self.max_batch, self.retrieval = max_batch, bundle.retrieval
+        self.max_batch = max_batch
+        self.retrieval = bundle.retrieval if retrieval is None else retrieval
         # The epochs hold no reference to the recommender, so that it is freed when it is dropped.
         prepare = partial(_prepared, str(model.device))
-        self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=prepare)
+        self._epochs = Epochs(
+            bundle,
+            filter_bytes,
+            coder=bundle.coder,
+            describe=None if self.retrieval is None else self.retrieval.describe,
+            prepare=prepare,
+        )
         self.engine = Engine(
             model,
             self.trie,

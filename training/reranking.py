@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.reranker import MODEL, Reranker, feature_matrix
+from recsys.retrieval.reranker import MODEL, NEW, Reranker, feature_matrix, new_features
 from recsys.training.validation import TOP, ranking_metrics
 
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
+COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
+RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_USERS = 30  # whose next item is a candidate; with fewer, no weights are fitted
 
 
@@ -63,21 +65,68 @@ def fit(
     rows = np.flatnonzero(hit.any(axis=1))
     if len(rows) < LEAST_USERS:
         return None
-    found, place = found.take(rows), hit[rows].argmax(axis=1)
+    found = found.take(rows)
     names, features = feature_matrix(found.values, found.there, sources or list(found.values))
+    weights = _weights(found, features, np.zeros(found.items.shape))
+    return replace(shape, weights=dict(zip(names, weights, strict=True)))
+
+
+def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
+    """Add weights for items without events; those of other items do not change.
+
+    The fit gives new items the chance that they had in the sample, where most lists then have none.
+    A shop wants them seen, so the weight of being new is raised as long as the other users lose at
+    most `COST` of their NDCG@10.
+
+    Args:
+        found: validation users, some of whose next items count as new; with the source `new`.
+        reranker: how to rank items with events.
+
+    Returns:
+        The same reranker if too few of the next items are new candidates.
+    """
+    hit = (found.items == found.targets[:, None]) & found.there
+    is_new = (hit & (found.values[NEW] > 0)).any(axis=1)
+    if np.count_nonzero(is_new) < LEAST_USERS:
+        return reranker
+    everyone = found
+    found = found.take(np.flatnonzero(hit.any(axis=1)))
+    features = new_features(found.values, found.there, list(found.values))
+    base = reranker.score(found.values, found.there)
+    weights = _weights(found, np.stack(list(features.values()), axis=-1), base)
+    added = dict(zip(features, weights, strict=True))
+    known = everyone.take(np.flatnonzero(~is_new))
+    chosen = replace(reranker, weights={**reranker.weights, **added})
+    least = (1 - COST) * _metrics(rank_targets(known, chosen))["ndcg@10"]
+    for _ in range(MOST_RAISES):
+        raised = chosen.weights[NEW] + RAISE
+        more = replace(chosen, weights={**chosen.weights, NEW: raised})
+        if _metrics(rank_targets(known, more))["ndcg@10"] < least:
+            break
+        chosen = more
+    return chosen
+
+
+def _weights(
+    found: Candidates, features: NDArray[np.floating[Any]], base: NDArray[np.float64]
+) -> list[float]:
+    """Weights of (n, w, F) features that are added to (n, w) scores; every user has a hit."""
+    place = ((found.items == found.targets[:, None]) & found.there).argmax(axis=1)
     starts = np.append(0, np.cumsum(found.there.sum(axis=1))[:-1])
     chosen = starts + (np.cumsum(found.there, axis=1)[np.arange(len(place)), place] - 1)
     real = features[found.there].astype(np.float64)
     scale = real.std(axis=0)
     real = np.divide(real - real.mean(axis=0), scale, out=np.zeros_like(real), where=scale > 0)
-    fitted = _maximise(real, starts, chosen)
+    fitted = _maximise(real, starts, chosen, base[found.there])
     weights = np.divide(fitted, scale, out=np.zeros_like(fitted), where=scale > 0)
-    named = {name: float(w) for name, w in zip(names, weights, strict=True) if w}
-    return Reranker(named, shape.candidates, shape.nodes)
+    return [float(weight) for weight in weights]
 
 
 def _maximise(
-    features: NDArray[np.float64], starts: NDArray[np.int64], chosen: NDArray[np.int64]
+    features: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    base: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """The weights of the greatest penalised likelihood, by Newton's method.
 
@@ -85,6 +134,7 @@ def _maximise(
         features: (N, F) standardised features of the candidates of all users, one after another.
         starts: (n,) the first candidate of each user.
         chosen: (n,) the candidate that came next.
+        base: (N,) scores to which those of the features are added.
 
     Returns:
         (F,) weights.
@@ -93,7 +143,7 @@ def _maximise(
     wanted = features[chosen].sum(axis=0)
 
     def value(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        scores = features @ weights
+        scores = base + features @ weights
         scores -= np.repeat(np.maximum.reduceat(scores, starts), width)
         odds = np.exp(scores)
         total = np.add.reduceat(odds, starts)

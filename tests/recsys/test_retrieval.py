@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from scipy import sparse
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
-from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.item_item import decayed
 from recsys.retrieval.reranker import features_of
 from recsys.retrieval.retrieval import Evidence
@@ -158,7 +159,11 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         decayed_counts(trained.items, ITEMS),
         0.3,
         vectors,
-        content=ContentIndex(sparse.csr_array(np.eye(ITEMS, 12, dtype=np.float32))),
+        content=ContentIndex(
+            sparse.csr_array(np.eye(ITEMS, 12, dtype=np.float32)),
+            Terms(list("abcdefg"), np.arange(1, 8, dtype=np.float32)),
+            Terms(list("hijkl"), np.ones(5, np.float32)),
+        ),
         neighbors=ItemItem.cosine(trained, ITEMS),
         reranker=Reranker({"popularity": 0.5, "model.value": 1.5}, 20, 30),
     )
@@ -172,6 +177,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     np.testing.assert_array_equal(a.evidence.shares.toarray(), b.evidence.shares.toarray())
     assert again.reranker == retrieval.reranker
     assert (again.content.rows != retrieval.content.rows).nnz == 0
+    later = pa.table({"item_id": ["x", "y"], "title": ["a c, c", "b"], "text": ["", "z"]})
+    wanted = retrieval.content.encode(later).toarray()
+    np.testing.assert_array_equal(again.content.encode(later).toarray(), wanted)
     assert (again.neighbors.weights != retrieval.neighbors.weights).nnz == 0
     assert again.neighbors.decay == retrieval.neighbors.decay
     np.testing.assert_array_equal(again.vectors.vectors, vectors.vectors)
