@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.reranker import MODEL, NEW, Reranker, feature_matrix, new_features
+from recsys.retrieval.reranker import MODEL, NEW, RECENT, Reranker, feature_matrix, new_features
 from recsys.training.validation import TOP, ranking_metrics
 
+RERANKER = "reranker"
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
@@ -201,7 +202,11 @@ def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
 def choose(
     found: Candidates, shape: Reranker, alone: Mapping[str, NDArray[np.int64]]
 ) -> tuple[Reranker, dict[str, Any]]:
-    """The best of the fitted reranker and of each source alone, by NDCG@10.
+    """The fitted reranker, unless a source alone is better by NDCG@10.
+
+    Differences within one standard error count as none: the reranker is then served, because the
+    best of a dozen sources owes some of its lead to chance. In the same way recent popularity is a
+    source only if it gains more than that, since most data do not need it.
 
     Args:
         found: validation users.
@@ -219,21 +224,49 @@ def choose(
     }
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
+    best = max(servable, key=lambda name: _gains(ranks[name]).mean())
     without: dict[str, float] = {}
-    crossed, fitted = cross_fit(found, shape), fit(found, shape)
+    crossed, found = _cross_fit_optional(found, shape)
+    fitted = fit(found, shape)
     if crossed is not None and fitted is not None:
-        servable["reranker"], ranks["reranker"] = fitted, crossed
-        metrics["reranker"] = _metrics(crossed)
+        servable[RERANKER], ranks[RERANKER] = fitted, crossed
+        metrics[RERANKER] = _metrics(crossed)
         for source in found.values:
             others = [name for name in found.values if name != source]
             if (fewer := cross_fit(found, shape, others)) is not None:
                 without[source] = _metrics(fewer)["ndcg@10"]
-    best = max(servable, key=lambda name: _metrics(ranks[name])["ndcg@10"])
+        if not _exceeds(ranks[best], crossed):
+            best = RERANKER
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
     return servable[best], info
 
 
+def _cross_fit_optional(
+    found: Candidates, shape: Reranker
+) -> tuple[NDArray[np.int64] | None, Candidates]:
+    """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
+    crossed = cross_fit(found, shape)
+    if RECENT not in found.values or crossed is None:
+        return crossed, found
+    rest = {source: values for source, values in found.values.items() if source != RECENT}
+    fewer = replace(found, values=rest)
+    others = cross_fit(fewer, shape)
+    if others is None or _exceeds(crossed, others):
+        return crossed, found
+    return others, fewer
+
+
+def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
+    """Whether NDCG@10 is higher by more than one standard error of the paired difference."""
+    gap = _gains(ranks) - _gains(others)
+    return bool(gap.mean() > gap.std() / len(gap) ** 0.5)
+
+
+def _gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """NDCG@10 of each user."""
+    return np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
+
+
 def _metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    gains = np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
-    return {name: round(value, 6) for name, value in ranking_metrics(gains).items()}
+    return {name: round(value, 6) for name, value in ranking_metrics(_gains(ranks)).items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.reranker import MODEL, NEW
+from recsys.retrieval.popularity import DAY
+from recsys.retrieval.reranker import MODEL, NEW, RECENT
 from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
@@ -43,6 +45,7 @@ from recsys.training.validation import TOP
 KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
+RECENT_SHARE = 1 / 30  # half-life of recent popularity, as a share of the time of the events
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
 USERS_NEW = 3000  # validation users for it, at most
 
@@ -89,6 +92,8 @@ def stage(context: Context) -> Path:
         shape = Reranker({}, config.candidates, config.nodes)
         reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone})
         _report(info["validation"])
+        if RECENT not in reranker.sources:
+            retrieval = replace(retrieval, recent=None)
         if reranker.weights:
             reranker = fit_to_new(retrieval, reranker, dataset, config, workspace)
         retrieval = replace(retrieval, reranker=reranker)
@@ -131,21 +136,19 @@ def fit(
         vectors = VectorIndex.of(np.concatenate(parts, axis=1))
         if config.near_share:
             item_item = item_item.with_near(vectors.neighbours(config.near), config.near_share)
-    counts = decayed_counts(
-        events.item[trained],
-        size,
-        timestamps=events.timestamp[trained] if events.has_time else None,
-        half_life_days=config.half_life_days,
-    )
+    times = events.timestamp[trained] if events.has_time else None
+    counts = partial(decayed_counts, events.item[trained], size, timestamps=times)
+    span = 0.0 if times is None or not len(times) else float(np.ptp(times)) / DAY
     fitted_on = digest(dataset.train_histories)
     return Retrieval(
         item_item,
-        counts,
+        counts(half_life_days=config.half_life_days),
         config.smoothing,
         vectors,
         ContentIndex.of(dataset.items),
         ItemItem.cosine(dataset.train_histories, size).pruned(NEIGHBORS),
         types=_types(dataset) if dataset.behaviours else None,
+        recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
         fitted_on=fitted_on,
     )
 

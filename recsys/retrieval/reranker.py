@@ -31,11 +31,13 @@ COSINES = ("vectors", "last_vectors", "content", "last_content")
 SASREC = "sasrec"
 """Logits of SASRec."""
 TARGET_POPULARITY = "target_popularity"
+RECENT = "recent"
+"""Popularity in the last part of the time that the training events span."""
 NEW = "new"
 """Whether an item has no training events."""
 SEEN = "seen:"
 """Begins the source of a type of events: how recently the history has such events on the item."""
-SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, TARGET_POPULARITY, MODEL)
+SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, RECENT, TARGET_POPULARITY, MODEL)
 FORMS = ("value", "rank", "gap")
 OF_NEW = (*COSINES, SASREC, MODEL)
 """Sources that know something of items without events."""
@@ -52,7 +54,7 @@ def names_of(source: str) -> list[str]:
 
 def _is_plain(source: str) -> bool:
     """Whether the value of a source is its only feature."""
-    return source in (POPULARITY, TARGET_POPULARITY) or source.startswith(SEEN)
+    return source in (POPULARITY, RECENT, TARGET_POPULARITY) or source.startswith(SEEN)
 
 
 FEATURES = frozenset(name for source in (*SOURCES, NEW) for name in names_of(source))

@@ -38,6 +38,7 @@ from recsys.retrieval.reranker import (
     MODEL,
     NEW,
     POPULARITY,
+    RECENT,
     SASREC,
     SEEN,
     SOURCES,
@@ -52,6 +53,7 @@ SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
 FORMAT = 3  # of the files; 1 had a blend of three numbers, 2 no terms of the content
 TARGET_COUNTS = "target_popularity.npy"
+RECENT_COUNTS = "recent_popularity.npy"
 WORDS, VALUES = "words", "values"  # parts of the content
 # Stems of sparse matrices:
 ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
@@ -175,6 +177,7 @@ class Retrieval:
         neighbors: scores by common users (item-kNN), or None.
         sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
         types: what is known from the types of events; None without types.
+        recent: (items,) float64 training events that are much decayed; None without times.
         reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
@@ -187,6 +190,7 @@ class Retrieval:
     neighbors: ItemItem | None = None
     sasrec: SasRec | None = None
     types: EventTypes | None = None
+    recent: NDArray[np.float64] | None = None
     reranker: Reranker | None = None
     fitted_on: str | None = None
 
@@ -194,7 +198,7 @@ class Retrieval:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        for name in ("vectors", "content", "neighbors", "sasrec", "types"):
+        for name in ("vectors", "content", "neighbors", "sasrec", "types", "recent"):
             if (part := getattr(self, name)) is not None:
                 shapes[name] = len(part)
         for name, size in shapes.items():
@@ -211,6 +215,7 @@ class Retrieval:
             "neighbors": self.neighbors,
             "to_targets": self.types,
             TARGET_POPULARITY: self.types,
+            RECENT: self.recent,
             "vectors": self.vectors,
             "last_vectors": self.vectors,
             "content": self.content,
@@ -230,6 +235,12 @@ class Retrieval:
     def _order(self) -> NDArray[np.int64]:
         """Items by descending popularity; ties by item."""
         return np.argsort(-self.counts, kind="stable")
+
+    @cached_property
+    def _recent_order(self) -> NDArray[np.int64]:
+        """Items by descending recent popularity; ties by item."""
+        assert self.recent is not None  # noqa: S101 - the caller has looked
+        return np.argsort(-self.recent, kind="stable")
 
     def candidates(
         self,
@@ -257,7 +268,7 @@ class Retrieval:
         likely = sparse.csr_array((probs, shares.indices, shares.indptr), shape=shares.shape)
         items = np.full((n, 2 * k), -1, np.int32)
         items[:, :k] = best_items(likely, k, hidden, masks)
-        popular = self._popular(n, k, hidden, masks)
+        popular = self._popular(n, k, self._order, hidden, masks)
         again = (popular[:, :, None] == items[:, None, :k]).any(-1)
         items[:, k:] = np.where(again, -1, popular)
         share = look_up(shares, items)
@@ -296,7 +307,8 @@ class Retrieval:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
         These are the items with the most evidence given the last item and by common users, the
-        nearest by content and by SASRec (or by vectors without one), and k/4 popular items. Of the
+        nearest by content and by SASRec (or by vectors without one), and k/4 popular items (and k/4
+        recently popular ones, if times are known). Of the
         `later` items, which `allowed` then includes, it is the nearest by content and by SASRec.
         """
         first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
@@ -317,7 +329,9 @@ class Retrieval:
             found.append(best_entries(logits, *limits))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             found.append(self.vectors.nearest(evidence.vectors, *limits))
-        popular = self._popular(len(histories), k // 4, hidden, masks)
+        orders = [self._order] + ([] if self.recent is None else [self._recent_order])
+        few = [self._popular(len(histories), k // 4, order, hidden, masks) for order in orders]
+        popular = np.concatenate(few, axis=1)
         found.append(popular)
         if later is not None and len(later):
             found += self._nearest_later(evidence, later, k, exclude_seen, excluded, allowed)
@@ -405,6 +419,7 @@ class Retrieval:
             neighbors=None if self.neighbors is None else blanked(self.neighbors),
             sasrec=sasrec,
             types=types,
+            recent=None if self.recent is None else self.recent * there,
         )
 
     def values(
@@ -433,6 +448,8 @@ class Retrieval:
         }
         if self.neighbors is not None:
             compute["neighbors"] = lambda: look_up(evidence.common, known)
+        if (recent := self.recent) is not None:
+            compute[RECENT] = lambda: np.log1p(np.append(recent, 0.0)[known])
         if (types := self.types) is not None:
             compute["to_targets"] = lambda: look_up(evidence.to_targets, known)
             compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
@@ -561,6 +578,8 @@ class Retrieval:
                 (folder / f"{CONTENT}.{name}.json").write_text(text + "\n", encoding="utf-8")
                 np.save(folder / f"{CONTENT}.{name}.npy", terms.idf, allow_pickle=False)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
+        if self.recent is not None:
+            np.save(folder / RECENT_COUNTS, self.recent, allow_pickle=False)
         if self.types is not None:
             save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
             np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
@@ -601,6 +620,7 @@ class Retrieval:
         try:
             weights = read_matrix(folder, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
+            recent = folder / RECENT_COUNTS
             reranker, neighbors, content = settings["reranker"], None, None
             if settings["neighbors_decay"] is not None:
                 decay = float(settings["neighbors_decay"])
@@ -626,6 +646,7 @@ class Retrieval:
                 content,
                 neighbors,
                 types=types,
+                recent=read_array(recent, least=0) if recent.is_file() else None,
                 reranker=None if reranker is None else Reranker(**reranker),
                 fitted_on=settings.get("fitted_on"),
             )
@@ -664,17 +685,18 @@ class Retrieval:
         self,
         n: int,
         k: int,
+        order: NDArray[np.int64],
         hidden: NDArray[np.int64],
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> NDArray[np.int32]:
-        """(n, k) most popular items that the masks allow, without the pairs of `hidden`."""
+        """(n, k) first items of an order that the masks allow, without the pairs of `hidden`."""
         size = len(self)
         most = int(np.bincount(hidden // size, minlength=1).max()) if len(hidden) else 0
         first = np.full((n, min(size, k + most)), size, np.int64)
-        first[:] = self._order[: first.shape[1]]
+        first[:] = order[: first.shape[1]]
         for i, mask in enumerate(masks):
             if mask is not None:
-                allowed = self._most_popular_of(mask, first.shape[1])
+                allowed = _first_of(order, mask, first.shape[1])
                 first[i] = size
                 first[i, : len(allowed)] = allowed
         free = (first < size) & ~np.isin(np.arange(n)[:, None] * size + first, hidden)
@@ -684,14 +706,15 @@ class Retrieval:
         found[:, : place.shape[1]] = np.where(there, np.take_along_axis(first, place, axis=1), -1)
         return found
 
-    def _most_popular_of(self, mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
-        """At most k items that a mask allows, best first; stops as soon as they are found."""
-        found, count, start, stop = [self._order[:0]], 0, 0, 2 * k
-        while count < k and start < len(self):
-            some = self._order[start:stop]
-            found.append(some[mask[some]])
-            count, start, stop = count + len(found[-1]), stop, 2 * stop
-        return np.concatenate(found)[:k]
+
+def _first_of(order: NDArray[np.int64], mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
+    """The first k items of an order that a mask allows; stops as soon as they are found."""
+    found, count, start, stop = [order[:0]], 0, 0, 2 * k
+    while count < k and start < len(order):
+        some = order[start:stop]
+        found.append(some[mask[some]])
+        count, start, stop = count + len(found[-1]), stop, 2 * stop
+    return np.concatenate(found)[:k]
 
 
 def _read_terms(folder: Path, name: str) -> Terms:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recsys.retrieval.reranker import MODEL, NEW, SOURCES, Reranker, feature_matrix
+from recsys.retrieval.reranker import MODEL, NEW, RECENT, SOURCES, Reranker, feature_matrix
 from recsys.training.reranking import (
     COST,
     MISSED,
@@ -109,8 +109,29 @@ def test_each_source_is_left_out_once():
     found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
     info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})[1]
     assert info["served"] == "reranker"
-    assert set(info["without"]) == set(SOURCES)
+    assert set(info["without"]) == set(SOURCES) - {RECENT}
     assert min(info["without"], key=info["without"].get) == "content"
+
+
+@pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
+def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
+    found = make({"content": 1.0, RECENT: weight})
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)})
+    assert (RECENT in reranker.sources) == kept
+    assert (RECENT in info["without"]) == kept
+
+
+def test_a_lead_of_one_source_within_its_error_is_chance():
+    found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
+    crossed = cross_fit(found, SHAPE, [source for source in SOURCES if source != RECENT])
+    slightly = crossed.copy()
+    slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
+    slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
+    served = [
+        choose(found, SHAPE, {MODEL: ranks})[1]["served"]
+        for ranks in (slightly, np.maximum(crossed - 1, 0))
+    ]
+    assert served == ["reranker", MODEL]
 
 
 def test_metrics_are_those_of_the_ranks():
