@@ -3,10 +3,12 @@
 import configparser
 import re
 import shlex
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from recsys.config import Settings
 from recsys.serving.api.routes import find_route
@@ -69,15 +71,59 @@ def test_the_image_is_pinned_unprivileged_and_has_a_health_check():
     found = instructions()
     words = [word for word, _ in found]
     assert words.count("FROM") == 2
+    (base,) = [text for word, text in found if word == "ARG"]
+    assert re.fullmatch(r"PYTHON=python:\d+\.\d+\.\d+-slim-\w+", base)
     last = found[len(words) - 1 - words[::-1].index("FROM") :]
-    assert [text for word, text in last if word == "USER"] == ["recsys"]
+    assert [text for word, text in last if word == "USER"] == ["10001:10001"]
     assert [word for word, _ in last].index("USER") < [word for word, _ in last].index("ENTRYPOINT")
     (check,) = [text for word, text in last if word == "HEALTHCHECK"]
     assert "/health/ready" in check
     installs = [text for word, text in found if word == "RUN" and "pip install" in text]
-    assert all("constraint" in text for text in installs)
+    assert all("--no-deps" in text for text in installs)
+    assert "--require-hashes" in installs[0]
     named = re.findall(rf"{ENV_PREFIX}\w+", " ".join(text for _, text in found))
     assert set(named) <= environment()
+
+
+def locked():
+    """Version and number of hashes of each package in the image, without torch."""
+    text = (DEPLOY / "requirements.txt").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {plain(line[0].split("==")[0]): (line[0], len(line) - 1) for line in lines}
+
+
+def plain(name):
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_packages_of_the_image_have_hashes():
+    pins = {line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {plain(pin.split("==")[0]): pin.split("==")[1] for pin in pins}
+    for name, (requirement, hashes) in locked().items():
+        version = requirement.split("==")[1]
+        assert version == pinned.get(name, version), f"{requirement}: run `make lock`"
+        assert hashes > 0
+    assert not [name for name in locked() if name.startswith(("nvidia", "cuda", "triton"))]
+
+
+def test_the_packages_of_the_image_are_complete():
+    """Every dependency of what is in the image is in it, as the metadata installed here say."""
+    have, to_check, seen = {*locked(), "torch"}, [("recbeam", "postgres,redis,otel")], set()
+    while to_check:
+        name, extras = to_check.pop()
+        for line in requires(name) or ():
+            needed = Requirement(line)
+            where = [{"extra": extra} for extra in ("", *filter(None, extras.split(",")))]
+            if needed.marker and not any(needed.marker.evaluate(w) for w in where):
+                continue
+            if plain(needed.name).startswith(("nvidia-", "cuda-", "triton")):
+                continue  # of torch, which is a build without
+            assert plain(needed.name) in have, f"{line} of {name}: run `make lock`"
+            found = (plain(needed.name), ",".join(sorted(needed.extras)))
+            if found not in seen:
+                seen.add(found)
+                to_check.append(found)
 
 
 def test_the_image_copies_existing_files_that_are_not_ignored():
