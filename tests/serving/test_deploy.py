@@ -1,6 +1,7 @@
 """What is in deploy/ and what the docs say of it fits the program. No container is built here."""
 
 import configparser
+import json
 import re
 import shlex
 from importlib.metadata import requires
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 from recsys.config import Settings
 from recsys.serving.api.routes import find_route
 from recsys.serving.errors import KINDS
-from recsys.serving.metrics import Metrics
+from recsys.serving.metrics import STAGES, Metrics
 from recsys.serving.settings import ENV_PREFIX, ServingSettings
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +199,81 @@ def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule):
     part = RUNBOOK.partition(f"### {rule['alert']}\n")[2].partition("\n##")[0]
     assert "*Cause*:" in part
     assert "*Action*:" in part
+
+
+# The dashboard
+
+DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+OF_PROMETHEUS = {"job", "instance", "le"}
+
+
+def expressions(panels):
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def names_in(texts):
+    return {name for text in texts for name in re.findall(r"\b(?:recsys|process)_\w+", text)}
+
+
+def labels_of(name):
+    """Labels of a metric by the name of one of its samples."""
+    if name == "recsys_filter_cache_total":
+        return {"result"}
+    for metric, names in Metrics().registry._collector_to_names.items():
+        if name in names:
+            return set(metric._labelnames)
+    return set()  # of a collector that is read on request, or of the process
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_shows_existing_metrics_labels_and_values(panel):
+    for target in panel["targets"]:
+        expression = target["expr"]
+        metrics = names_in([expression])
+        assert metrics
+        assert metrics <= metric_names()
+        known = OF_PROMETHEUS.union(*map(labels_of, metrics))
+        kept = set(", ".join(re.findall(r"by \((.*?)\)", expression)).split(", ")) - {""}
+        assert kept <= known
+        for name, selectors in re.findall(r"(\w+)\{(.*?)\}", expression):
+            values = dict(re.findall(r'(\w+)=~?"(.*?)"', selectors))
+            assert (values.pop("job"), values.pop("instance")) == ("$job", "$instance")
+            assert set(values) <= labels_of(name), name
+            assert values.get("stage", "total") in STAGES
+            assert values.get("code", "queue_full") in KINDS
+        shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        assert shown <= (kept or known), "the legend names a label that the sum drops"
+
+
+def test_the_dashboard_has_what_alerts_and_runbook_speak_of():
+    shown = {base(name) for name in names_in(expressions(PANELS))}
+    assert {base(name) for name in names_in(rule["expr"] for rule in rules())} <= shown
+    assert {base(name) for name in re.findall(r"`(recsys_\w+)`", RUNBOOK)} <= shown
+    mentioned = {
+        name for panel in PANELS for name in re.findall(r"Recsys\w+", panel["description"])
+    }
+    assert mentioned == {rule["alert"] for rule in rules()}
+
+
+def base(name):
+    return re.sub(r"_(bucket|sum|count|total)$", "", name)
+
+
+def test_panels_have_ids_and_places_of_their_own():
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        columns = range(place["x"], place["x"] + place["w"])
+        cells = {(x, place["y"] + y) for x in columns for y in range(place["h"])}
+        assert columns.stop <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(DASHBOARD))) - {"__rate_interval"}
+    assert used == variables
 
 
 def test_metrics_codes_settings_and_routes_in_the_docs_exist():

@@ -5,6 +5,7 @@ clients have addresses of their own, too: 127.0.0.0/8 is all loopback.
 """
 
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -84,10 +85,13 @@ def paths(folder):
 
 @pytest.fixture
 def start_proxy(tmp_path, certificate):
-    """Starts nginx before a port of the service; yields its ports for TLS and for plain HTTP."""
+    """Starts nginx in front of a port of the service, with other values of some directives.
+
+    Yields its ports for TLS and for plain HTTP.
+    """
 
     @contextmanager
-    def start(service, **times):
+    def start(service, **values):
         with socket.create_server((HERE, 0)) as plain, socket.create_server((HERE, 0)) as secure:
             ports = secure.getsockname()[1], plain.getsockname()[1]
             user = " user root;" if os.getuid() == 0 else ""  # for the folders of the test
@@ -102,8 +106,10 @@ def start_proxy(tmp_path, certificate):
                 "proxy_pass ": f"proxy_bind {PROXY}; proxy_pass ",
                 "http {": f"http {{ {paths(tmp_path)}",
             }
-            changes |= {f"{name} 10s;": f"{name} {value};" for name, value in times.items()}
             text = CONF.read_text(encoding="utf-8")
+            for name, value in values.items():
+                text, found = re.subn(rf"(?m)^( +{name}) [^;]+;", rf"\1 {value};", text)
+                assert found == 1, name
             for old, new in changes.items():
                 assert old in text, old
                 text = text.replace(old, new)
@@ -226,21 +232,43 @@ def test_a_body_that_stops_is_cut_by_the_proxy(start_service, start_proxy, conne
         assert ASK not in seen
 
 
+def begin(connection, length):
+    """Send the head of a request; on return, nginx has taken it and reads the body."""
+    head = f"POST {ASK} HTTP/1.1\r\nHost: {HERE}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n".encode())
+    assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")
+
+
 def test_a_slow_body_reaches_the_service_when_complete(start_service, start_proxy, connect, browse):
+    body = b'{"history": ["item-1"], "k": 3}'
     with (
         start_service() as (port, seen),
         start_proxy(port) as (secure, _),
         connect(secure) as connection,
         browse(secure) as client,
     ):
-        body = b'{"history": ["item-1"], "k": 3}'
-        head = f"POST {ASK} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:9])
-        assert client.get("/health/ready").status_code == 200  # nginx has read the first piece
+        begin(connection, len(body))
+        connection.sendall(body[:9])
+        assert client.get("/health/ready").status_code == 200
         assert ASK not in seen
         connection.sendall(body[9:])
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
         assert seen.count(ASK) == 1
+
+
+def test_slow_requests_of_an_address_are_limited(start_service, start_proxy, connect, browse):
+    with (
+        start_service() as (port, _),
+        start_proxy(port, limit_conn="addresses 1") as (secure, _),
+        connect(secure) as connection,
+        browse(secure, ANNA) as anna,
+        browse(secure, BOB) as bob,
+    ):
+        begin(connection, 1000)
+        refused = anna.get("/health/ready")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert Problem.model_validate_json(refused.content).code == "rate_limited"
+        assert bob.get("/health/ready").status_code == 200
 
 
 def test_a_large_body_is_refused_by_the_proxy(start_service, start_proxy, browse, settings):
