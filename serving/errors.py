@@ -257,7 +257,7 @@ def _pointer(parts: Sequence[Any]) -> str:
 def _sentence(entry: Mapping[str, Any]) -> str:
     if entry["type"] == "extra_forbidden":
         return "unknown field"
-    if entry["type"] in ("model_attributes_type", "missing") and len(entry["loc"]) == 1:
+    if entry["type"] in ("model_type", "missing") and len(entry["loc"]) == 1:
         return "a JSON object is required"
     if entry["type"] == "string_pattern_mismatch" and NO_CONTROLS in entry["msg"]:
         return "an id must not have control characters (U+0000 to U+001F, U+007F)"

@@ -6,20 +6,22 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from fastapi import Path as PathParameter
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
 from recsys.serving.batcher import until
-from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
 from recsys.serving.service import Service
 
 T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class IdConvertor(PathConvertor):
@@ -41,18 +43,39 @@ RECOMMEND = (
 
 
 class StrictRequest(Request):
-    """A request whose JSON is parsed by `recsys.serving.bodies`."""
+    """A request whose body is parsed and validated by `bodies`, off the event loop if it is large.
+
+    FastAPI passes an instance of the endpoint's model on as it is.
+    """
+
+    model: type[BaseModel]
 
     async def json(self) -> Any:
-        """Parse the body."""
+        """Parse and validate the body."""
         if not hasattr(self, "_value"):
-            try:
-                self._value = parse(await self.body())
-            except MalformedError as error:
-                raise ProblemError(
-                    "malformed_body", f"The body is not valid JSON: {error}."
-                ) from None
+            body = await self.body() or b"null"  # nothing is not malformed: a field is missing
+            self._value = await read(lambda body: document(body, self.model), body)
         return self._value
+
+
+def document(body: bytes, model: type[ModelT]) -> ModelT:
+    """Parse a body that is one JSON document, and validate it."""
+    try:
+        value = parse(body)
+    except MalformedError as error:
+        raise ProblemError("malformed_body", f"The body is not valid JSON: {error}.") from None
+    return validated(value, model)
+
+
+def validated(value: Any, model: type[ModelT]) -> ModelT:
+    """Validate a parsed body; `RequestValidationError` names the refused fields."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError(
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in found]
+        ) from None
 
 
 class IdRoute(APIRoute):
@@ -81,6 +104,7 @@ class JsonRoute(IdRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        model = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
             given = content_type(request)
@@ -88,9 +112,8 @@ class JsonRoute(IdRoute):
                 detail = f"The content type is {given or 'missing'}; send application/json."
                 raise ProblemError("unsupported_media_type", detail)
             strict = StrictRequest(request.scope, request.receive)
-            await (
-                strict.body()
-            )  # otherwise FastAPI reports a client that leaves here as a malformed body
+            strict.model = model
+            await strict.json()  # FastAPI would report any exception of it as a malformed body
             return await handle(strict)
 
         return checked
