@@ -4,8 +4,8 @@ Python's parser accepts numbers that JSON does not have, keeps the last of two e
 follows any nesting. Such bodies are mistakes or attacks, so they are refused.
 
 The work is linear in the body, and the number of errors that are built is bounded: a body has at
-most `MAX_PARTS` objects and lists, an object at most `MAX_NAMES` names, and the lists of the schemas
-stop at their first invalid entry (`First`).
+most `MAX_PARTS` objects and lists, an object at most `MAX_NAMES` names, and the lists of the
+schemas stop at their first invalid entry (`First`).
 A body of more than `LARGE` bytes takes longer than the event loop may be blocked. Such bodies are
 read on one thread, one after the other: several threads would only wait for Python's global lock.
 """

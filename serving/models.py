@@ -421,7 +421,9 @@ class Models:
         # all objects would block the event loop, whichever thread it ran on.
         model.recommender.close()
         del model
-        await self._worker.read(self._worker.freeze)  # the objects of the new models
+        await asyncio.wrap_future(
+            self._worker.read(self._worker.freeze)
+        )  # the objects of the new models
 
     def _names(self, model: Model) -> list[str]:
         return sorted(name for name, alias in self._aliases.items() if alias.model is model)

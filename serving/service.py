@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from recsys.errors import RecsysError, RequestError
@@ -17,6 +18,7 @@ from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
 from recsys.serving.evaluations import evaluations
+from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
@@ -34,7 +36,7 @@ from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
-from recsys.serving.worker import DecodeWorker, Done, ScoreRequest
+from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
@@ -170,7 +172,7 @@ class Service:
         """
         clock = asyncio.get_running_loop().time
         start = clock()
-        deadline = start + self.settings.deadline_ms / 1000
+        deadline = self.deadline
         self.models.get(body.model)  # fail fast on an unknown alias
         known = await self._history(body, deadline)
         read = clock()
@@ -188,16 +190,15 @@ class Service:
             if result is not None and result.is_short(request.k):
                 answer, result = await self._filled_up(model, request, result, deadline)
             elif result is None:
-                answer = await model.batcher.submit(request, deadline=deadline)
+                answer = await self._decode(model, request, deadline)
                 assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
                 result = answer.result
-            response = answers.response(
-                body,
-                request,
-                result,
-                model,
-                answers.note(unknown, fallback=fallback, filled_up=fallback and answer is not None),
+            remark = answers.note(
+                unknown, fallback=fallback, filled_up=fallback and answer is not None
             )
+            make = partial(answers.response, body, request, result, model, remark)
+            # A trace has thousands of nodes, for which the event loop should not stand still.
+            response = await self._reads(make, deadline=deadline) if request.trace else make()
             if not fallback:
                 found = [one.item_id for one in result.recommendations]
                 self._shadow.offer(body.model, request, found, blended=result.blended)
@@ -218,7 +219,7 @@ class Service:
 
     async def rank(self, body: RankBody) -> RankResponse:
         """Put given items in order; errors are those of `recommend`."""
-        deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+        deadline = self.deadline
         found = await self._history(body, deadline)
         history = None if found is None else found.items
         if history is None:
@@ -252,7 +253,8 @@ class Service:
             if not known:
                 return [], []
             try:
-                answer = await model.batcher.submit(ScoreRequest(history, known), deadline=deadline)
+                scored = ScoreRequest(history, known)
+                answer = await self._submit(model, scored, deadline, 1 + len(known) / 100)
             except RequestError:
                 if (model.recommender.catalog.index(known) >= 0).all():
                     raise
@@ -309,13 +311,44 @@ class Service:
         catalog = self.models.get(alias).recommender.catalog
         return item_of(catalog, find(catalog, item_id))
 
-    async def evaluation(self, alias: str) -> Evaluation:
-        """The files about a bundle's quality: its metrics and its evaluation report."""
+    async def evaluation(self, alias: str) -> str:
+        """The files about a bundle's quality, its metrics and its report: an `Evaluation` as JSON.
+
+        They may have some megabytes, which are read and written on a helper thread.
+        """
         model = self.models.get(alias)
-        files = await asyncio.to_thread(evaluations, model.recommender.bundle)
-        return Evaluation(model=model.ref(alias), files=files)
+
+        def read() -> str:
+            files = evaluations(model.recommender.bundle)
+            return Evaluation(model=model.ref(alias), files=files).model_dump_json(
+                exclude_unset=True
+            )
+
+        return await self._reads(read)
 
     # Internals
+
+    @property
+    def deadline(self) -> float:
+        """Time on the event loop's clock by which the current request is to be answered."""
+        given = CALLER.get().deadline
+        if given is not None:
+            return given
+        return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+
+    async def _decode(
+        self, model: Model, request: RecommendRequest, deadline: float
+    ) -> Answer[Done]:
+        most = model.recommender.bundle.prompt.max_items
+        return await self._submit(model, request, deadline, work_of(request, most))
+
+    async def _submit(
+        self, model: Model, request: Work, deadline: float, work: float
+    ) -> Answer[Done]:
+        """Let the worker answer; the caller pays for the work, of which it has paid one unit."""
+        caller = CALLER.get()
+        caller.charge(work - 1)
+        return await model.batcher.submit(request, deadline=deadline, client=caller.name, work=work)
 
     async def _request(
         self, body: RecommendationsRequest, history: TypedHistory, model: Model, deadline: float
@@ -352,7 +385,7 @@ class Service:
         Retrieval knows the bundle's items only; the model also knows those that were added since.
         """
         try:
-            answer = await model.batcher.submit(request.after(found), deadline=deadline)
+            answer = await self._decode(model, request.after(found), deadline)
             more = answer.result
             assert isinstance(more, RecommendResult)  # noqa: S101 - asked for one
             whole = await self._reads(found.followed_by, more, request, deadline=deadline)

@@ -22,6 +22,7 @@ from recsys.serving.service import Service
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 
 class IdConvertor(PathConvertor):
@@ -148,8 +149,14 @@ def content_type(request: Request) -> str:
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:
     """Await `answer` for as long as a request may take; then raise `DeadlineExceededError`."""
-    async with until(asyncio.get_running_loop().time() + service.settings.deadline_ms / 1000):
+    async with until(service.deadline):
         return await answer
+
+
+def unhurried(endpoint: EndpointT) -> EndpointT:
+    """Declare that an endpoint may take longer than the deadline of requests."""
+    endpoint.unhurried = True  # type: ignore[attr-defined]
+    return endpoint
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
