@@ -55,6 +55,7 @@ KINDS = {
     "unknown_model": Kind(404, "No model has this alias"),
     "unknown_bundle": Kind(404, "There is no bundle of this name"),
     "method_not_allowed": Kind(405, "The path does not support this method"),
+    "request_timeout": Kind(408, "The request did not arrive in time"),
     "alias_conflict": Kind(409, "The alias cannot be changed in this way"),
     "bundle_refused": Kind(409, "The bundle cannot be served"),
     "unsupported_by_model": Kind(409, "The model does not support this"),

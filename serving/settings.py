@@ -65,6 +65,8 @@ class ServingSettings(BaseSettings):
         queue_limit: maximum number of waiting requests; more are refused with 429.
         deadline_ms: a request without an answer by then fails with 504.
         max_body_bytes: larger request bodies are refused with 413.
+        max_connections: maximum number of connections, a quarter of them from one address that is
+            not a trusted proxy; beyond that, the longest idle one is closed.
         models_dir: folder of the bundles that an alias may be given, by the names of their folders;
             None for the folder that contains `bundle`.
         history_cache: `redis://...` of a cache of histories that several processes share; None
@@ -109,6 +111,7 @@ class ServingSettings(BaseSettings):
     queue_limit: int = Field(256, ge=1)
     deadline_ms: float = Field(5000.0, gt=0)
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
+    max_connections: int = Field(1000, ge=4)
     models_dir: Path | None = None
     history_cache: str | None = None
     not_history: tuple[str, ...] = NOT_HISTORY
