@@ -4,6 +4,8 @@ It combines models, catalog, shadow and store. It uses the wire schemas, but no 
 """
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +36,13 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Served, StoreError, TypedHistory
+from recsys.serving.stores.records import Served, StoreAwayError, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
+RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
 
 class NotReadyError(Exception):
@@ -67,6 +70,13 @@ class Phase(StrEnum):
     STOPPING = "stopping"
 
 
+_UNREADY = {
+    Phase.STARTING: "The models are being loaded.",
+    Phase.FAILED: "The start failed; the service's log has the reason.",
+    Phase.STOPPING: "The service is shutting down; use another instance.",
+}
+
+
 class Service:
     """Models and histories of one process, and the answers that need both.
 
@@ -90,6 +100,8 @@ class Service:
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
         self._store, self._given = store, recommender
+        self._interrupted = asyncio.Event()
+        self._waits_for_store = False
         self._worker = DecodeWorker(settings)
         self.models = Models(
             settings, self._worker, self.metrics, prepare=self._prepare, changed=self._keep_aliases
@@ -103,10 +115,15 @@ class Service:
     # Start and stop
 
     async def start(self) -> None:
-        """Open the store, load and warm up the models. An error is stored in `failure`."""
+        """Open the store, load and warm up the models. An error is stored in `failure`.
+
+        A store on a server that is away is waited for until `interrupt`.
+        """
         try:
             if self._store is None:
-                self._store = await asyncio.to_thread(self._open_store)
+                self._store = await self._reach_store()
+            if self._store is None:
+                return  # stopped meanwhile
             self.catalog_changes.store = self._store
             await self._load()
         except Exception as error:
@@ -134,6 +151,21 @@ class Service:
         self._worker.close()
         if self._store is not None:
             self._store.close()
+
+    def interrupt(self) -> None:
+        """Wait for the store no longer."""
+        self._interrupted.set()
+
+    @property
+    def unready(self) -> str | None:
+        """Why recommendations are not answered now, for operators; None if they are."""
+        if self.phase is Phase.STARTING and self._waits_for_store:
+            return "The store cannot be reached; the start goes on when it can."
+        if self.phase is not Phase.READY:
+            return _UNREADY[self.phase]
+        if not self.settings.ready_without_store and not self.store.reachable:
+            return "The store cannot be reached now (ready_without_store)."
+        return None
 
     def require_ready(self) -> None:
         """Raise `NotReadyError` unless the phase is READY."""
@@ -422,6 +454,21 @@ class Service:
             certificate=response.certificate,
             sources=[item.source for item in response.items],
         )
+
+    async def _reach_store(self) -> Store | None:
+        """Open the store, again and again while its server is away; None if interrupted."""
+        for pause in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
+            try:
+                return await asyncio.to_thread(self._open_store)
+            except StoreAwayError as error:
+                self._waits_for_store = True
+                logger.warning("the store is away, next try in %g s: %s", pause, error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._interrupted.wait()
+            if self._interrupted.is_set():
+                return None
+        raise AssertionError  # pragma: no cover - the loop has no end
 
     async def _load(self) -> None:
         """Load the models of the stored aliases, or the bundle of the settings."""

@@ -71,6 +71,8 @@ class ServingSettings(BaseSettings):
             None for the folder that contains `bundle`.
         history_cache: `redis://...` of a cache of histories that several processes share; None
             for no cache.
+        ready_without_store: whether `/health/ready` stays 200 while the store cannot be reached
+            and only requests with an inline history are answered.
         not_history: types of events that are stored and are not part of a history.
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. Default: `keys.json` beside the stores, if there
@@ -114,6 +116,7 @@ class ServingSettings(BaseSettings):
     max_connections: int = Field(1000, ge=4)
     models_dir: Path | None = None
     history_cache: str | None = None
+    ready_without_store: bool = False
     not_history: tuple[str, ...] = NOT_HISTORY
     keys: Path | None = Field(
         default_factory=lambda: path if (path := default_keys()).is_file() else None

@@ -56,7 +56,8 @@ INSERT = (
     f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
     f" VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
 )
-BUSY_TIMEOUT_S = 30.0
+BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
+PATIENT_S = 30.0  # of bulk work
 CHECKPOINT_WAIT_MS = 100
 
 
@@ -94,10 +95,13 @@ class SqliteStore(Store):
             "--set serve.store=PATH"
         )
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, patient: bool = False) -> sqlite3.Connection:
         # Connections are closed by `close`, on another thread than the one that uses them.
         connection = sqlite3.connect(
-            self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            self._path,
+            timeout=PATIENT_S if patient else BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             connection.execute("PRAGMA synchronous = FULL")

@@ -201,7 +201,7 @@ def test_a_log_in_use_does_not_change_the_wait_for_locks(path, opened):
 
     with pytest.raises(sqlite3.OperationalError):
         opened(path)._after_erasure(Full())
-    assert asked[-1] == "PRAGMA busy_timeout = 30000"
+    assert asked[-1] == "PRAGMA busy_timeout = 4000"
 
 
 async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
