@@ -13,6 +13,7 @@ read on one thread, one after the other: several threads would only wait for Pyt
 import asyncio
 import json
 import math
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
@@ -22,7 +23,9 @@ MAX_DEPTH = 64
 MAX_NAMES = 256
 MAX_PARTS = 100_000
 LARGE = 16 * 1024
+REST, LONGEST_REST_S = 4.0, 0.5
 
+_CONTAINERS = {dict, list}
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
 
 
@@ -69,10 +72,22 @@ def parse(body: bytes) -> Any:
 
 
 async def read(function: Callable[[bytes], T], body: bytes) -> T:
-    """Call a function that parses a body, off the event loop if the body is large."""
+    """Call a function that parses a body, off the event loop if the body is large.
+
+    After a large body, the thread rests for `REST` times as long: Python's global lock is needed
+    for the answers of others, too.
+    """
     if len(body) <= LARGE:
         return function(body)
-    return await asyncio.get_running_loop().run_in_executor(_reader, function, body)
+
+    def timed() -> T:
+        start = time.thread_time()
+        try:
+            return function(body)
+        finally:
+            _reader.submit(time.sleep, min(LONGEST_REST_S, REST * (time.thread_time() - start)))
+
+    return await asyncio.get_running_loop().run_in_executor(_reader, timed)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,8 +115,10 @@ def _refuse(text: str) -> NoReturn:
 def _check_depth(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        parts = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [part for group in parts for part in group if isinstance(part, dict | list)]
+        groups = [one.values() if isinstance(one, dict) else one for one in level]
+        # Most lists hold only texts or numbers: their entries are not looked at one by one.
+        inner = [group for group in groups if not _CONTAINERS.isdisjoint(map(type, group))]
+        level = [part for group in inner for part in group if isinstance(part, dict | list)]
         if not level:
             return
     raise MalformedError(f"it is nested deeper than {MAX_DEPTH}")
