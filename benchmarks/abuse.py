@@ -308,7 +308,7 @@ async def connections_without_end(to: Target) -> None:
 @attack(4)
 async def garbage(to: Target) -> None:
     """Bytes that are not HTTP."""
-    noise = random.Random(0).randbytes(200_000)  # noqa: S311
+    noise = random.Random(0).randbytes(200_000)
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await to.connect()
@@ -382,7 +382,7 @@ async def check_health(to: Target, notes: Notes) -> None:
 
 async def ask(to: Target, notes: Notes, number: int) -> None:
     """A victim: ordinary requests, one after the other, with pauses."""
-    rng = random.Random(number)  # noqa: S311
+    rng = random.Random(number)
     connection: Any = None
     while True:
         history = [f"B{rng.randrange(ITEMS):04d}" for _ in range(rng.randint(1, 30))]
@@ -435,7 +435,7 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
     spawn = multiprocessing.get_context("spawn")
     async with start_server(bundle, settings) as server:
         process = server.process
-        assert process is not None  # noqa: S101 - we started it
+        assert process is not None
         to = Target(server.host, server.port, victim)
         await measure(server, to, QUIET_S)  # warm up
         quiets = [await measure(server, to, 2 * QUIET_S)]

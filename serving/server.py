@@ -19,8 +19,8 @@ from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 
 MAX_BACKLOG = 256  # connections that wait to be accepted
-# The worker and the event loop need Python's global lock often and for a short time. Beside a thread
-# that computes in Python (a large body, a change of the catalog) they wait this long each time.
+# The worker and the event loop need Python's global lock often and for a short time. Beside a
+# thread that computes in Python (a large body, a change of items) they wait this long each time.
 SWITCH_S = 0.0005
 GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests
 

@@ -62,8 +62,10 @@ class ServingSettings(BaseSettings):
         max_batch: maximum number of requests in a batch.
         max_wait_ms: maximum time that a request waits for others; also limited by the duration of
             the last batch.
-        queue_limit: maximum number of waiting requests; more are refused with 429.
-        deadline_ms: a request without an answer by then fails with 504.
+        queue_limit: maximum number of waiting requests; more are refused with 429, those of the
+            client with the most waiting work first.
+        deadline_ms: a request without an answer by then fails with 504. It counts from the first
+            byte; a request that has not arrived by then fails with 408.
         max_body_bytes: larger request bodies are refused with 413.
         max_connections: maximum number of connections, a quarter of them from one address that is
             not a trusted proxy; beyond that, the longest idle one is closed.
@@ -77,9 +79,9 @@ class ServingSettings(BaseSettings):
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. Default: `keys.json` beside the stores, if there
             is one.
-        rate_limit: average number of requests per second for each key, or without keys for each
-            address; more are refused with 429. None for no limit.
-        rate_burst: number of requests at once.
+        rate_limit: average work per second for each key, or without keys for each address, in units
+            of an ordinary request (`limits.work_of`); more is refused with 429. None for no limit.
+        rate_burst: units of work at once.
         forwarded_allow_ips: addresses of trusted proxies, separated by commas, whose
             `X-Forwarded-For` and `X-Forwarded-Proto` are used; `*` trusts every address.
         allowed_hosts: accepted values of the header Host, separated by commas; `*.example.org`
