@@ -41,7 +41,7 @@ from recsys.vocabulary import Vocabulary
 
 ITEMS, CODES = 2_000, 16
 VICTIMS, PAUSE_S = 4, 0.05
-QUIET_S = 4.0
+QUIET_S = 3.0
 RECOMMEND, BATCH = "/v1/recommendations", "/v1/recommendations/batch"
 Attack = Callable[["Target"], Awaitable[None]]
 ATTACKS: dict[str, tuple[int, Attack]] = {}
@@ -331,16 +331,21 @@ async def large_ranks(to: Target) -> None:
     await to.send("/v1/rank", {"history": items[:100], "items": items})
 
 
-def run_attack(name: str, to: Target) -> None:
-    """The attacker's process: attack until it is ended."""
+def run_attacks(to: Target, orders: Any) -> None:
+    """The attacker's process: each order is the name of an attack, the next one ends it."""
     os.nice(10)
-    connections, function = ATTACKS[name]
 
-    async def together() -> None:
-        to.did()
-        await asyncio.gather(*(function(to) for _ in range(connections)))
+    async def until_ordered(name: str) -> None:
+        connections, function = ATTACKS[name]
+        tasks = [asyncio.create_task(function(to)) for _ in range(connections)]
+        await asyncio.to_thread(orders.recv)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(together())
+    to.did()
+    while (name := orders.recv()) is not None:
+        asyncio.run(until_ordered(name))
 
 
 # What others notice
@@ -437,21 +442,26 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
         process = server.process
         assert process is not None
         to = Target(server.host, server.port, victim)
+        orders, ordered = spawn.Pipe()
+        count = spawn.Value("q", 0)
+        child = spawn.Process(
+            target=run_attacks,
+            args=(Target(server.host, server.port, attacker, count), ordered),
+            daemon=True,
+        )
+        child.start()
+        while not count.value:  # it imports
+            await asyncio.sleep(0.1)
         await measure(server, to, QUIET_S)  # warm up
         quiets = [await measure(server, to, 2 * QUIET_S)]
         before = quiets[0].rss
         for name in names:
-            count = spawn.Value("q", 0)
-            child = spawn.Process(
-                target=run_attack, args=(name, Target(server.host, server.port, attacker, count))
-            )
-            child.start()
-            while not count.value:  # it imports
-                await asyncio.sleep(0.1)
+            done = count.value
+            orders.send(name)
             await asyncio.sleep(0.5)
             under = await measure(server, to, seconds)
-            child.kill()
-            child.join()
+            orders.send("end")
+            await asyncio.sleep(0.5)
             quiets.append(await measure(server, to, QUIET_S))
             near = Notes(victim=quiets[-1].victim + quiets[-2].victim)
             rows[name] = {
@@ -463,14 +473,14 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
                 "failed": under.failed,
                 "rss_growth_mb": round((under.rss - before) / 2**20),
                 "alive": process.poll() is None,
-                "done": count.value,
+                "done": count.value - done,
             }
             print(
                 f"{name:24} live {rows[name]['live_ms']:6} ms   victim p99 "
                 f"{under.p99_ms:7.1f} ms, quiet {near.p99_ms:6.1f}, ratio "
                 f"{rows[name]['ratio']:5.2f}   failed {under.failed}/{len(under.victim)}   "
                 f"memory {rows[name]['rss_growth_mb']:+5} MB   alive {rows[name]['alive']}   "
-                f"done {count.value}",
+                f"done {count.value - done}",
                 flush=True,
             )
         quiet = Notes(

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from recsys.serving.errors import MEDIA_TYPE, ProblemError, problem_body
 from recsys.serving.limits import network
 
-IDLE_S = 5.0
+IDLE_S = 5  # whole seconds
 WRITE_S = 30.0
 DRAIN_S = 1.0
 MAX_HEAD = 32 * 1024  # in bytes; the limits of `Guard` are lower

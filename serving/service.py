@@ -19,7 +19,7 @@ from recsys.recommender import Recommender, RecommendRequest, RecommendResult, S
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
-from recsys.serving.evaluations import evaluations
+from recsys.serving.evaluations import Evaluations
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
@@ -27,7 +27,7 @@ from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
-from recsys.serving.schemas.models import Evaluation, ModelInfo
+from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
     RecommendationsRequest,
     RecommendationsResponse,
@@ -42,6 +42,7 @@ from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
+SHORT = 200  # items of a request that take no time worth mentioning
 RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
 
@@ -100,6 +101,7 @@ class Service:
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
         self._store, self._given = store, recommender
+        self._evaluations = Evaluations()
         self._interrupted = asyncio.Event()
         self._waits_for_store = False
         self._worker = DecodeWorker(settings)
@@ -326,17 +328,21 @@ class Service:
     async def check_filter(self, body: FilterCheck) -> FilterReport:
         """Check a filter and boosts, and count the items that match."""
         with self.models.lease(body.model) as model:
-            boosts = [boost.model_dump() for boost in body.boosts]
-            request = RecommendRequest([], filter=body.filter, boosts=boosts)
-            count = await self._reads(model.recommender.eligible, request)
-            items = model.recommender.epoch.num_items
-            return FilterReport(
-                valid=True,
-                eligible_items=items if count is None else count,
-                items=items,
-                canonical=request.item_filter.expression,
-                problems=[],
-            )
+
+            def report() -> FilterReport:
+                boosts = [boost.model_dump() for boost in body.boosts]
+                request = RecommendRequest([], filter=body.filter, boosts=boosts)
+                count = model.recommender.eligible(request)
+                items = model.recommender.epoch.num_items
+                return FilterReport(
+                    valid=True,
+                    eligible_items=items if count is None else count,
+                    items=items,
+                    canonical=request.item_filter.expression,
+                    problems=[],
+                )
+
+            return await self._reads(report)
 
     def item(self, item_id: str, alias: str = CHAMPION) -> Item:
         """An item of the catalog; `UnknownItemError` if there is none of this id."""
@@ -346,17 +352,11 @@ class Service:
     async def evaluation(self, alias: str) -> str:
         """The files about a bundle's quality, its metrics and its report: an `Evaluation` as JSON.
 
-        They may have some megabytes, which are read and written on a helper thread.
+        They may have some megabytes, which are read on a helper thread when they have changed.
         """
         model = self.models.get(alias)
-
-        def read() -> str:
-            files = evaluations(model.recommender.bundle)
-            return Evaluation(model=model.ref(alias), files=files).model_dump_json(
-                exclude_unset=True
-            )
-
-        return await self._reads(read)
+        files = await self._reads(self._evaluations, model.recommender.bundle)
+        return f'{{"model":{model.ref(alias).model_dump_json()},"files":{files}}}'
 
     # Internals
 
@@ -385,18 +385,24 @@ class Service:
     async def _request(
         self, body: RecommendationsRequest, history: TypedHistory, model: Model, deadline: float
     ) -> RecommendRequest:
-        """The library's request; its masks are made on a helper thread."""
-        try:
+        """The library's request; what takes long is made on a helper thread, with its masks."""
+
+        def make() -> RecommendRequest:
             request = answers.to_request(body, *history)
-            if request.filter is not None or request.boosts or body.blend or body.mode == "relaxed":
-                await self._reads(model.recommender.eligible, request, deadline=deadline)
+            if not is_plain:
+                model.recommender.eligible(request)
+            return request
+
+        is_plain = body.filter is None and not (body.boosts or body.blend or body.mode == "relaxed")
+        is_short = len(history.items) + len(body.exclude_items) <= SHORT
+        try:
+            return make() if is_plain and is_short else await self._reads(make, deadline=deadline)
         except RequestError as error:
             raise InvalidError(str(error)) from error
         except RecsysError:  # a FilterError has its own problem
             raise
         except ValueError as error:
             raise InvalidError(str(error)) from error
-        return request
 
     async def _fallback(
         self, model: Model, request: RecommendRequest, deadline: float

@@ -105,7 +105,7 @@ class JsonRoute(IdRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        model = self.body_field.field_info.annotation
+        model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
             given = content_type(request)

@@ -698,7 +698,7 @@ class BrokenStore:
 
 
 async def test_a_failing_store_is_503_except_for_inline_histories(settings, recommender, running):
-    hasty = settings.model_copy(update={"deadline_ms": 50.0})
+    hasty = settings.model_copy(update={"deadline_ms": 500.0})
     async with running(hasty, recommender=recommender, store=BrokenStore()) as (client, _):
         response = await client.post(URL, json={"user": "ada"})
         is_problem(response, "store_unavailable")

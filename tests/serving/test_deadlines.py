@@ -77,9 +77,9 @@ async def test_a_body_that_does_not_end_is_not_awaited_for_ever(hurried):
 
 
 async def test_an_evaluation_that_takes_long_ends_at_the_deadline(hurried, monkeypatch):
-    client, _ = hurried
+    client, service = hurried
     free = threading.Event()
-    monkeypatch.setattr("recsys.serving.service.evaluations", lambda bundle: free.wait(60) and {})
+    monkeypatch.setattr(service, "_evaluations", lambda bundle: free.wait(60) and "{}")
     response = await client.get("/v1/evaluation")
     free.set()
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
