@@ -344,8 +344,9 @@ def run_attacks(to: Target, orders: Any) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     to.did()
-    while (name := orders.recv()) is not None:
-        asyncio.run(until_ordered(name))
+    with contextlib.suppress(EOFError):  # the measurement has ended
+        while (name := orders.recv()) is not None:
+            asyncio.run(until_ordered(name))
 
 
 # What others notice

@@ -38,15 +38,16 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B03
 def work_of(request: RecommendRequest, prompt_items: int) -> float:
     """Estimate the work of a request: beams x prompt, and twice that if more than beams is wanted.
 
-    The prompt has `prompt_items` items at most; half of the work does not depend on it.
+    The prompt has `prompt_items` items at most; half of the work does not depend on it. Looking up
+    500 items of a history is a unit.
 
     >>> work_of(RecommendRequest(["a"] * 50, 10), 50), work_of(RecommendRequest([], 200), 50)
-    (1.0, 5.0)
+    (1.1, 5.0)
     """
     beams = max(MIN_BEAMS, request.k) / MIN_BEAMS
     prompt = (1 + min(1.0, len(request.history) / prompt_items)) / 2
     more = request.trace or request.guarantee == "global"
-    return beams * prompt * (2 if more else 1)
+    return beams * prompt * (2 if more else 1) + len(request.history) / 500
 
 
 class RateLimit:
