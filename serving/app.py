@@ -38,6 +38,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(service.start())
         yield
+        service.interrupt()
         await starting  # loading cannot be interrupted
         await service.stop()
         telemetry.close()

@@ -7,16 +7,22 @@ the previous batch was larger and has just ended, its clients are about to send 
 It waits as long as that batch took, and at most `max_wait_ms`. One large batch takes less time than
 two small ones; and because of Python's global lock, sending responses during a batch delays the
 batch by as much time as an earlier start would save.
+
+Clients share the worker fairly (`fair_queue`). A batch holds a limited amount of work, in units of
+an ordinary request (`limits.work_of`), and requests of much work are not put in a batch with
+ordinary ones, so that nobody waits long for the work of another client.
 """
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from recsys.serving.fair_queue import FairQueue
+
 PATIENCE = 1.0  # share of the time that the last batch took
+MUCH = 4.0  # units of work
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -65,11 +71,12 @@ class _Waiting(Generic[RequestT, ResultT]):
     request: RequestT
     arrived: float
     deadline: float
+    work: float
     future: asyncio.Future[Answer[ResultT]]
 
 
 class Batcher(Generic[RequestT, ResultT]):
-    """Runs `run` on batches, one at a time, in order of arrival.
+    """Runs `run` on batches, one at a time; each client's requests in order of arrival.
 
     >>> async def double(batch):
     ...     return [2 * number for number in batch]
@@ -95,13 +102,14 @@ class Batcher(Generic[RequestT, ResultT]):
         """Create a batcher; `start` it in the event loop that will use it.
 
         `run` takes a batch and returns its results in the same order. The oldest request waits for
-        others for `max_wait_ms` at most; `queue_limit` does not count those being computed.
+        others for `max_wait_ms` at most; `queue_limit` does not count those being computed. A batch
+        has at most `max_batch` requests and as many units of work, or a single request.
         """
         self._run = run
         self._max_batch = max_batch
         self._max_wait_s = max_wait_ms / 1000
         self._queue_limit = queue_limit
-        self._waiting: deque[_Waiting[RequestT, ResultT]] = deque()
+        self._waiting: FairQueue[_Waiting[RequestT, ResultT]] = FairQueue()
         self._wake = asyncio.Event()
         self._closing = self._running = False
         self._last_size = 1
@@ -116,7 +124,7 @@ class Batcher(Generic[RequestT, ResultT]):
     @property
     def busy(self) -> bool:
         """Whether any request waits or is computed."""
-        return self._running or bool(self._waiting)
+        return self._running or len(self._waiting) > 0
 
     def start(self) -> None:
         """Start to run batches."""
@@ -129,31 +137,38 @@ class Batcher(Generic[RequestT, ResultT]):
         if self._collector is not None:
             await self._collector
 
-    async def submit(self, request: RequestT, *, deadline: float) -> Answer[ResultT]:
+    async def submit(
+        self, request: RequestT, *, deadline: float, client: str = "", work: float = 1.0
+    ) -> Answer[ResultT]:
         """Wait for the answer to `request`. Cancelling the call frees its place in the queue.
 
         `deadline` is a time on the event loop's clock, in seconds.
 
         Raises:
-            QueueFullError: the queue is full.
+            QueueFullError: the queue is full. The newest request of the client with the most
+                waiting work leaves a full queue when another client sends one.
             DeadlineExceededError: the deadline passed.
             ClosedError: the batcher is closing.
         """
         if self._closing:
             raise ClosedError
         if len(self._waiting) >= self._queue_limit:
-            raise QueueFullError
+            crowded_out = self._waiting.crowd_out(client, work)
+            if crowded_out is None:
+                raise QueueFullError
+            crowded_out.future.set_exception(QueueFullError())
         loop = asyncio.get_running_loop()
-        waiting = _Waiting[RequestT, ResultT](request, loop.time(), deadline, loop.create_future())
-        self._waiting.append(waiting)
+        waiting = _Waiting[RequestT, ResultT](
+            request, loop.time(), deadline, work, loop.create_future()
+        )
+        self._waiting.push(waiting, client, work)
         self._wake.set()
         try:
             async with until(deadline):
                 return await waiting.future
         finally:
             if waiting.future.cancelled():
-                with contextlib.suppress(ValueError):  # it may be in a batch already
-                    self._waiting.remove(waiting)
+                self._waiting.remove(waiting, client)  # unless it is in a batch already
 
     async def _collect(self) -> None:
         while True:
@@ -175,7 +190,7 @@ class Batcher(Generic[RequestT, ResultT]):
             patience = min(self._max_wait_s, PATIENCE * self._last_took)
             recent = loop.time() - self._last_end <= patience
             expected = self._last_size if recent else 1
-            age = loop.time() - self._waiting[0].arrived
+            age = loop.time() - min(waiting.arrived for waiting in self._waiting.heads())
             if len(self._waiting) >= expected or age >= patience:
                 return
             self._wake.clear()
@@ -189,14 +204,24 @@ class Batcher(Generic[RequestT, ResultT]):
         """Take the next batch; expired requests fail here and are not computed."""
         now = asyncio.get_running_loop().time()
         batch: list[_Waiting[RequestT, ResultT]] = []
-        while self._waiting and len(batch) < self._max_batch:
-            waiting = self._waiting.popleft()
+        left = float(self._max_batch)
+
+        def fits(waiting: _Waiting[RequestT, ResultT]) -> bool:
+            if not batch:
+                return True
+            return waiting.work <= left and (waiting.work > MUCH) == (batch[0].work > MUCH)
+
+        while len(batch) < self._max_batch:
+            waiting = self._waiting.pop(fits)
+            if waiting is None:
+                break
             if waiting.future.done():
                 continue
             if now >= waiting.deadline:
                 waiting.future.set_exception(DeadlineExceededError())
             else:
                 batch.append(waiting)
+                left -= waiting.work
         return batch
 
     async def _answer(self, batch: list[_Waiting[RequestT, ResultT]]) -> None:

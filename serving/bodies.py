@@ -1,14 +1,32 @@
-"""Strict parsing of JSON (RFC 8259).
+"""Strict and bounded parsing of JSON (RFC 8259), and validation of what was parsed.
 
 Python's parser accepts numbers that JSON does not have, keeps the last of two equal names, and
 follows any nesting. Such bodies are mistakes or attacks, so they are refused.
+
+The work is linear in the body, and the number of errors that are built is bounded: a body has at
+most `MAX_PARTS` objects and lists, an object at most `MAX_NAMES` names, and the lists of the
+schemas stop at their first invalid entry (`First`).
+A body of more than `LARGE` bytes takes longer than the event loop may be blocked. Such bodies are
+read on one thread, one after the other: several threads would only wait for Python's global lock.
 """
 
+import asyncio
 import json
 import math
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
 
+T = TypeVar("T")
 MAX_DEPTH = 64
+MAX_NAMES = 256
+MAX_PARTS = 100_000
+LARGE = 16 * 1024
+REST, LONGEST_REST_S = 4.0, 0.5
+
+_CONTAINERS = {dict, list}
+_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
 
 
 class MalformedError(ValueError):
@@ -23,8 +41,12 @@ def parse(body: bytes) -> Any:
 
     Raises:
         MalformedError: not JSON, not UTF-8, a number out of range, half a surrogate pair, a name
-            twice in an object, or nested deeper than 64.
+            twice in an object, more than 256 names in it, more than 100,000 objects and lists, or
+            nested deeper than 64.
     """
+    parts = body.count(b"[") + body.count(b"{")
+    if parts > MAX_PARTS:
+        raise MalformedError(f"it has more than {MAX_PARTS} objects and lists")
     try:
         value = json.loads(
             body.decode(),
@@ -42,14 +64,35 @@ def parse(body: bytes) -> Any:
         raise MalformedError(f"it is nested deeper than {MAX_DEPTH}") from None
     except ValueError:  # Python's limit of digits
         raise MalformedError("a number has too many digits") from None
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    if parts > MAX_DEPTH:
         _check_depth(value)
     if b"\\ud" in body or b"\\uD" in body:
         _check_text(value)
     return value
 
 
+async def read(function: Callable[[bytes], T], body: bytes) -> T:
+    """Call a function that parses a body, off the event loop if the body is large.
+
+    After a large body, the thread rests for `REST` times as long: Python's global lock is needed
+    for the answers of others, too.
+    """
+    if len(body) <= LARGE:
+        return function(body)
+
+    def timed() -> T:
+        start = time.thread_time()
+        try:
+            return function(body)
+        finally:
+            _reader.submit(time.sleep, min(LONGEST_REST_S, REST * (time.thread_time() - start)))
+
+    return await asyncio.get_running_loop().run_in_executor(_reader, timed)
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_NAMES:
+        raise MalformedError(f"an object has more than {MAX_NAMES} names")
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -72,8 +115,10 @@ def _refuse(text: str) -> NoReturn:
 def _check_depth(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        parts = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [part for group in parts for part in group if isinstance(part, dict | list)]
+        groups = [one.values() if isinstance(one, dict) else one for one in level]
+        # Most lists hold only texts or numbers: their entries are not looked at one by one.
+        inner = [group for group in groups if not _CONTAINERS.isdisjoint(map(type, group))]
+        level = [part for group in inner for part in group if isinstance(part, dict | list)]
         if not level:
             return
     raise MalformedError(f"it is nested deeper than {MAX_DEPTH}")

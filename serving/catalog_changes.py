@@ -10,9 +10,9 @@ journal once a second and make each other's changes.
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,7 @@ from recsys.errors import RecsysError
 from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
+from recsys.serving.batcher import QueueFullError
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
@@ -34,6 +35,8 @@ logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 LOOK_S = 1.0  # interval of reading the changes of other processes
 NEAR, NEAR_ROWS = 3, 64
+MAX_CHANGES = 32  # waiting and under way
+T = TypeVar("T")
 
 
 class UnknownItemError(LookupError):
@@ -130,13 +133,15 @@ class CatalogChanges:
         self._seen = 0  # place in the journal of the last change that the models have
         self._following: asyncio.Task[None] | None = None
         self._shelves: WeakKeyDictionary[Recommender, Shelf] = WeakKeyDictionary()
+        self._changes: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         """Start to follow the changes of other processes."""
         self._following = asyncio.create_task(self._follow(), name="catalog")
 
     async def close(self) -> None:
-        """Stop following."""
+        """Finish the changes under way, and stop following."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -156,8 +161,32 @@ class CatalogChanges:
 
         Raises:
             ItemError: an item is malformed, or gets no semantic ID.
+            QueueFullError: too many changes wait.
             StoreError: the items are recommended, but only until a restart; repeat the call.
         """
+        return await self._finish(self._upsert(items))
+
+    async def remove(self, item_id: str) -> None:
+        """Remove an item.
+
+        Raises:
+            UnknownItemError: there is no item with this id.
+            QueueFullError: too many changes wait.
+            StoreError: the item is removed, but only until a restart; repeat the call.
+        """
+        await self._finish(self._remove(item_id))
+
+    async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
+        """Make a change, which goes on when its caller is cancelled: half of it would be wrong."""
+        if len(self._changes) >= MAX_CHANGES:
+            change.close()
+            raise QueueFullError
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
         news = [
             NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
         ]
@@ -175,13 +204,7 @@ class CatalogChanges:
             await self._keep(records)
         return epoch.number, found
 
-    async def remove(self, item_id: str) -> None:
-        """Remove an item.
-
-        Raises:
-            UnknownItemError: there is no item with this id.
-            StoreError: the item is removed, but only until a restart; repeat the call.
-        """
+    async def _remove(self, item_id: str) -> None:
         async with self._changing:
             there = await self._gone([item_id])
             if not there:  # another process may have just added it

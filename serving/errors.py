@@ -57,6 +57,7 @@ KINDS = {
     "unknown_bundle": Kind(404, "There is no bundle of this name"),
     "unknown_rule": Kind(404, "There is no rule of this name"),
     "method_not_allowed": Kind(405, "The path does not support this method"),
+    "request_timeout": Kind(408, "The request did not arrive in time"),
     "alias_conflict": Kind(409, "The alias cannot be changed in this way"),
     "bundle_refused": Kind(409, "The bundle cannot be served"),
     "unsupported_by_model": Kind(409, "The model does not support this"),
@@ -265,7 +266,7 @@ def _pointer(parts: Sequence[Any]) -> str:
 def _sentence(entry: Mapping[str, Any]) -> str:
     if entry["type"] == "extra_forbidden":
         return "unknown field"
-    if entry["type"] in ("model_attributes_type", "missing") and len(entry["loc"]) == 1:
+    if entry["type"] in ("model_type", "missing") and len(entry["loc"]) == 1:
         return "a JSON object is required"
     if entry["type"] == "string_pattern_mismatch" and NO_CONTROLS in entry["msg"]:
         return "an id must not have control characters (U+0000 to U+001F, U+007F)"

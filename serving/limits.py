@@ -1,15 +1,57 @@
-"""Rate limit: one token bucket per client, in bounded memory."""
+"""Limits for each client: the work of a request, and one token bucket per client.
+
+Work is in units of an ordinary request: at most 20 items for a full history. Batches of the worker,
+shares of the queue and the rate limit are in these units.
+"""
 
 import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from recsys.recommender import MIN_BEAMS, RecommendRequest
 
 CLIENTS = 10_000
 
 
+@dataclass(frozen=True)
+class Caller:
+    """The client of the current request.
+
+    Attributes:
+        name: of its key, or its address.
+        deadline: time on the event loop's clock by which it wants an answer; it counts from the
+            first byte of the request. None for work that no request asked for.
+        charge: takes units of work from its bucket; raises a `ProblemError` if it is in debt.
+    """
+
+    name: str = ""
+    deadline: float | None = None
+    charge: Callable[[float], None] = lambda work: None
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is immutable
+
+
+def work_of(request: RecommendRequest, prompt_items: int) -> float:
+    """Estimate the work of a request: beams x prompt, and twice that if more than beams is wanted.
+
+    The prompt has `prompt_items` items at most; half of the work does not depend on it. Looking up
+    500 items of a history is a unit.
+
+    >>> work_of(RecommendRequest(["a"] * 50, 10), 50), work_of(RecommendRequest([], 200), 50)
+    (1.1, 5.0)
+    """
+    beams = max(MIN_BEAMS, request.k) / MIN_BEAMS
+    prompt = (1 + min(1.0, len(request.history) / prompt_items)) / 2
+    more = request.trace or request.guarantee == "global"
+    return beams * prompt * (2 if more else 1) + len(request.history) / 500
+
+
 class RateLimit:
-    """Allows each client `burst` requests at once and `rate` per second on average.
+    """Allows each client `burst` units of work at once and `rate` per second on average.
 
     >>> limit = RateLimit(rate=2.0, burst=1, clock=lambda: 0.0)
     >>> limit.take("a"), limit.take("a"), limit.take("b")
@@ -33,15 +75,25 @@ class RateLimit:
         return len(self._buckets)
 
     def take(self, client: str) -> float:
-        """Take a token of a client; returns 0, or the seconds until there is one."""
+        """Take a unit of a client; returns 0, or the seconds until there is one."""
+        return self._take(client, 1.0, least=1.0)
+
+    def charge(self, client: str, work: float) -> float:
+        """Take units of a client, who may be in debt afterwards, but not before.
+
+        Returns 0, or the seconds until an earlier debt is paid: then nothing is taken.
+        """
+        return self._take(client, work, least=0.0)
+
+    def _take(self, client: str, work: float, least: float) -> float:
         now = self._clock()
         tokens, then = self._buckets.pop(client, (float(self._burst), now))
         tokens = min(self._burst, tokens + (now - then) * self._rate)
-        allowed = tokens >= 1
-        self._buckets[client] = (tokens - allowed, now)
+        allowed = tokens >= least
+        self._buckets[client] = (tokens - work if allowed else tokens, now)
         if len(self._buckets) > self._clients:
             self._buckets.popitem(last=False)
-        return 0.0 if allowed else (1 - tokens) / self._rate
+        return 0.0 if allowed else (least - tokens) / self._rate
 
 
 def network(address: str) -> str:

@@ -1,14 +1,20 @@
 """Middleware: request ids, logs, metrics, security headers, keys, rate limits, body limits.
 
 From the outside in: `RequestContext` sees every request, `Guard` refuses requests before their
-bodies are read, and `BodyLimit` comes just before the routes.
+bodies are read, `Deadline` limits the time of all that follows, and `BodyLimit` comes just before
+the routes.
 """
 
+import asyncio
+import ipaddress
 import logging
 import math
 import re
 import time
 import uuid
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -20,8 +26,10 @@ from starlette.types import Scope as AsgiScope
 from recsys.serving import logs
 from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Keyring, Scope, scope_of
+from recsys.serving.batcher import DeadlineExceededError, until
+from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
-from recsys.serving.limits import RateLimit, network
+from recsys.serving.limits import CALLER, Caller, RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
@@ -34,6 +42,8 @@ UNMATCHED = "unmatched"  # an unknown path is not logged: it may hold a user's i
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
+BODIES = 8  # large bodies in memory, of the largest size; half of them of one client
+ANSWER_S = 0.5  # time to send what is ready at the deadline
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -69,6 +79,7 @@ def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) ->
             ),
             hosts=settings.hosts,
         ),
+        Middleware(Deadline, seconds=settings.deadline_ms / 1000),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]
 
@@ -89,6 +100,7 @@ class RequestContext:
         given = headers.get(REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
+        state.setdefault("arrived", asyncio.get_running_loop().time())  # of the first byte
         state["request_id"] = request_id
         state["route"], state["methods"] = find_route(scope)
         status: int | None = None
@@ -112,7 +124,8 @@ class RequestContext:
             except ClientDisconnect:
                 pass
             except Exception as error:
-                failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
+                if not isinstance(error, DeadlineExceededError):
+                    failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
                     raise  # the response has begun: the connection is closed
                 response = problem_response(Request(scope), problem_of(error))
@@ -184,7 +197,7 @@ class Guard:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)
         headers = Headers(scope=scope)
-        self._check_host(headers)
+        self._check_host(headers, scope["path"])
         _check_origin(scope["method"], headers)
         route: APIRoute | None = scope["state"]["route"]
         if route is not None and route.path_format.startswith("/health/"):
@@ -193,7 +206,10 @@ class Guard:
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
-        self._check_rate(f"key {key.name}" if key is not None else _address(scope))
+        client = f"key {key.name}" if key is not None else _address(scope)
+        scope["state"]["client"] = client
+        self._check_rate(client)
+        scope["state"]["charge"] = partial(self._charge, client)
         if self.keys is None:
             return
         needed = Scope.READ if route is None else scope_of(route.endpoint)
@@ -212,12 +228,20 @@ class Guard:
             detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
             raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
 
-    def _check_host(self, headers: Headers) -> None:
-        """Refuse host names that are not this service's (DNS rebinding)."""
-        given = headers.get("host")
-        if given is None or "*" in self.hosts:
+    def _check_host(self, headers: Headers, path: str) -> None:
+        """Refuse host names that are not this service's (DNS rebinding).
+
+        Orchestrators check the health by address, and metrics are scraped by address. A health
+        check tells nothing, and an address as a host name is not the result of DNS.
+        """
+        given = headers.getlist("host")
+        if len(given) > 1:
+            raise ProblemError("unknown_host", "There is more than one header Host.")
+        if not given or "*" in self.hosts or path.startswith("/health/"):
             return
-        host = re.sub(r":\d+$", "", given).lower().removesuffix(".").strip("[]")
+        host = re.sub(r":\d+$", "", given[0]).lower().removesuffix(".").strip("[]")
+        if path == "/metrics" and _is_address(host):
+            return
         for allowed in self.hosts:
             if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):
                 return
@@ -226,13 +250,19 @@ class Guard:
         )
 
     def _check_rate(self, client: str) -> None:
-        if self.limit is None:
-            return
-        if wait := self.limit.take(client):
+        if self.limit is not None:
+            self._refuse(self.limit.take(client))
+
+    def _charge(self, client: str, work: float) -> None:
+        if self.limit is not None:
+            self._refuse(self.limit.charge(client, work))
+
+    def _refuse(self, wait: float) -> None:
+        if wait:
             self.metrics.rate_limited.inc()
             raise ProblemError(
                 "rate_limited",
-                "Too many requests of this client; send fewer.",
+                "Too much work for this client; send fewer or smaller requests.",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
 
@@ -265,11 +295,55 @@ def _address(scope: AsgiScope) -> str:
     return network(client[0]) if client else "unknown"
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class Deadline:
+    """Ends every request some time after its first byte, and sets its `CALLER`.
+
+    Routes know the deadline and answer by it. What is still not answered `ANSWER_S` later is
+    cancelled, unless its route is `unhurried`.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self.app, self.seconds = app, seconds
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope["state"]
+        caller = Caller(state.get("client", ""), state["arrived"] + self.seconds)
+        if "charge" in state:
+            caller = replace(caller, charge=state["charge"])
+        is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
+        token = CALLER.set(caller)
+        try:
+            if is_unhurried:
+                await self.app(scope, receive, send)
+            else:
+                async with until(state["arrived"] + self.seconds + ANSWER_S):
+                    await self.app(scope, receive, send)
+        finally:
+            CALLER.reset(token)
+
+
 class BodyLimit:
-    """Refuses bodies over a limit: by their Content-Length, or else while they are received."""
+    """Refuses bodies over a limit: by their Content-Length, or else while they are received.
+
+    It also limits the memory of all large bodies together, from their arrival to their answer, and
+    of those of one client.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app, self.max_bytes = app, max_bytes
+        self._held: Counter[str] = Counter()  # bytes beyond the first `LARGE` of a body, by client
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -281,14 +355,30 @@ class BodyLimit:
         if declared.isdecimal() and int(declared) > self.max_bytes:
             await problem_response(Request(scope), too_large)(scope, receive, send)
             return
-        received = 0
+        received = held = 0
+        client = scope["state"].get("client", "")
 
         async def receive_counted() -> Message:
-            nonlocal received
+            nonlocal received, held
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_bytes:
                 raise too_large
+            more = max(0, received - LARGE) - held
+            if more:
+                self._hold(client, more)
+                held += more
             return message
 
-        await self.app(scope, receive_counted, send)
+        try:
+            await self.app(scope, receive_counted, send)
+        finally:
+            self._held[client] -= held
+            if not self._held[client]:
+                del self._held[client]
+
+    def _hold(self, client: str, more: int) -> None:
+        most = BODIES * self.max_bytes
+        if self._held[client] + more > most / 2 or self._held.total() + more > most:
+            raise ProblemError("queue_full", "Too many large bodies at once; try again shortly.")
+        self._held[client] += more

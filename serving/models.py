@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, model_validator
 
 from recsys.artifacts import read_manifest
+from recsys.bundle import DRAFT, TARGET
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
 from recsys.serving.batcher import Batcher
@@ -128,7 +130,7 @@ class Models:
         """
         self._settings, self._worker, self._metrics = settings, worker, metrics
         self._prepare, self._changed = prepare, changed
-        self._check, self._standing = check, standing
+        self._check_rules, self._standing = check, standing
         self._aliases: dict[str, Alias] = {}
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -230,6 +232,8 @@ class Models:
             BundleRefusedError: the bundle is damaged, or cannot be served.
             AliasConflictError: the limit of loaded models is reached.
         """
+        if loaded is None:
+            await self._check(alias, bundle)
         async with self._changing:
             previous = self._aliases.get(alias, Alias()).previous
             return await self._change(alias, bundle, previous, loaded=loaded)
@@ -298,6 +302,23 @@ class Models:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(m.batcher.close() for m in (*self.loaded, *self._retiring)))
 
+    async def _check(self, alias: str, bundle: str) -> None:
+        """Refuse a bundle whose models cannot be as large as they say, before others must wait."""
+        from recsys.models.checkpoint import check_sizes
+
+        path = self._bundles.path(bundle)
+        for part in (TARGET, DRAFT):
+            if (path / part).is_dir():
+                try:
+                    await asyncio.to_thread(check_sizes, path / part)
+                except RecsysError as error:
+                    refused = _refused(error, path, bundle)
+                    if alias in self._aliases:
+                        self._mark(alias, loading=False, refused=str(refused))
+                        logger.error("alias %s stays with its model: %s", alias, refused)
+                    self._metrics.swaps.labels(alias, "refused").inc()
+                    raise refused from error
+
     async def _put_in_background(self, alias: str, bundle: str) -> None:
         try:
             await self.put(alias, bundle)
@@ -324,7 +345,7 @@ class Models:
                 self._retire(model)
                 raise AliasConflictError(_gone(alias, back))
             try:
-                await self._check(alias, model)
+                await self._check_rules(alias, model)
             except BundleRefusedError:
                 if model not in self.loaded:
                     self._retire(model)
@@ -363,8 +384,7 @@ class Models:
                     )
             recommender = await self._worker.load(path, loaded)
         except RecsysError as error:
-            text = str(error).replace(str(path), bundle)  # clients do not learn paths
-            raise BundleRefusedError(f"{text}.") from error
+            raise _refused(error, path, bundle) from error
         except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
             logger.exception("bundle %s refused", bundle)
             raise BundleRefusedError(
@@ -432,7 +452,9 @@ class Models:
         # all objects would block the event loop, whichever thread it ran on.
         model.recommender.close()
         del model
-        await self._worker.read(self._worker.freeze)  # the objects of the new models
+        await asyncio.wrap_future(
+            self._worker.read(self._worker.freeze)
+        )  # the objects of the new models
 
     def _names(self, model: Model) -> list[str]:
         return sorted(name for name, alias in self._aliases.items() if alias.model is model)
@@ -446,6 +468,11 @@ class Models:
             return self._aliases[alias]
         except KeyError:
             raise UnknownModelError(f"There is no alias {alias!r}.") from None
+
+
+def _refused(error: RecsysError, path: Path, bundle: str) -> BundleRefusedError:
+    text = str(error).replace(str(path), bundle)  # clients do not learn paths
+    return BundleRefusedError(f"{text}.")
 
 
 def _gone(alias: str, version: Version) -> str:

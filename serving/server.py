@@ -14,10 +14,14 @@ from recsys.recommender import Recommender
 from recsys.serving import logs
 from recsys.serving.api.pages import example
 from recsys.serving.app import create_app
+from recsys.serving.connections import IDLE_S, Connections, protocol
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 
-MAX_HEAD = 64 * 1024  # limit of the request head in bytes; the limits of `Guard` are lower
+MAX_BACKLOG = 256  # connections that wait to be accepted
+# The worker and the event loop need Python's global lock often and for a short time. Beside a
+# thread that computes in Python (a large body, a change of items) they wait this long each time.
+SWITCH_S = 0.0005
 GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests
 
 
@@ -30,6 +34,7 @@ def serve(settings: ServingSettings, *, recommender: Recommender | None = None) 
     """
     listener, url = bind(settings.host, settings.port)
     logs.configure(sys.stdout)
+    sys.setswitchinterval(SWITCH_S)
     app = create_app(settings, recommender=recommender)
     service: Service = app.state.service
     server = http_server(app, settings)
@@ -63,6 +68,7 @@ def http_server(
     app: Any, settings: ServingSettings, lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Server:
     """The HTTP server of an ASGI application, to run on a socket of `bind`."""
+    connections = Connections(settings.max_connections, settings.forwarded_allow_ips)
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -71,7 +77,10 @@ def http_server(
             access_log=False,
             server_header=False,
             forwarded_allow_ips=settings.forwarded_allow_ips,
-            h11_max_incomplete_event_size=MAX_HEAD,
+            http=protocol(connections, settings.deadline_ms / 1000),
+            ws="none",
+            backlog=min(MAX_BACKLOG, connections.most),
+            timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
         )
     )

@@ -4,10 +4,13 @@ It combines models, catalog, shadow and store. It uses the wire schemas, but no 
 """
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from recsys.errors import FilterError, RecsysError, RequestError
@@ -17,7 +20,8 @@ from recsys.rules import Rule, apply_rules
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
-from recsys.serving.evaluations import evaluations
+from recsys.serving.evaluations import Evaluations
+from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
@@ -25,7 +29,7 @@ from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
-from recsys.serving.schemas.models import Evaluation, ModelInfo
+from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
     RecommendationsRequest,
     RecommendationsResponse,
@@ -34,12 +38,14 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Served, StoreError, TypedHistory
+from recsys.serving.stores.records import Served, StoreAwayError, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
-from recsys.serving.worker import DecodeWorker, Done, ScoreRequest
+from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
+SHORT = 200  # items of a request that take no time worth mentioning
+RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
 
 class NotReadyError(Exception):
@@ -67,6 +73,13 @@ class Phase(StrEnum):
     STOPPING = "stopping"
 
 
+_UNREADY = {
+    Phase.STARTING: "The models are being loaded.",
+    Phase.FAILED: "The start failed; the service's log has the reason.",
+    Phase.STOPPING: "The service is shutting down; use another instance.",
+}
+
+
 class Service:
     """Models and histories of one process, and the answers that need both.
 
@@ -90,6 +103,9 @@ class Service:
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
         self._store, self._given = store, recommender
+        self._evaluations = Evaluations()
+        self._interrupted = asyncio.Event()
+        self._waits_for_store = False
         self._worker = DecodeWorker(settings)
         self.models = Models(
             settings,
@@ -110,10 +126,15 @@ class Service:
     # Start and stop
 
     async def start(self) -> None:
-        """Open the store, load and warm up the models. An error is stored in `failure`."""
+        """Open the store, load and warm up the models. An error is stored in `failure`.
+
+        A store on a server that is away is waited for until `interrupt`.
+        """
         try:
             if self._store is None:
-                self._store = await asyncio.to_thread(self._open_store)
+                self._store = await self._reach_store()
+            if self._store is None:
+                return  # stopped meanwhile
             self.catalog_changes.store = self._store
             await self.rules.start(self._store)
             await self._load()
@@ -143,6 +164,21 @@ class Service:
         self._worker.close()
         if self._store is not None:
             self._store.close()
+
+    def interrupt(self) -> None:
+        """Wait for the store no longer."""
+        self._interrupted.set()
+
+    @property
+    def unready(self) -> str | None:
+        """Why recommendations are not answered now, for operators; None if they are."""
+        if self.phase is Phase.STARTING and self._waits_for_store:
+            return "The store cannot be reached; the start goes on when it can."
+        if self.phase is not Phase.READY:
+            return _UNREADY[self.phase]
+        if not self.settings.ready_without_store and not self.store.reachable:
+            return "The store cannot be reached now (ready_without_store)."
+        return None
 
     def require_ready(self) -> None:
         """Raise `NotReadyError` unless the phase is READY."""
@@ -181,7 +217,7 @@ class Service:
         """
         clock = asyncio.get_running_loop().time
         start = clock()
-        deadline = start + self.settings.deadline_ms / 1000
+        deadline = self.deadline
         self.models.get(body.model)  # fail fast on an unknown alias
         rules = self.rules.of(body.model, body.rules)
         known = await self._history(body, deadline)
@@ -202,16 +238,15 @@ class Service:
             if result is not None and result.is_short(request.k):
                 answer, result = await self._filled_up(model, request, result, deadline)
             elif result is None:
-                answer = await model.batcher.submit(request, deadline=deadline)
+                answer = await self._decode(model, request, deadline)
                 assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
                 result = answer.result
-            response = answers.response(
-                body,
-                request,
-                result,
-                model,
-                answers.note(unknown, fallback=fallback, filled_up=fallback and answer is not None),
+            remark = answers.note(
+                unknown, fallback=fallback, filled_up=fallback and answer is not None
             )
+            make = partial(answers.response, body, request, result, model, remark)
+            # A trace has thousands of nodes, for which the event loop should not stand still.
+            response = await self._reads(make, deadline=deadline) if request.trace else make()
             if rules:
                 response.rules = list(rules)
             if not fallback:
@@ -234,7 +269,7 @@ class Service:
 
     async def rank(self, body: RankBody) -> RankResponse:
         """Put given items in order; errors are those of `recommend`."""
-        deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+        deadline = self.deadline
         found = await self._history(body, deadline)
         history = None if found is None else found.items
         if history is None:
@@ -268,7 +303,8 @@ class Service:
             if not known:
                 return [], []
             try:
-                answer = await model.batcher.submit(ScoreRequest(history, known), deadline=deadline)
+                scored = ScoreRequest(history, known)
+                answer = await self._submit(model, scored, deadline, 1 + len(known) / 100)
             except RequestError:
                 if (model.recommender.catalog.index(known) >= 0).all():
                     raise
@@ -308,30 +344,59 @@ class Service:
     async def check_filter(self, body: FilterCheck) -> FilterReport:
         """Check a filter and boosts, and count the items that match."""
         with self.models.lease(body.model) as model:
-            boosts = [boost.model_dump() for boost in body.boosts]
-            request = RecommendRequest([], filter=body.filter, boosts=boosts)
-            count = await self._reads(model.recommender.eligible, request)
-            items = model.recommender.epoch.num_items
-            return FilterReport(
-                valid=True,
-                eligible_items=items if count is None else count,
-                items=items,
-                canonical=request.item_filter.expression,
-                problems=[],
-            )
+
+            def report() -> FilterReport:
+                boosts = [boost.model_dump() for boost in body.boosts]
+                request = RecommendRequest([], filter=body.filter, boosts=boosts)
+                count = model.recommender.eligible(request)
+                items = model.recommender.epoch.num_items
+                return FilterReport(
+                    valid=True,
+                    eligible_items=items if count is None else count,
+                    items=items,
+                    canonical=request.item_filter.expression,
+                    problems=[],
+                )
+
+            return await self._reads(report)
 
     def item(self, item_id: str, alias: str = CHAMPION) -> Item:
         """An item of the catalog; `UnknownItemError` if there is none of this id."""
         catalog = self.models.get(alias).recommender.catalog
         return item_of(catalog, find(catalog, item_id))
 
-    async def evaluation(self, alias: str) -> Evaluation:
-        """The files about a bundle's quality: its metrics and its evaluation report."""
+    async def evaluation(self, alias: str) -> str:
+        """The files about a bundle's quality, its metrics and its report: an `Evaluation` as JSON.
+
+        They may have some megabytes, which are read on a helper thread when they have changed.
+        """
         model = self.models.get(alias)
-        files = await asyncio.to_thread(evaluations, model.recommender.bundle)
-        return Evaluation(model=model.ref(alias), files=files)
+        files = await self._reads(self._evaluations, model.recommender.bundle)
+        return f'{{"model":{model.ref(alias).model_dump_json()},"files":{files}}}'
 
     # Internals
+
+    @property
+    def deadline(self) -> float:
+        """Time on the event loop's clock by which the current request is to be answered."""
+        given = CALLER.get().deadline
+        if given is not None:
+            return given
+        return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+
+    async def _decode(
+        self, model: Model, request: RecommendRequest, deadline: float
+    ) -> Answer[Done]:
+        most = model.recommender.bundle.prompt.max_items
+        return await self._submit(model, request, deadline, work_of(request, most))
+
+    async def _submit(
+        self, model: Model, request: Work, deadline: float, work: float
+    ) -> Answer[Done]:
+        """Let the worker answer; the caller pays for the work, of which it has paid one unit."""
+        caller = CALLER.get()
+        caller.charge(work - 1)
+        return await model.batcher.submit(request, deadline=deadline, client=caller.name, work=work)
 
     async def _request(
         self,
@@ -341,12 +406,20 @@ class Service:
         model: Model,
         deadline: float,
     ) -> RecommendRequest:
-        """The library's request; its masks are made on a helper thread."""
-        try:
+        """The library's request; what takes long is made on a helper thread, with its masks."""
+
+        def make() -> RecommendRequest:
             request = apply_rules(answers.to_request(body, *history), rules.values())
-            checked = request.filter is not None or request.boosts or request.max_per
-            if checked or body.blend or body.mode == "relaxed":
-                await self._reads(model.recommender.eligible, request, deadline=deadline)
+            if not is_plain:
+                model.recommender.eligible(request)
+            return request
+
+        is_plain = body.filter is None and not (
+            rules or body.boosts or body.blend or body.mode == "relaxed"
+        )
+        is_short = len(history.items) + len(body.exclude_items) <= SHORT
+        try:
+            return make() if is_plain and is_short else await self._reads(make, deadline=deadline)
         except FilterError:  # it has its own problem, unless a rule is the reason
             self.rules.check(rules, model)
             raise
@@ -357,7 +430,6 @@ class Service:
         except ValueError as error:
             applied = f" (applied rules: {', '.join(rules)})" if rules else ""
             raise InvalidError(f"{error}{applied}") from error
-        return request
 
     async def _fallback(
         self, model: Model, request: RecommendRequest, deadline: float
@@ -378,11 +450,12 @@ class Service:
         Retrieval knows the bundle's items only; the model also knows those that were added since.
         """
         try:
-            answer = await model.batcher.submit(request.after(found), deadline=deadline)
+            answer = await self._decode(model, request.after(found), deadline)
+            more = answer.result
+            assert isinstance(more, RecommendResult)  # noqa: S101 - asked for one
+            return answer, await self._reads(found.followed_by, more, deadline=deadline)
         except QueueFullError:
             return None, found  # a short list is better than none
-        assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
-        return answer, found.followed_by(answer.result)
 
     async def _history(self, body: Subject, deadline: float) -> TypedHistory | None:
         """The history of a request; None if the store has none of its user."""
@@ -413,6 +486,21 @@ class Service:
             certificate=response.certificate,
             sources=[item.source for item in response.items],
         )
+
+    async def _reach_store(self) -> Store | None:
+        """Open the store, again and again while its server is away; None if interrupted."""
+        for pause in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
+            try:
+                return await asyncio.to_thread(self._open_store)
+            except StoreAwayError as error:
+                self._waits_for_store = True
+                logger.warning("the store is away, next try in %g s: %s", pause, error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._interrupted.wait()
+            if self._interrupted.is_set():
+                return None
+        raise AssertionError  # pragma: no cover - the loop has no end
 
     async def _load(self) -> None:
         """Load the models of the stored aliases, or the bundle of the settings."""

@@ -69,20 +69,26 @@ class ServingSettings(BaseSettings):
         max_batch: maximum number of requests in a batch.
         max_wait_ms: maximum time that a request waits for others; also limited by the duration of
             the last batch.
-        queue_limit: maximum number of waiting requests; more are refused with 429.
-        deadline_ms: a request without an answer by then fails with 504.
+        queue_limit: maximum number of waiting requests; more are refused with 429, those of the
+            client with the most waiting work first.
+        deadline_ms: a request without an answer by then fails with 504. It counts from the first
+            byte; a request that has not arrived by then fails with 408.
         max_body_bytes: larger request bodies are refused with 413.
+        max_connections: maximum number of connections, a quarter of them from one address that is
+            not a trusted proxy; beyond that, the longest idle one is closed.
         models_dir: folder of the bundles that an alias may be given, by the names of their folders;
             None for the folder that contains `bundle`.
         history_cache: `redis://...` of a cache of histories that several processes share; None
             for no cache.
+        ready_without_store: whether `/health/ready` stays 200 while the store cannot be reached
+            and only requests with an inline history are answered.
         not_history: types of events that are stored and are not part of a history.
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. None serves this machine without keys. Default:
             `keys.json` beside the stores, if there is one or keys were in use before.
-        rate_limit: average number of requests per second for each key, or without keys for each
-            address; more are refused with 429. None for no limit.
-        rate_burst: number of requests at once.
+        rate_limit: average work per second for each key, or without keys for each address, in units
+            of an ordinary request (`limits.work_of`); more is refused with 429. None for no limit.
+        rate_burst: units of work at once.
         forwarded_allow_ips: addresses of trusted proxies, separated by commas, whose
             `X-Forwarded-For` and `X-Forwarded-Proto` are used; `*` trusts every address.
         allowed_hosts: accepted values of the header Host, separated by commas; `*.example.org`
@@ -116,8 +122,10 @@ class ServingSettings(BaseSettings):
     queue_limit: int = Field(256, ge=1)
     deadline_ms: float = Field(5000.0, gt=0)
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
+    max_connections: int = Field(1000, ge=4)
     models_dir: Path | None = None
     history_cache: str | None = None
+    ready_without_store: bool = False
     not_history: tuple[str, ...] = NOT_HISTORY
     keys: Path | None = Field(default_factory=_keys_in_use)
     rate_limit: float | None = Field(None, gt=0)

@@ -9,7 +9,7 @@ import gc
 import os
 import platform
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,9 +68,9 @@ class DecodeWorker:
             self._worker, _answer, recommender, batch
         )
 
-    async def read(self, function: Callable[..., T], *arguments: Any) -> T:
+    def read(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function that needs no device, on a helper thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._helpers, function, *arguments)
+        return self._helpers.submit(function, *arguments)
 
     def freeze(self) -> None:
         """Exclude all loaded objects from garbage collection, so that they are never traversed."""

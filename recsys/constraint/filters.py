@@ -212,7 +212,7 @@ class ItemBoosts:
             raise FilterError(f"boosts: want a list of boosts, got {_show(boosts)}")
         if len(boosts) > MOST_BOOSTS:
             raise FilterError(f"boosts: want at most {MOST_BOOSTS}, got {len(boosts)}")
-        parts = []
+        parts, parser = [], _Parser()  # the bound holds for all boosts together
         for i, boost in enumerate(boosts):
             at = f"boosts[{i}]"
             if not isinstance(boost, Mapping) or not {"filter", "weight"} <= boost.keys():
@@ -221,7 +221,8 @@ class ItemBoosts:
             weight = float(_number(boost["weight"], f"{at}.weight"))
             if abs(weight) > MOST_WEIGHT:
                 raise FilterError(f"{at}.weight: want -{MOST_WEIGHT:g} .. {MOST_WEIGHT:g}")
-            parts.append((ItemFilter.parse(boost["filter"], f"{at}.filter"), weight))
+            root = parser.group(boost["filter"], f"{at}.filter", 1)
+            parts.append((ItemFilter(root.canonical, root), weight))
         parts.sort(key=lambda part: (part[0].key, part[1]))
         texts = (f"[{wanted.key},{weight}]" for wanted, weight in parts)
         return cls(f"[{','.join(texts)}]", tuple(parts))

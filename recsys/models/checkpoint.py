@@ -9,6 +9,7 @@ embedding, in every pass. Nothing outside the folder is read.
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -26,6 +28,10 @@ from recsys.models.architecture import Architecture, architecture
 from recsys.vocabulary import Vocabulary
 
 ADAPTER = "adapter"
+_SIZES = (
+    "hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "head_dim",
+)  # fmt: skip
 BESIDE = ".."  # base model of an adapter, relative to it, so that the folder can move
 
 
@@ -68,12 +74,12 @@ def load_model(
         device: device of the weights.
 
     Raises:
-        ArtifactError: not a checkpoint, weights that are not safetensors, an architecture that is
-            not built into transformers, an adapter of weights in another place, or a NaN or
-            infinity in any weight or adapter.
+        ArtifactError: not a checkpoint, weights that are not safetensors or not as large as the
+            config says, an architecture that is not built into transformers, an adapter of weights
+            in another place, or a NaN or infinity in any weight or adapter.
     """
     folder = Path(folder)
-    _require(folder, "config.json", "*.safetensors")
+    check_sizes(folder)
     adapter = folder / ADAPTER
     adapted = adapter.is_dir()
     try:
@@ -96,6 +102,51 @@ def load_model(
             parameter.data = parameter.data.to(dtype)
     _require_finite(folder, model.state_dict())
     return model.to(device).eval()
+
+
+def check_sizes(folder: Path) -> None:
+    """Refuse a config that asks for more than the weights beside it have.
+
+    Transformers makes all layers of a config before it reads a weight. Only the config and the
+    headers of the weights are read here.
+
+    Raises:
+        ArtifactError: not a checkpoint, or one with more layers or wider ones than its weights.
+    """
+    config = _require(folder, "config.json", "*.safetensors")
+    shapes = _shapes(folder)
+    values = sum(math.prod(shape) for shape in shapes)
+    sizes = {name: config[name] for name in _SIZES if isinstance(config.get(name), int)}
+    width = sizes.get("hidden_size", 1)
+    if "head_dim" in sizes:
+        sizes["num_attention_heads"] = sizes.get("num_attention_heads", 1) * sizes["head_dim"]
+    for name, size in sizes.items():
+        most = len(shapes) if name == "num_hidden_layers" else values // max(1, width)
+        if name == "hidden_size":
+            most = values
+        if not 0 < size <= most:
+            raise ArtifactError(
+                f"{folder}: config.json: {name} {config[name]} does not fit the weights, which "
+                f"have {len(shapes)} tensors with {values} values; export the checkpoint again"
+            )
+    if (folder / ADAPTER).is_dir():
+        file = "adapter_config.json"
+        rank = _require(folder / ADAPTER, file, "adapter_model.safetensors").get("r")
+        widest = max((size for shape in _shapes(folder / ADAPTER) for size in shape), default=0)
+        if isinstance(rank, int) and rank > widest:
+            raise ArtifactError(f"{folder / ADAPTER}: {file}: r {rank} does not fit the weights")
+
+
+def _shapes(folder: Path) -> list[list[int]]:
+    """Shapes of all tensors of a folder, from the headers of their files."""
+    found = []
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt") as tensors:
+                found += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(f"{file}: not safetensors weights: {error}") from error
+    return found
 
 
 def _add_in(model: Any, folder: Path) -> Any:

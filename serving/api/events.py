@@ -1,27 +1,23 @@
 """Events of users, in batches that are durable before they are acknowledged."""
 
-import asyncio
 import threading
 import time
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 
-from recsys.serving.api.routing import AnyPhase, content_type, in_time
+from recsys.serving.api.routing import AnyPhase, content_type, document, in_time, validated
 from recsys.serving.auth import Scope, requires
-from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
-from recsys.serving.stores.records import EventConflictError
+from recsys.serving.stores.records import Event, EventConflictError
 
 JSON = "application/json"
 LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 SMOOTHED_MS = 60_000
-LARGE = 32 * 1024
 
 router = APIRouter(prefix="/v1")
 
@@ -90,37 +86,19 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
         raise ProblemError("unsupported_media_type", detail)
     body = await request.body()
     is_lines = given in LINES
-    # A large batch takes tens of milliseconds, which would delay other requests.
-    batch = (
-        _read(body, is_lines=is_lines)
-        if len(body) < LARGE
-        else await asyncio.to_thread(_read, body, is_lines=is_lines)
-    )
     now = clock.now_ms()
-    events = [event.to_event(now) for event in batch.events]
+
+    def parse_events(body: bytes) -> tuple[EventsBody, list[Event]]:
+        batch = validated(_lines(body), EventsBody) if is_lines else document(body, EventsBody)
+        return batch, [event.to_event(now) for event in batch.events]
+
+    batch, events = await read(parse_events, body)
     try:
         done = await in_time(service, service.store.append(events))
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)
     return EventsResponse(**asdict(done))
-
-
-def _read(body: bytes, *, is_lines: bool) -> EventsBody:
-    try:
-        return EventsBody.model_validate(_lines(body) if is_lines else _document(body))
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        raise RequestValidationError(
-            [{**entry, "loc": ("body", *entry["loc"])} for entry in found]
-        ) from error
-
-
-def _document(body: bytes) -> Any:
-    try:
-        return parse(body)
-    except MalformedError as error:
-        raise ProblemError("malformed_body", f"The body is not valid JSON: {error}.") from None
 
 
 def _lines(body: bytes) -> Any:

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
-from recsys.serving.api.routing import Ready
+from recsys.serving.api.routing import AnyPhase
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented
+from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import Health
 
 router = APIRouter(prefix="/health")
@@ -19,6 +19,8 @@ async def live() -> Health:
 
 @router.get("/ready", responses=documented("not_ready"))
 @requires(Scope.PUBLIC)
-async def ready(service: Ready) -> Health:
-    """Respond with 200 while recommendations are answered, and with 503 otherwise."""
+async def ready(service: AnyPhase) -> Health:
+    """Respond with 200 while recommendations are answered, and with 503 and why otherwise."""
+    if reason := service.unready:
+        raise ProblemError("not_ready", reason)
     return Health(status="ready")

@@ -32,7 +32,9 @@ from recsys.serving.schemas.items import (
 )
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-CHANGE = ("invalid_item", "store_unavailable", "not_ready")
+CHANGE = (
+    "invalid_item", "queue_full", "store_unavailable", "not_ready", "deadline_exceeded"
+)  # fmt: skip
 
 
 @router.get(
@@ -96,7 +98,7 @@ async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
 @router.delete(
     "/items/{item_id:id}",
     status_code=204,
-    responses=documented("unknown_item", "invalid_request", "store_unavailable", "not_ready"),
+    responses=documented("unknown_item", "invalid_request", *CHANGE[1:]),
 )
 @requires(Scope.WRITE)
 async def delete_item(item_id: PathId, service: Ready) -> Response:

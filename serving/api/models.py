@@ -5,7 +5,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from recsys.serving.api.routing import BODY, By, JsonRoute, Ready, json_response
+from recsys.serving.api.routing import (
+    BODY,
+    RECOMMEND,
+    By,
+    JsonRoute,
+    Ready,
+    json_response,
+    unhurried,
+)
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.models import UnknownModelError
@@ -52,6 +60,7 @@ async def get_alias(name: PathAlias, service: Ready) -> Response:
     },
 )
 @requires(Scope.ADMIN)
+@unhurried
 async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) -> Response:
     """Let an alias stand for a bundle, which is loaded while the old one answers.
 
@@ -75,6 +84,7 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) ->
     responses=documented("unknown_model", "invalid_request", *CHANGE),
 )
 @requires(Scope.ADMIN)
+@unhurried
 async def rollback_alias(name: PathAlias, service: Ready) -> Response:
     """Let an alias stand for the bundle that it stood for before."""
     return json_response(await service.models.rollback(name))
@@ -102,9 +112,10 @@ async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
 @router.get(
     "/evaluation",
     response_model=Evaluation,
-    responses=documented("unknown_model", "invalid_request", "not_ready"),
+    responses=documented("invalid_request", *RECOMMEND),
 )
 @requires(Scope.READ)
 async def evaluation(service: Ready, model: Alias = CHAMPION) -> Response:
     """Get the measured quality of a model: the files of its bundle's folder `eval`."""
-    return json_response(await service.evaluation(model))
+    text = await service.evaluation(model)
+    return Response(text, media_type="application/json")

@@ -6,20 +6,23 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from fastapi import Path as PathParameter
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
 from recsys.serving.batcher import until
-from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
 from recsys.serving.service import Service
 
 T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 
 class IdConvertor(PathConvertor):
@@ -41,18 +44,39 @@ RECOMMEND = (
 
 
 class StrictRequest(Request):
-    """A request whose JSON is parsed by `recsys.serving.bodies`."""
+    """A request whose body is parsed and validated by `bodies`, off the event loop if it is large.
+
+    FastAPI passes an instance of the endpoint's model on as it is.
+    """
+
+    model: type[BaseModel]
 
     async def json(self) -> Any:
-        """Parse the body."""
+        """Parse and validate the body."""
         if not hasattr(self, "_value"):
-            try:
-                self._value = parse(await self.body())
-            except MalformedError as error:
-                raise ProblemError(
-                    "malformed_body", f"The body is not valid JSON: {error}."
-                ) from None
+            body = await self.body() or b"null"  # nothing is not malformed: a field is missing
+            self._value = await read(lambda body: document(body, self.model), body)
         return self._value
+
+
+def document(body: bytes, model: type[ModelT]) -> ModelT:
+    """Parse a body that is one JSON document, and validate it."""
+    try:
+        value = parse(body)
+    except MalformedError as error:
+        raise ProblemError("malformed_body", f"The body is not valid JSON: {error}.") from None
+    return validated(value, model)
+
+
+def validated(value: Any, model: type[ModelT]) -> ModelT:
+    """Validate a parsed body; `RequestValidationError` names the refused fields."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError(
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in found]
+        ) from None
 
 
 class IdRoute(APIRoute):
@@ -81,6 +105,7 @@ class JsonRoute(IdRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
             given = content_type(request)
@@ -88,9 +113,8 @@ class JsonRoute(IdRoute):
                 detail = f"The content type is {given or 'missing'}; send application/json."
                 raise ProblemError("unsupported_media_type", detail)
             strict = StrictRequest(request.scope, request.receive)
-            await (
-                strict.body()
-            )  # otherwise FastAPI reports a client that leaves here as a malformed body
+            strict.model = model
+            await strict.json()  # FastAPI would report any exception of it as a malformed body
             return await handle(strict)
 
         return checked
@@ -131,8 +155,14 @@ def content_type(request: Request) -> str:
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:
     """Await `answer` for as long as a request may take; then raise `DeadlineExceededError`."""
-    async with until(asyncio.get_running_loop().time() + service.settings.deadline_ms / 1000):
+    async with until(service.deadline):
         return await answer
+
+
+def unhurried(endpoint: EndpointT) -> EndpointT:
+    """Declare that an endpoint may take longer than the deadline of requests."""
+    endpoint.unhurried = True  # type: ignore[attr-defined]
+    return endpoint
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:

@@ -20,6 +20,8 @@ ItemId = Id
 UserId = Id
 AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Number of items to return.")]
+# In a body, the first invalid entry of a list is reported: a million of them would take seconds.
+First = Field(fail_fast=True)
 Alias = Annotated[AliasName, Field(description="Alias of the model that answers.")]
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
 Source = Literal["model", "retrieval", "popular", "pinned"]

@@ -14,7 +14,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from recsys.serving.schemas.common import MAX_ID, Answer, Body, Id, Query
+from recsys.serving.schemas.common import MAX_ID, Answer, Body, First, Id, Query
 from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
@@ -121,7 +121,7 @@ class StoredEventRow(EventIn):
 class EventsBody(Body):
     """A batch of events: all of them are stored, or none."""
 
-    events: list[EventIn] = Field(max_length=MAX_EVENTS)
+    events: Annotated[list[EventIn], First] = Field(max_length=MAX_EVENTS)
 
 
 class EventsResponse(Answer):

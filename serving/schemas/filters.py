@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, InvalidField
+from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, First, InvalidField
 
 MAX_BOOSTS = 100
 EXAMPLE: dict[str, Any] = {
@@ -40,7 +40,7 @@ class FilterCheck(Body):
     """A filter and boosts to check."""
 
     filter: Filter = Field({}, description="An empty filter allows every item.", examples=[EXAMPLE])
-    boosts: list[Boost] = Field([], max_length=MAX_BOOSTS)
+    boosts: Annotated[list[Boost], First] = Field([], max_length=MAX_BOOSTS)
     model: Alias = CHAMPION
 
 

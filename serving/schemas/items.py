@@ -10,6 +10,7 @@ from recsys.serving.schemas.common import (
     Alias,
     Answer,
     Body,
+    First,
     ItemId,
     K,
     ModelRef,
@@ -23,7 +24,7 @@ MAX_UPSERT = 1_000
 MAX_RANK = 1_000
 _Word = Annotated[str, StringConstraints(max_length=1_000)]
 _Scalar = bool | int | float | _Word
-Attribute = _Scalar | list[_Scalar] | None
+Attribute = _Scalar | Annotated[list[_Scalar], First] | None
 
 
 class Item(Answer):
@@ -92,7 +93,7 @@ class ItemBody(Body):
         description="Attributes for filters.",
         examples=[{"price": 4.5, "categories": ["Hand Cream"]}],
     )
-    semantic_id: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
+    semantic_id: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], First] | None = Field(
         None, min_length=1, max_length=32, description="Its codes; by default they are computed."
     )
     like: ItemId | None = Field(
@@ -109,7 +110,7 @@ class NewItemBody(ItemBody):
 class UpsertBody(Body):
     """Items to add or to replace: all of them, or none if one is refused."""
 
-    items: list[NewItemBody] = Field(min_length=1, max_length=MAX_UPSERT)
+    items: Annotated[list[NewItemBody], First] = Field(min_length=1, max_length=MAX_UPSERT)
 
 
 class UpsertResponse(Answer):
@@ -161,7 +162,7 @@ class RankBody(Subject):
         }
     )
 
-    items: list[ItemId] = Field(min_length=1, max_length=MAX_RANK)
+    items: Annotated[list[ItemId], First] = Field(min_length=1, max_length=MAX_RANK)
     model: Alias = CHAMPION
 
 

@@ -11,6 +11,7 @@ from recsys.serving.schemas.common import (
     Answer,
     Body,
     Certificate,
+    First,
     ItemId,
     K,
     ModelRef,
@@ -78,11 +79,11 @@ class Subject(Body):
     """A user of the store, or a history given inline: exactly one of the two."""
 
     user: UserId | None = Field(None, description="A user whose history the service has.")
-    history: Annotated[list[ItemId], Field(max_length=MAX_HISTORY)] | None = Field(
+    history: Annotated[list[ItemId], Field(max_length=MAX_HISTORY), First] | None = Field(
         None, description="Item ids, oldest first. Ids that the model does not know are ignored."
     )
 
-    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY)] = Field(
+    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY), First] = Field(
         [],
         description="The type of the event of each item of `history`, such as `view` or "
         "`purchase`; null for an unknown one. Models that were trained with types use them: "
@@ -118,13 +119,13 @@ class RecommendationsRequest(Subject):
 
     k: K = 10
     exclude_seen: ExcludeSeen = True
-    exclude_items: list[ItemId] = Field(
+    exclude_items: Annotated[list[ItemId], First] = Field(
         [], max_length=MAX_HISTORY, description="Leave out these items."
     )
     filter: Filter | None = Field(
         None, description="Recommend only items that match.", examples=[EXAMPLE]
     )
-    boosts: list[Boost] = Field(
+    boosts: Annotated[list[Boost], First] = Field(
         [],
         max_length=MAX_BOOSTS,
         description="Weights added to the scores of the items that match a filter.",
@@ -166,7 +167,9 @@ class BatchRequest(Body):
         }
     )
 
-    requests: list[RecommendationsRequest] = Field(min_length=1, max_length=MAX_BATCH)
+    requests: Annotated[list[RecommendationsRequest], First] = Field(
+        min_length=1, max_length=MAX_BATCH
+    )
 
 
 class UserQuery(BaseModel):

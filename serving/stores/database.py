@@ -11,10 +11,10 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
-from recsys.serving.stores.records import StoreError
+from recsys.serving.stores.records import StoreAwayError, StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
 SCHEMA_VERSION = 4
@@ -38,12 +38,13 @@ class Database(ABC):
     begin_snapshot: ClassVar[str]
     failures: ClassVar[tuple[type[Exception], ...]]
     unavailable: ClassVar[tuple[type[Exception], ...]]
+    is_remote: ClassVar[bool] = False  # it may be away for a while
 
     def __init__(self, place: str) -> None:
         self.place = place
         self._local = threading.local()
         self._connections: list[Any] = []
-        self._fails = False
+        self._fails = self._is_away = False
         with self._explained(), self._connected() as connection:
             self._migrate(connection)
             self.store_id = self._constant(connection, STORE_ID)
@@ -54,11 +55,27 @@ class Database(ABC):
         for connection in self._connections:
             connection.close()
 
+    @property
+    def reachable(self) -> bool:
+        """Whether the last call reached the database."""
+        return not self._is_away
+
     # Differences between databases
 
     @abstractmethod
-    def _connect(self) -> Any:
-        """A new connection in autocommit mode, usable from any thread."""
+    def _connect(self, *, patient: bool = False) -> Any:
+        """A new connection in autocommit mode, usable from any thread.
+
+        A `patient` one is for bulk work; requests wait for the calls of others.
+        """
+
+    def _guarded(self) -> AbstractContextManager[None]:
+        """The time of a call that requests wait for; one of `unavailable` if it is refused."""
+        return nullcontext()
+
+    def _limited(self, connection: Any) -> AbstractContextManager[None]:
+        """The time that this thread waits for the database, which is limited."""
+        return nullcontext()
 
     @abstractmethod
     def _migrate(self, connection: Any) -> None:
@@ -85,11 +102,12 @@ class Database(ABC):
     def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
         """Rows of a query on this thread's connection; a lost connection is replaced, once."""
         sql = self._sql(query)
-        with self._explained():
+        with self._explained(), self._guarded():
             for last in (False, True):
                 connection = self._own_connection()
                 try:
-                    rows = list(connection.execute(sql, parameters).fetchall())
+                    with self._limited(connection):
+                        rows = list(connection.execute(sql, parameters).fetchall())
                     self._works()
                     return rows
                 except self.unavailable:
@@ -134,7 +152,7 @@ class Database(ABC):
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        connection = self._connect()
+        connection = self._connect(patient=True)
         try:
             yield connection
         finally:
@@ -159,12 +177,14 @@ class Database(ABC):
         """Begin a transaction on this thread's connection; a lost connection is replaced."""
         connection = self._own_connection()
         try:
-            connection.execute(self.begin)
+            with self._limited(connection):
+                connection.execute(self.begin)
         except self.unavailable:
             if not self._drop_if_lost(connection):
                 raise
             connection = self._own_connection()
-            connection.execute(self.begin)
+            with self._limited(connection):
+                connection.execute(self.begin)
         return connection
 
     @contextmanager
@@ -187,13 +207,17 @@ class Database(ABC):
             raise self._explain(error) from error
 
     def _explain(self, error: BaseException) -> StoreError:
-        explained = StoreError(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
+        away = isinstance(error, self.unavailable)
+        self._is_away = self._is_away or away
+        kind = StoreAwayError if away and self.is_remote else StoreError
+        explained = kind(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
         if not self._fails:  # logged once, not with every request
             self._fails = True
             logger.warning("%s", explained)
         return explained
 
     def _works(self) -> None:
+        self._is_away = False
         if self._fails:
             self._fails = False
             logger.info("store %s works again", self.place)

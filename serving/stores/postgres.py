@@ -1,11 +1,13 @@
 """PostgresStore: a store in PostgreSQL, which any number of processes can share."""
 
-import threading
-import time
+import contextlib
+import os
+import socket
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
+from recsys.serving.stores.breaker import Breaker, Watch
 from recsys.serving.stores.store import EVENT_COLUMNS, SEEDING, RaceError, Store
 
 try:
@@ -15,7 +17,7 @@ except ImportError as error:
         "a store in PostgreSQL needs psycopg; install the extra: pip install 'recbeam[postgres]'"
     ) from error
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 # Numbered like SQLite's, so that a number identifies a schema; PostgreSQL starts at 2.
 MIGRATIONS = {
@@ -75,14 +77,18 @@ INSERT = (  # one array per column: ten times as fast as one statement per row
 LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
+CALL_S = 3.0  # of a call that a request waits for; less than the deadline of requests
 
 
 class PostgresStore(Store):
     """A store in a PostgreSQL database.
 
-    Each thread has its own connection. Calls fail at once while the server is unreachable, and work
-    again when it is back.
+    Each thread has its own connection. A call fails after `CALL_S`, since a server that hangs would
+    hold its thread for ever. While the server does not answer, calls fail at once, except for one
+    every `AWAY_S` seconds; they work again when it is back.
     """
+
+    is_remote: ClassVar[bool] = True
 
     migrations = MIGRATIONS
     write_version: ClassVar[str] = "INSERT INTO recsys_schema VALUES ({})"
@@ -99,21 +105,26 @@ class PostgresStore(Store):
     def __init__(self, url: str, **options: Any) -> None:
         """Connect with options of `Store`, and create the tables where there are none."""
         self._url = url
-        self._away_until = 0.0
-        self._away_lock = threading.Lock()
+        self._breaker = Breaker(AWAY_S)
+        self._watch = Watch(CALL_S, self._give_up)
         parts = urlsplit(url)
-        super().__init__(f"postgresql://{parts.hostname or ''}{parts.path}", **options)
+        try:
+            super().__init__(f"postgresql://{parts.hostname or ''}{parts.path}", **options)
+        except BaseException:
+            self._watch.close()
+            raise
+
+    def close(self) -> None:
+        """As of any store."""
+        super().close()
+        self._watch.close()
 
     @property
     def advice(self) -> str:
         """What a person can do about a failure."""
         return "check that the server runs and that the URL in serve.store is right"
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        # While the server is unreachable, only one call per second tries to connect.
-        with self._away_lock:
-            if time.monotonic() < self._away_until:
-                raise psycopg.OperationalError("the server was unreachable a moment ago")
+    def _connect(self, *, patient: bool = False) -> psycopg.Connection[Any]:
         try:
             connection: psycopg.Connection[Any] = psycopg.connect(
                 self._url,
@@ -123,13 +134,47 @@ class PostgresStore(Store):
                 keepalives_idle=10,
                 tcp_user_timeout=10_000,
             )
+            if not patient:
+                self._watch.begin(connection)
             # A plan made for a few events would stay in use for millions of them.
             connection.execute("SET plan_cache_mode = force_custom_plan")
             return connection
         except psycopg.OperationalError:
-            with self._away_lock:
-                self._away_until = time.monotonic() + AWAY_S
+            self._breaker.failed()
             raise
+        finally:
+            if not patient:
+                self._watch.finish()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        if not self._breaker.enter():
+            raise psycopg.OperationalError("the server did not answer a moment ago")
+        try:
+            yield
+        finally:
+            self._breaker.leave()
+
+    @contextlib.contextmanager
+    def _limited(self, connection: Any) -> Iterator[None]:
+        self._watch.begin(connection)
+        try:
+            yield
+        finally:
+            self._watch.finish()
+
+    def _give_up(self, connection: Any) -> None:
+        """End a call that hangs: its thread then finds that the connection is lost."""
+        self._breaker.failed()
+        with (
+            contextlib.suppress(psycopg.Error, OSError),
+            socket.socket(fileno=os.dup(connection.fileno())) as copy,
+        ):
+            copy.shutdown(socket.SHUT_RDWR)
+
+    def _works(self) -> None:
+        self._breaker.worked()
+        super()._works()
 
     def _migrate(self, connection: Any) -> None:
         connection.execute(self.begin)

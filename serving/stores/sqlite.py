@@ -63,7 +63,8 @@ INSERT = (
     f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
     f" VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
 )
-BUSY_TIMEOUT_S = 30.0
+BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
+PATIENT_S = 30.0  # of bulk work
 OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
 LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 AT_ONCE_BYTES = 8 << 20  # largest file for whose rewriting an erasure waits, about 0.1 s
@@ -114,10 +115,13 @@ class SqliteStore(Store):
             "--set serve.store=PATH"
         )
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, patient: bool = False) -> sqlite3.Connection:
         # Connections are closed by `close`, on another thread than the one that uses them.
         connection = sqlite3.connect(
-            self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            self._path,
+            timeout=PATIENT_S if patient else BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             connection.execute("PRAGMA synchronous = FULL")

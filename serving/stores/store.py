@@ -406,7 +406,8 @@ class Store(Database):
         if not group and not remembered:
             return []
         try:
-            outcomes = self._write(group, remembered)
+            with self._guarded():
+                outcomes = self._write(group, remembered)
         except self.unavailable as error:
             self._put_back(remembered)
             return [self._explain(error)] * len(group)
@@ -449,7 +450,8 @@ class Store(Database):
     def _write(self, group: list[Write], remembered: Sequence[Served]) -> list[Any]:
         for _ in range(RACES):
             try:
-                with self._committed(self._begun()) as connection:
+                connection = self._begun()
+                with self._limited(connection), self._committed(connection):
                     cursor = connection.cursor()
                     self._keep_served(cursor, remembered)
                     outcomes: list[Any] = []

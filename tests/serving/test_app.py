@@ -240,9 +240,15 @@ async def test_an_invalid_request_is_reported_with_its_pointer(client, body, poi
 
 
 async def test_refused_fields_are_listed_up_to_a_limit_and_counted(client):
-    body = is_problem(await client.post(URL, json={"history": [1] * 100}), "invalid_request")
+    unknown = {f"field-{i}": 1 for i in range(100)}
+    body = is_problem(await client.post(URL, json={"history": [], **unknown}), "invalid_request")
     assert len(body["errors"]) == 20
     assert body["detail"].endswith("(and 99 more)")
+
+
+async def test_of_a_list_only_the_first_refused_entry_is_reported(client):
+    body = is_problem(await client.post(URL, json={"history": ["a", 1, 2]}), "invalid_request")
+    assert [error["pointer"] for error in body["errors"]] == ["/history/1"]
 
 
 @pytest.mark.parametrize(
@@ -692,7 +698,7 @@ class BrokenStore:
 
 
 async def test_a_failing_store_is_503_except_for_inline_histories(settings, recommender, running):
-    hasty = settings.model_copy(update={"deadline_ms": 50.0})
+    hasty = settings.model_copy(update={"deadline_ms": 500.0})
     async with running(hasty, recommender=recommender, store=BrokenStore()) as (client, _):
         response = await client.post(URL, json={"user": "ada"})
         is_problem(response, "store_unavailable")

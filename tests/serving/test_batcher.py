@@ -52,9 +52,9 @@ async def batcher():
         await made.close()
 
 
-def ask(made, number, seconds=PATIENCE_S):
+def ask(made, number, seconds=PATIENCE_S, **options):
     deadline = asyncio.get_running_loop().time() + seconds
-    return asyncio.create_task(made.submit(number, deadline=deadline))
+    return asyncio.create_task(made.submit(number, deadline=deadline, **options))
 
 
 async def settle():
@@ -230,3 +230,46 @@ async def test_every_caller_gets_its_own_answer(batcher, seed):
     assert all(len(batch) <= 4 for batch in worker.batches)
     computed = [number for batch in worker.batches for number in batch]
     assert len(computed) == len(set(computed))  # nothing is computed twice
+
+
+async def test_a_batch_is_limited_in_work_and_keeps_large_requests_apart(batcher):
+    worker = Worker(blocked=True)
+    made = batcher(worker, max_batch=8)
+    tasks = [ask(made, 0)]
+    await settle()
+    tasks += [ask(made, number, work=3.0) for number in (1, 2, 3)]
+    tasks += [ask(made, 4, work=5.0), ask(made, 5, work=100.0), ask(made, 6)]
+    await settle()
+    worker.gate.set()
+    await asyncio.gather(*tasks)
+    assert worker.batches == [[0], [1, 2], [3], [4], [5], [6]]
+
+
+async def test_another_client_does_not_wait_behind_a_backlog(batcher):
+    worker = Worker(blocked=True)
+    made = batcher(worker, max_batch=2)
+    tasks = [ask(made, 0, client="greedy")]
+    await settle()
+    tasks += [ask(made, number, client="greedy") for number in range(1, 7)]
+    tasks += [ask(made, 10, client="modest")]
+    await settle()
+    worker.gate.set()
+    await asyncio.gather(*tasks)
+    assert 10 in worker.batches[1]
+
+
+async def test_a_full_queue_refuses_the_client_that_filled_it(batcher):
+    worker = Worker(blocked=True)
+    made = batcher(worker, queue_limit=3)
+    computing = ask(made, 0, client="greedy")
+    await settle()
+    filling = [ask(made, number, client="greedy") for number in (1, 2, 3)]
+    await settle()
+    with pytest.raises(QueueFullError):
+        await ask(made, 4, client="greedy")
+    modest = ask(made, 5, client="modest")
+    with pytest.raises(QueueFullError):
+        await filling[2]
+    worker.gate.set()
+    answers = await asyncio.gather(computing, *filling[:2], modest)
+    assert [answer.result for answer in answers] == [0, 1, 4, 25]

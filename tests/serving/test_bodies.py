@@ -1,10 +1,16 @@
 import json
+import threading
 
 import pytest
+from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving.bodies import MAX_DEPTH, MalformedError, parse
+from recsys.serving.api.routing import document
+from recsys.serving.bodies import LARGE, MAX_DEPTH, MAX_NAMES, MalformedError, parse, read
+from recsys.serving.schemas.events import EventsBody
+from recsys.serving.schemas.items import ItemBody, UpsertBody
+from recsys.serving.schemas.recommendations import BatchRequest, RecommendationsRequest
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -31,6 +37,7 @@ def test_every_json_value_is_parsed(value, ascii_only):
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested deeper than 64"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "nested deeper than 64"),
         (b"[" * 100_000, "nested deeper than 64"),
+        (b"[" + b"[]," * 100_000 + b"[]]", "more than 100000 objects and lists"),
         (b"[" + b"9" * 5_000 + b"]", "too many digits"),
         (b"{'a': 1}", "at character 1"),
         (b"", "at character 0"),
@@ -47,8 +54,35 @@ def test_the_deepest_that_is_allowed_is_read():
     assert parse(b'["' + b"[" * 1000 + b'"]') == ["[" * 1000]
 
 
-def test_a_name_twice_among_very_many_is_found_in_linear_time():
-    """Counting each name among all of them once took hours for a body like this one."""
-    names = [f'"{i}":0' for i in range(300_000)]
-    with pytest.raises(MalformedError, match="an object has the name '299999' twice"):
-        parse(("{" + ",".join([*names, names[-1]]) + "}").encode())
+def test_an_object_with_very_many_names_is_refused():
+    names = [f'"{i}":0' for i in range(MAX_NAMES + 1)]
+    assert len(parse(("{" + ",".join(names[1:]) + "}").encode())) == MAX_NAMES
+    with pytest.raises(MalformedError, match="an object has more than 256 names"):
+        parse(("{" + ",".join(names) + "}").encode())
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (RecommendationsRequest, {"history": [1] * 2000, "exclude_items": [None] * 2000}),
+        (RecommendationsRequest, {"history": [], **{f"n{i}": 0 for i in range(200)}}),
+        (BatchRequest, {"requests": [{"history": [1] * 2000}] * 100}),
+        (BatchRequest, {"requests": [{}] * 90_000}),
+        (ItemBody, {"attributes": {f"a{i}": [{}] * 400 for i in range(200)}}),
+        (UpsertBody, {"items": [{f"n{i}": 0 for i in range(200)}] * 1000}),
+        (EventsBody, {"events": [{"user": 1}] * 50_000}),
+    ],
+)
+def test_the_number_of_errors_that_are_built_is_bounded(model, body):
+    with pytest.raises(RequestValidationError) as refused:
+        document(json.dumps(body).encode(), model)
+    assert 1 <= len(refused.value.errors()) <= 8 * MAX_NAMES  # an attribute may be of eight types
+
+
+async def test_only_a_large_body_leaves_the_event_loop():
+    here = threading.get_ident()
+    assert await read(lambda body: threading.get_ident(), b"x" * LARGE) == here
+    first, second = [
+        await read(lambda body: threading.get_ident(), b"x" * (LARGE + 1)) for _ in range(2)
+    ]
+    assert first == second != here

@@ -1,9 +1,14 @@
+import asyncio
 from urllib.parse import quote
 
 import pytest
 
+from recsys.serving.errors import ProblemError
 from recsys.serving.limits import RateLimit, network
+from recsys.serving.middleware import BodyLimit
 from recsys.serving.settings import ServingSettings
+
+MAX = 1 << 20
 
 # The bucket
 
@@ -63,6 +68,88 @@ async def test_targets_and_headers_are_limited(client):
     assert (response.status_code, response.json()["code"]) == (431, "headers_too_large")
     response = await client.get("/v1/models", headers={f"x-{i}": "x" for i in range(70)})
     assert response.status_code == 431
+
+
+def test_work_may_leave_a_debt_that_is_paid_first(clock):
+    limit = RateLimit(2.0, 3, clock=clock)
+    assert limit.take("a") == 0
+    assert limit.charge("a", 9.0) == 0  # 7 more than there is
+    assert limit.charge("a", 1.0) == 3.5
+    assert limit.take("a") == 4.0
+    clock.now += 4.0
+    assert limit.take("a") == 0
+
+
+async def test_the_rate_is_one_of_work(settings, recommender, running):
+    slow = settings.model_copy(update={"rate_limit": 0.001, "rate_burst": 10})
+    url, large = "/v1/recommendations", {"history": ["item-1"], "k": 200}
+    async with running(slow, recommender=recommender) as (client, _):
+        for _ in range(2):
+            assert (await client.post(url, json={"history": ["item-1"]})).status_code == 200
+        assert (await client.post(url, json=large)).status_code == 200
+        for _ in range(3):
+            await client.get("/v1/models")
+        assert (await client.get("/v1/models")).status_code == 429
+
+    async with running(slow, recommender=recommender) as (client, _):
+        answer = await client.post(f"{url}/batch", json={"requests": [large] * 5})
+        codes = [one["status"] for one in answer.json()["results"]]
+        assert codes == [200, 200, 429, 429, 429]  # 5.2 units each
+
+
+async def test_large_bodies_are_limited_together_and_for_each_client(settings):
+    def scope(client):
+        return {"type": "http", "headers": [], "state": {"client": client}}
+
+    async def nothing(message):
+        pass
+
+    async def body():
+        return {"type": "http.request", "body": b" " * MAX, "more_body": False}
+
+    gate, held, refused = asyncio.Event(), [], []
+
+    async def app(scope, receive, send):
+        try:
+            await receive()
+        except ProblemError as error:
+            refused.append((scope["state"]["client"], error.code))
+            return
+        held.append(scope["state"]["client"])
+        await gate.wait()
+
+    limit = BodyLimit(app, max_bytes=MAX)
+    names = [*"aaaaaa", *"bbbbbb", "c"]
+    tasks = [asyncio.create_task(limit(scope(name), body, nothing)) for name in names]
+    await asyncio.sleep(0)
+    assert sorted(held) == [*"aaaa", *"bbbb"]
+    assert {code for _, code in refused} == {"queue_full"}
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert not limit._held
+    await limit(scope("c"), body, nothing)
+    assert held[-1] == "c"
+
+
+async def test_two_host_names_are_refused(client):
+    headers = [("host", "localhost"), ("host", "localhost")]
+    response = await client.get("/v1/models", headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "unknown_host")
+
+
+async def test_health_and_metrics_are_answered_by_address(settings, recommender, running):
+    listed = settings.model_copy(update={"allowed_hosts": "shop.example"})
+    async with running(listed, recommender=recommender) as (client, _):
+        for path, host, status in (
+            ("/health/live", "10.1.2.3:8000", 200),
+            ("/health/ready", "pod.internal", 200),
+            ("/metrics", "10.1.2.3:8000", 200),
+            ("/metrics", "[fd00::1]:8000", 200),
+            ("/metrics", "evil.example", 400),
+            ("/v1/models", "10.1.2.3:8000", 400),
+        ):
+            response = await client.get(path, headers={"host": host})
+            assert response.status_code == status, (path, host)
 
 
 async def test_a_foreign_host_name_is_not_answered(client):

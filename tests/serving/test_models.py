@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import shutil
 import weakref
 
@@ -231,6 +232,26 @@ async def test_a_rollback_restores_the_exact_version_or_fails(client, models, ma
     assert first in response.json()["detail"]
     now = (await client.get("/v1/aliases/champion")).json()
     assert (now["version"], now["previous_version"]) == (put["version"], first)
+    assert await answered_by(client) == "one"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_hidden_layers", 10**6), ("intermediate_size", 10**9), ("hidden_size", 10**9)],
+)
+async def test_absurd_sizes_are_refused_without_waiting(
+    client, service, models, name, value, monkeypatch
+):
+    file = models.bundle.parent / "two" / "target" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    monkeypatch.setattr(service._worker, "load", None)  # nothing is allocated
+    async with service.models._changing:  # another change is under way
+        response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    assert code(response) == (409, "bundle_refused")
+    assert f"two/target: config.json: {name} {value} does not fit" in response.json()["detail"]
+    alias = (await client.get("/v1/aliases/champion")).json()
+    assert alias["bundle"] == "one"
+    assert name in alias["refused"]
     assert await answered_by(client) == "one"
 
 

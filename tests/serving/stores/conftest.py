@@ -4,6 +4,7 @@ import os
 import pwd
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -70,6 +71,16 @@ class Postgres:
 
     def stop(self, mode="immediate"):
         self.run("pg_ctl", "stop", *self.how, "-m", mode)
+
+    def freeze(self, how=signal.SIGSTOP):
+        """Stop all processes of the server without ending them, or let them go on."""
+        server = int((self.home / "data" / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        for process in (server, *map(int, children)):
+            os.kill(process, how)
+
+    def thaw(self):
+        self.freeze(signal.SIGCONT)
 
     def empty(self):
         import psycopg

@@ -5,7 +5,8 @@ import pytest
 
 from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Appended, StoreError, user_hash
+from recsys.serving.stores import postgres as postgres_module
+from recsys.serving.stores.records import Appended, StoreAwayError, StoreError, user_hash
 
 
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
@@ -34,6 +35,53 @@ async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opene
         assert [items[0] for items in found if items] == ["before"] * 20
     assert await store.history("ada", 9) == ["before", "immediate", "fast"]
     assert await store.append([event("1", item="before")]) == Appended(duplicates=1)
+
+
+async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event, monkeypatch):
+    monkeypatch.setattr(postgres_module, "CALL_S", 0.3)
+    monkeypatch.setattr(postgres_module, "AWAY_S", 600.0)
+    store = opened(postgres.url)
+    await store.append([event("1")])
+    await asyncio.gather(*(store.history("ada", 9) for _ in range(20)))
+    assert store.reachable
+    tried = []
+    limited = store._limited
+    monkeypatch.setattr(store, "_limited", lambda c: (tried.append(1), limited(c))[1])
+    await asyncio.to_thread(postgres.freeze)
+    try:
+        async with asyncio.timeout(60):
+            with pytest.raises(StoreAwayError):
+                await store.history("ada", 9)
+            before = len(tried)
+            for _ in range(50):
+                with pytest.raises(StoreAwayError, match="did not answer a moment ago"):
+                    await store.history("ada", 9)
+                with pytest.raises(StoreAwayError, match="did not answer a moment ago"):
+                    await store.append([event("lost")])
+        assert len(tried) == before  # not one of them reached the database
+        assert not store.reachable
+    finally:
+        await asyncio.to_thread(postgres.thaw)
+    store._breaker._again_at = 0.0  # the pause is over
+    assert await store.history("ada", 9) == ["x"]
+    assert store.reachable
+
+
+async def test_a_store_closes_while_its_server_hangs(postgres, opened, event, monkeypatch):
+    monkeypatch.setattr(postgres_module, "CALL_S", 0.3)
+    store = opened(postgres.url)
+    await store.append([event("1")])
+    await store.history("ada", 9)
+    await asyncio.to_thread(postgres.freeze)
+    try:
+        calls = [store.append([event("2")]), *(store.history("ada", 9) for _ in range(9))]
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(store.close)
+            assert {type(outcome) for outcome in await waiting} == {StoreAwayError}
+    finally:
+        await asyncio.to_thread(postgres.thaw)
 
 
 async def test_a_restart_between_calls_is_not_noticed(postgres, opened, event):

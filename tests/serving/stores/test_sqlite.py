@@ -297,7 +297,7 @@ async def test_a_failure_after_an_erasure_does_not_undo_it(
     assert await store.events("ada", 9) == []
     assert "after an erasure: database or disk is full" in caplog.text
     assert left_to_do(path)
-    assert store._own_connection().execute("PRAGMA busy_timeout").fetchone() == (30_000,)
+    assert store._own_connection().execute("PRAGMA busy_timeout").fetchone() == (4_000,)
 
 
 async def test_hashes_of_erased_users_are_salted_by_the_migration(path, opened, event):

@@ -1,0 +1,95 @@
+"""FairQueue: waiting work of several clients, of which each gets an equal share.
+
+Start-time fair queueing (Goyal, Vin & Cheng 1996): each client has a line, first come, first
+served. Next is the line that has received the least work since it began. A client that was away
+starts where the others are, so it neither waits behind the backlog of another nor gets back the
+time that it did not use.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+REMEMBERED = 1_000  # clients without waiting work
+
+
+class FairQueue(Generic[T]):
+    """Lines of clients, in which each entry has an amount of work (any unit).
+
+    >>> queue = FairQueue()
+    >>> for n in range(3):
+    ...     queue.push(f"a{n}", "a", 1.0)
+    >>> queue.push("b0", "b", 1.0)
+    >>> [queue.pop() for _ in range(4)]
+    ['a0', 'b0', 'a1', 'a2']
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[tuple[T, float]]] = {}
+        self._received: dict[str, float] = {}
+        self._now = 0.0
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Number of entries."""
+        return self._size
+
+    def heads(self) -> Iterator[T]:
+        """The first entry of each line, which is the oldest of its client."""
+        return (line[0][0] for line in self._lines.values())
+
+    def push(self, entry: T, client: str, work: float) -> None:
+        """Add an entry to the end of the client's line."""
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = deque()
+            self._received[client] = max(self._now, self._received.get(client, 0.0))
+            if len(self._received) > len(self._lines) + REMEMBERED:
+                self._forget()
+        line.append((entry, work))
+        self._size += 1
+
+    def pop(self, fits: Callable[[T], bool] = lambda entry: True) -> T | None:
+        """Take the next entry, among the heads of lines that fit; None if there is none."""
+        fitting = [client for client, line in self._lines.items() if fits(line[0][0])]
+        if not fitting:
+            return None
+        client = min(fitting, key=self._received.__getitem__)
+        entry, work = self._lines[client].popleft()
+        self._now = max(self._now, self._received[client])
+        self._received[client] += work
+        self._left(client)
+        return entry
+
+    def remove(self, entry: T, client: str) -> None:
+        """Take an entry out of a client's line, if it is there."""
+        for place in self._lines.get(client, ()):
+            if place[0] is entry:
+                self._lines[client].remove(place)
+                self._left(client)
+                return
+
+    def crowd_out(self, client: str, work: float) -> T | None:
+        """Take the newest entry of the line with the most work, to make room for a client's work.
+
+        None if that line would be no longer than the client's own.
+        """
+        waiting = {name: sum(w for _, w in line) for name, line in self._lines.items()}
+        longest = max(waiting, key=waiting.__getitem__, default=client)
+        if waiting.get(longest, 0.0) <= waiting.get(client, 0.0) + work:
+            return None
+        entry, _ = self._lines[longest].pop()
+        self._left(longest)
+        return entry
+
+    def _left(self, client: str) -> None:
+        self._size -= 1
+        if not self._lines[client]:
+            del self._lines[client]
+
+    def _forget(self) -> None:
+        """Forget most of the clients that have no entries: those that received the least."""
+        away = sorted(self._received.keys() - self._lines.keys(), key=self._received.__getitem__)
+        for client in away[: -REMEMBERED // 2]:
+            del self._received[client]

@@ -1,0 +1,253 @@
+"""Clients that are slow, idle, many or malformed, over real sockets."""
+
+import asyncio
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from recsys.serving import connections, server
+from recsys.serving.connections import Connections
+
+HEAD = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def echo(scope, receive, send):
+    """Answers with the size of the body."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message["body"])
+        more = message["more_body"]
+    headers = [(b"content-type", b"text/plain")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    body = f"{size} {scope['state']['arrived']:.3f}".encode()
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def listening(settings, app=echo, **options):
+    listener, _ = server.bind("127.0.0.1", 0)
+    made = server.http_server(app, settings.model_copy(update=options), lifespan="off")
+    with listener, made.capture_signals():
+        port = listener.getsockname()[1]
+        task = asyncio.create_task(made.serve(sockets=[listener]))
+        while not made.started:
+            await asyncio.sleep(0.001)
+        found = SimpleNamespace(port=port, server=made, task=task, writers=[])
+        yield found
+        made.should_exit = True
+        for writer in found.writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await task
+
+
+async def connect(found):
+    reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+    found.writers.append(writer)
+    return reader, writer
+
+
+async def rest(reader):
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(60):
+            return await reader.read()
+    return b""
+
+
+async def answer(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+    if headers.get("transfer-encoding") == "chunked":
+        body = await reader.readuntil(b"0\r\n\r\n")
+    else:
+        body = await reader.readexactly(int(headers["content-length"]))
+    return int(head.split()[1]), headers, body
+
+
+async def test_endless_headers_end_the_connection(settings):
+    async with listening(settings) as found:
+        reader, writer = await connect(found)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and sent < 10_000_000:
+                writer.write(b"x-name: value\r\n" * 1_000)
+                await writer.drain()
+                sent += 15_000
+        assert sent < 10_000_000  # what the buffers of both sockets hold
+
+
+async def test_a_head_that_arrives_as_a_whole_is_limited_too(settings):
+    async with listening(settings) as found:
+        reader, writer = await connect(found)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_two_host_headers_are_refused_before_the_application(settings):
+    async with listening(settings) as found:
+        reader, writer = await connect(found)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_idle_connections_are_closed(settings, monkeypatch):
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    async with listening(settings) as found:
+        reader, writer = await connect(found)
+        writer.write(LIVE)
+        assert b"200 OK" in await rest(reader)  # idle after its answer
+        reader, _ = await connect(found)
+        assert await rest(reader) == b""
+
+
+@pytest.mark.parametrize("part", [b"POST /v1/re", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"])
+async def test_a_request_that_arrives_slowly_is_a_408(settings, part):
+    async with listening(settings, deadline_ms=100.0) as found:
+        reader, writer = await connect(found)
+        writer.write(part)
+        head, body = (await rest(reader)).split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(body)["code"] == "request_timeout"
+
+
+async def test_bytes_now_and_then_do_not_prolong_a_request(settings):
+    async with listening(settings, deadline_ms=200.0) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
+        closed = asyncio.create_task(rest(reader))
+        with contextlib.suppress(ConnectionError):
+            while not closed.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.01)
+        assert (await closed).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_the_rest_of_a_refused_body_is_not_awaited_for_ever(settings):
+    async def refuse(scope, receive, send):
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with listening(settings, refuse, deadline_ms=100.0) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + b"Content-Length: 100000\r\n\r\n{")
+        assert (await rest(reader)).count(b"HTTP/1.1") == 1
+
+
+async def test_the_application_learns_when_the_first_byte_arrived(settings):
+    async with listening(settings) as found:
+        reader, writer = await connect(found)
+        loop = asyncio.get_running_loop()
+        for _ in range(2):  # of each request of a connection
+            writer.write(HEAD[:20])
+            await asyncio.sleep(0.05)
+            before = loop.time()
+            writer.write(HEAD[20:] + b"Content-Length: 2\r\n\r\n{}")
+            status, _, body = await answer(reader)
+            assert status == 200
+            assert float(body.split()[-1].split(b"\r\n")[0]) < before
+
+
+async def test_a_body_in_very_many_pieces_is_refused(settings):
+    async with listening(settings) as found:
+        for size, pieces, status in ((1, 3_000, 400), (100, 3_000, 200), (1, 900, 200)):
+            reader, writer = await connect(found)
+            piece = b"%x\r\n%s\r\n" % (size, b" " * size)
+            end = b"0\r\n\r\n"
+            writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + piece * pieces + end)
+            assert int((await reader.readline()).split()[1]) == status, (size, pieces)
+
+
+async def test_idle_connections_make_room_for_a_new_one(settings):
+    async with listening(settings, max_connections=8) as found:
+        for _ in range(40):
+            await connect(found)
+        reader, writer = await connect(found)
+        writer.write(LIVE)
+        assert (await answer(reader))[0] == 200
+        assert len(found.server.server_state.connections) <= 8
+
+
+async def test_keep_alive_clients_are_told_at_shutdown(settings):
+    gate = asyncio.Event()
+
+    async def slow(scope, receive, send):
+        if scope["path"] == "/slow":
+            await gate.wait()
+        await echo(scope, receive, send)
+
+    async with listening(settings, slow) as found:
+        idle, under_way = [await connect(found) for _ in range(2)]
+        idle[1].write(LIVE)
+        assert "connection" not in (await answer(idle[0]))[1]
+        under_way[1].write(LIVE.replace(b"/health/live", b"/slow"))
+        await asyncio.sleep(0.05)
+        found.server.should_exit = True
+        await asyncio.sleep(0.2)  # uvicorn looks every 0.1 s
+        gate.set()
+        idle[1].write(LIVE)
+        for reader, _ in (idle, under_way):
+            status, headers, _ = await answer(reader)
+            assert (status, headers["connection"]) == (200, "close")
+        await found.task
+
+
+class Fake:
+    def __init__(self, address):
+        self.address, self.aborted = address, False
+        self.transport = self
+
+    def abort(self):
+        self.aborted = True
+
+
+def test_the_address_with_most_connections_gives_way():
+    limits = Connections(8, trusted="proxy")
+    crowd = [Fake("proxy") for _ in range(7)]
+    other = Fake("other")
+    assert all(limits.add(one) for one in [other, *crowd])
+    limits.waits(crowd[0], False)
+    new = Fake("new")
+    assert limits.add(new)
+    assert [one.aborted for one in crowd] == [False, True, *[False] * 5]
+    assert not other.aborted
+    assert len(limits) == 8
+
+
+def test_an_address_has_a_quarter_of_the_connections():
+    limits = Connections(8, trusted="proxy")
+    mine = [Fake("a") for _ in range(3)]
+    assert [limits.add(one) for one in mine] == [True] * 3
+    assert [one.aborted for one in mine] == [True, False, False]
+    for one in mine[1:]:
+        limits.waits(one, False)  # both are being answered
+    assert not limits.add(Fake("a"))
+    assert all(limits.add(Fake("proxy")) for _ in range(6))
+    limits.remove(mine[1])
+    limits.remove(mine[1])
+    assert limits.add(Fake("a"))
+
+
+def test_a_full_server_refuses_a_connection_if_all_are_answered():
+    limits = Connections(2, trusted="*")
+    for one in (busy := [Fake("a"), Fake("b")]):
+        assert limits.add(one)
+        limits.waits(one, False)
+    assert not limits.add(Fake("c"))
+    limits.waits(busy[0], True)
+    assert limits.add(Fake("c"))
+    assert busy[0].aborted
+
+
+def test_the_limit_of_open_files_bounds_the_connections(monkeypatch):
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (300, 300))
+    assert Connections(1000, "").most == (300 - connections.OWN_FILES) // 2

@@ -1,0 +1,126 @@
+"""Every request has a deadline that starts at its first byte, and a place in a bounded queue."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from recsys.serving import catalog_changes
+from recsys.serving.api.recommendations import AT_ONCE
+from recsys.serving.api.routes import ROUTES
+
+URL = "/v1/recommendations"
+UNHURRIED = {("PUT", "/v1/aliases/{name}"), ("POST", "/v1/aliases/{name}/rollback")}
+
+
+@pytest.fixture
+async def hurried(settings, recommender, running):
+    short = settings.model_copy(update={"deadline_ms": 300.0})
+    async with running(short, recommender=recommender) as found:
+        yield found
+
+
+async def call(client, method, path, pieces=(b"",), *, ago=0.0, ends=True):
+    """Send a request whose first byte arrived some seconds ago; it `ends` after the last piece."""
+    pieces = list(pieces)
+    status, answer = [], b""
+
+    async def receive():
+        if pieces:
+            return {
+                "type": "http.request",
+                "body": pieces.pop(0),
+                "more_body": bool(pieces) or not ends,
+            }
+        return await asyncio.Event().wait()
+
+    async def send(message):
+        nonlocal answer
+        if message["type"] == "http.response.start":
+            status.append(message["status"])
+        answer += message.get("body", b"")
+
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+        "root_path": "", "scheme": "http", "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "state": {"arrived": asyncio.get_running_loop().time() - ago},
+    }  # fmt: skip
+    await client._transport.app(scope, receive, send)
+    return status[0], json.loads(answer)
+
+
+def test_few_routes_have_no_deadline():
+    found = {
+        (method, route.path_format)
+        for route in ROUTES
+        for method in route.methods
+        if getattr(route.endpoint, "unhurried", False)
+    }
+    assert found == UNHURRIED
+
+
+async def test_the_deadline_counts_from_the_first_byte(client, recommender):
+    body = json.dumps({"history": ["item-1"]}).encode()
+    status, answer = await call(client, "POST", URL, [body], ago=5.1)
+    assert (status, answer["code"]) == (504, "deadline_exceeded")
+    status, answer = await call(client, "POST", URL, [body], ago=1)
+    assert status == 200
+    assert recommender.batches == [1]
+
+
+async def test_a_body_that_does_not_end_is_not_awaited_for_ever(hurried):
+    client, _ = hurried
+    status, answer = await call(client, "POST", URL, [b" "], ends=False)
+    assert (status, answer["code"]) == (504, "deadline_exceeded")
+
+
+async def test_an_evaluation_that_takes_long_ends_at_the_deadline(hurried, monkeypatch):
+    client, service = hurried
+    free = threading.Event()
+    monkeypatch.setattr(service, "_evaluations", lambda bundle: free.wait(60) and "{}")
+    response = await client.get("/v1/evaluation")
+    free.set()
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+
+
+async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
+    client, service = hurried
+    free, upsert = threading.Event(), recommender.upsert
+    recommender.upsert = lambda items: free.wait(60) and upsert(items)
+    response = await client.put("/v1/items/new", json={"like": "item-1"})
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+    free.set()
+    await until(lambda: not service.catalog_changes._changes)
+    assert (await client.get("/v1/items/new")).status_code == 200
+    assert (await service.store.journal(catalog_changes.JOURNAL)).records  # it is durable too
+
+
+async def test_changes_of_the_catalog_are_bounded(hurried, recommender, monkeypatch, until):
+    client, service = hurried
+    monkeypatch.setattr(catalog_changes, "MAX_CHANGES", 2)
+    free, upsert = threading.Event(), recommender.upsert
+    recommender.upsert = lambda items: free.wait(60) and upsert(items)
+    asked = [client.put(f"/v1/items/n{i}", json={"like": "item-1"}) for i in range(4)]
+    codes = sorted(answer.json()["code"] for answer in await asyncio.gather(*asked))
+    assert codes == ["deadline_exceeded"] * 2 + ["queue_full"] * 2
+    free.set()
+    await until(lambda: not service.catalog_changes._changes)
+
+
+async def test_a_batch_enters_the_queue_one_by_one(client, service, recommender, until):
+    recommender.gate.clear()
+    requests = [{"history": [f"item-{i}"], "k": 2} for i in range(60)]
+    asked = asyncio.create_task(client.post(f"{URL}/batch", json={"requests": requests}))
+    await until(lambda: recommender.busy)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert service.models.waiting <= AT_ONCE
+    recommender.gate.set()
+    results = (await asked).json()["results"]
+    assert max(recommender.batches) <= AT_ONCE
+    for i, result in enumerate(results):
+        assert result["status"] == 200, result
+        found = [item["item_id"] for item in result["answer"]["items"]]
+        assert found == recommender.expected([f"item-{i}"], 2)
