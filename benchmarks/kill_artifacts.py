@@ -1,4 +1,4 @@
-"""Kill processes that write artifacts, keys and events: is anything lost, and does all start?
+"""Kill processes that write artifacts, keys, events, snapshots: is anything lost, does all start?
 
     python benchmarks/kill_artifacts.py --kills 200
 
@@ -14,6 +14,11 @@ at a random line of the code that writes. The kinds of rounds take turns:
 - `erasures`: a writer appends events of users and erases some. Lost is an acknowledged event of
   another user. Left is the id of an erased user in the bytes of the file or its log after the next
   start.
+- `snapshot`: one process appends events, another replaces a snapshot of the store. Lost is a
+  snapshot that cannot be restored, or that has not what was acknowledged before it began.
+- `restore`: a writer restores a snapshot into an empty store, and another one over it. Lost is a
+  store that is neither as before nor as the snapshot, that is older than acknowledged, or that has
+  no keys.
 
 In the other kinds, left are temporary files after the next change. After each kill the next round
 continues with the same files, as after a crash.
@@ -25,12 +30,13 @@ import argparse
 import asyncio
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -41,17 +47,28 @@ from kill_store import check, kill_once
 from recsys import artifacts, locks
 from recsys.artifacts import verify, write_artifact
 from recsys.errors import LockedError, RecsysError
-from recsys.serving import auth
+from recsys.serving import auth, snapshots
 from recsys.serving.auth import Keyring
-from recsys.serving.stores import open_store
+from recsys.serving.snapshots import restore_snapshot, write_snapshot
+from recsys.serving.stores import open_store, store
 from recsys.serving.stores.records import Event, content_digest
 
 Report = Callable[..., None]
-TRACED = {artifacts.__file__, auth.__file__, locks.__file__}
+TRACED = {artifacts.__file__, auth.__file__, locks.__file__, snapshots.__file__, store.__file__}
 # Kinds of random lines: of all (a bit more than writing an artifact executes), and of the functions
 # in which files change their places.
 ALL_LINES, MOVES = 800, 40
-MOVING = {"_replace", "_exchange", "_restore_old", "_write", "mark", "locked", "_acquire"}
+MOVING = {
+    "_replace",
+    "_exchange",
+    "_restore_old",
+    "_write",
+    "mark",
+    "locked",
+    "_acquire",
+    "load",
+    "write_snapshot",
+}
 SECONDS = 0.3
 
 
@@ -75,7 +92,11 @@ def die_at_some_line() -> None:
 
 
 def killed(
-    work: Callable[[str, Report], None], round_: int, writers: int, *, by_line: bool = True
+    work: Callable[[str, Report], None],
+    round_: int,
+    writers: int,
+    *,
+    by_line: Collection[int] = range(3),
 ) -> list[list[str]]:
     """Run writers and kill each; returns the words that they reported, in order.
 
@@ -83,12 +104,13 @@ def killed(
         work: called with the writer's name, and a function that reports words.
         round_: number of the round.
         writers: number of processes.
-        by_line: kill some of them at a line, for work in the main thread.
+        by_line: writers, by number, of which some are killed at a line: those whose work is in the
+            main thread.
     """
     receiving, sending = os.pipe()
     children = []
     for number in range(writers):
-        lines = by_line and random.random() < 0.5
+        lines = number in by_line and random.random() < 0.5
         seed = random.random()
         child = os.fork()
         if child == 0:
@@ -259,7 +281,7 @@ class Erasures:
 
     def round(self, round_: int) -> Counter[str]:
         """Kill the writers once and count what is wrong."""
-        words = killed(self.work, round_, 1, by_line=False)
+        words = killed(self.work, round_, 1, by_line=())
         acknowledged = {line[1] for line in words if line[0] == "ack"}
         erased = {line[1] for line in words if line[0] == "erased"}
 
@@ -283,6 +305,140 @@ class Erasures:
         )
 
 
+class Snapshots:
+    """Replaces a snapshot of a store while events are appended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, folder / "out" / "snapshot.zip"
+        self.file.parent.mkdir()
+        self.write()
+
+    def write(self) -> None:
+        """Replace the snapshot."""
+        opened = open_store(self.folder / "histories.db")
+        try:
+            write_snapshot(opened, self.file)
+        finally:
+            opened.close()
+
+    def work(self, name: str, report: Report) -> None:
+        """The life of the writer, or of the process that makes snapshots."""
+
+        async def append() -> None:
+            opened = open_store(self.folder / "histories.db")
+            for n in count():
+                user = f"{name}-{n}"
+                report("try", user)
+                await opened.append([_event(f"{user}-{i}", user) for i in range(20)])
+                report("ack", user)
+
+        if name.endswith("-0"):
+            asyncio.run(append())
+        for n in count():
+            report("begin", f"{name}-{n}")
+            self.write()
+            report("written", f"{name}-{n}")
+
+    def round(self, round_: int) -> Counter[str]:
+        """Kill both once and count what is wrong."""
+        words = killed(self.work, round_, 2, by_line=[1])
+        done = [place for word, place in words if word == "written"]
+        began = words.index(["begin", done[-1]]) if done else 0
+        expected = {user for word, user in words[:began] if word == "ack"}
+        target = self.folder / "restored.db"
+        try:
+            users = _restored(self.file, target)
+            lost = len(expected - users.keys()) + sum(found != 20 for found in users.values())
+        except RecsysError as error:
+            print(f"round {round_}: {error}")
+            lost = 1
+        for file in self.folder.glob("restored.db*"):
+            file.unlink()
+        self.write()  # clears away what the dead left
+        return Counter(
+            acknowledged=len(done) + sum(word == "ack" for word, _ in words),
+            unanswered=sum(word in ("try", "begin") for word, _ in words)
+            - len(done) - sum(word == "ack" for word, _ in words),
+            lost=lost,
+            left=int([file.name for file in self.file.parent.iterdir()] != [self.file.name]),
+        )  # fmt: skip
+
+
+class Restores:
+    """Restores a snapshot into an empty store, then another one over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        auth.create(folder / "keys.json", "first", "admin")
+        opened = open_store(folder / "histories.db")
+        for user in ("one", "two"):
+            events = [_event(f"{user}-{i}", user) for i in range(200)]
+            asyncio.run(opened.append(events))
+            write_snapshot(opened, folder / f"{user}.zip", folder / "keys.json")
+        opened.close()
+
+    def restore(self, place: Path, user: str) -> None:
+        """Restore the snapshot that has this user as its last one."""
+        opened = open_store(place / "store.db")
+        try:
+            snapshot = self.folder / f"{user}.zip"
+            restore_snapshot(opened, snapshot, place / "keys.json", replace=user == "two")
+        finally:
+            opened.close()
+
+    def work(self, name: str, report: Report) -> None:
+        """A writer's life."""
+        for n in count():
+            place = self.folder / f"at-{name}-{n}"
+            for user in ("one", "two"):
+                report("try", str(place), user)
+                self.restore(place, user)
+                report("ack", str(place), user)
+
+    def round(self, round_: int) -> Counter[str]:
+        """Kill the writer once and count what is wrong."""
+        words = killed(self.work, round_, 1)
+        wrong = left = 0
+        for place in {line[1] for line in words}:
+            tried = {user for word, where, user in words if (word, where) == ("try", place)}
+            done = {user for word, where, user in words if (word, where) == ("ack", place)}
+            found = _users(Path(place) / "store.db")
+            states: list[dict[str, int]] = [{}, {"one": 200}, {"one": 200, "two": 200}]
+            wrong += found not in states[len(done) : len(tried) + 1]
+            wrong += bool(found) and not (Path(place) / "keys.json").exists()
+            self.restore(Path(place), "two")
+            wrong += _users(Path(place) / "store.db") != states[2]
+            names = {file.name for file in Path(place).iterdir()}
+            left += not names <= {"store.db", "keys.json", ".keys.json.in-use"}
+            shutil.rmtree(place)
+        acknowledged = sum(line[0] == "ack" for line in words)
+        return Counter(
+            acknowledged=acknowledged,
+            unanswered=len(words) - 2 * acknowledged,
+            lost=wrong,
+            left=left,
+        )
+
+
+def _restored(snapshot: Path, place: Path) -> dict[str, int]:
+    """Restore a snapshot into a new store and count the events of each user."""
+    opened = open_store(place)
+    try:
+        restore_snapshot(opened, snapshot)
+    finally:
+        opened.close()
+    return _users(place)
+
+
+def _users(place: Path) -> dict[str, int]:
+    """Number of events of each user of a store."""
+    opened = open_store(place)
+    try:
+        return Counter(event.user for event in opened.export())
+    finally:
+        opened.close()
+
+
 def _event(event_id: str, user: str) -> Event:
     return Event(event_id, user, "item", "view", 1, digest=content_digest(event_id))
 
@@ -296,7 +452,7 @@ def main() -> int:
     random.seed(options.seed)
     totals: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        places = [Path(folder) / str(n) for n in range(5)]
+        places = [Path(folder) / str(n) for n in range(7)]
         for place in places:
             place.mkdir()
         kinds: dict[str, Any] = {
@@ -305,6 +461,8 @@ def main() -> int:
             "keys": Keys(places[2]),
             "events": Events(places[3]),
             "erasures": Erasures(places[4]),
+            "snapshot": Snapshots(places[5]),
+            "restore": Restores(places[6]),
         }
         for round_ in range(options.kills):
             name = list(kinds)[round_ % len(kinds)]

@@ -14,14 +14,17 @@ import hmac
 import json
 import logging
 import os
+import pwd
 import re
 import secrets
+import socket
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,11 +38,15 @@ FORMAT_VERSION = 1
 CHECK_INTERVAL_S = 1.0
 LOCK_WAIT_S = 10.0
 WITHOUT_KEYS = "to serve this machine without keys, set serve.keys to null (--set serve.keys=null)"
+KEPT_CHANGES = 200
+Change = dict[str, Any]
+_DURATION = re.compile(r"([1-9]\d{0,3})([dh])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 logger = logging.getLogger("recsys.serving.auth")
+audit = logging.getLogger("recsys.serving.audit")
 
 
 class Scope(IntEnum):
@@ -56,11 +63,15 @@ class Scope(IntEnum):
         return self.name.lower()
 
 
-def requires(scope: Scope) -> Callable[[EndpointT], EndpointT]:
-    """Declare the scope that a route's endpoint needs; put it below the route's own decorator."""
+def requires(scope: Scope, *, audited: bool = True) -> Callable[[EndpointT], EndpointT]:
+    """Declare the scope that a route's endpoint needs; put it below the route's own decorator.
+
+    Changes that need more than `read` are `audited`, unless the route says otherwise.
+    """
 
     def declare(endpoint: EndpointT) -> EndpointT:
         endpoint.scope = scope  # type: ignore[attr-defined]
+        endpoint.audited = audited  # type: ignore[attr-defined]
         return endpoint
 
     return declare
@@ -71,28 +82,45 @@ def scope_of(endpoint: Callable[..., Any]) -> Scope:
     return getattr(endpoint, "scope", Scope.ADMIN)
 
 
+def is_audited(endpoint: Callable[..., Any], method: str) -> bool:
+    """Whether a request is written to the audit log."""
+    changes = method not in ("GET", "HEAD", "OPTIONS") and scope_of(endpoint) >= Scope.WRITE
+    return changes and getattr(endpoint, "audited", True)
+
+
 @dataclass(frozen=True)
 class Key:
-    """A key as the file holds it: the hash of the whole key, and its date in ISO 8601."""
+    """A key as the file holds it: the hash of the whole key, and its dates in ISO 8601."""
 
     name: str
     scope: str
     sha256: str
     created: str
+    expires: str | None = None
 
     @property
     def may(self) -> Scope:
         """The scope as a number."""
         return Scope[self.scope.upper()]
 
+    @property
+    def is_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and datetime.now(UTC) >= datetime.fromisoformat(
+            self.expires
+        )
 
-def create(file: Path, name: str, scope: str) -> str:
+
+def create(file: Path, name: str, scope: str, expires: str | None = None) -> str:
     """Create a key and add it to the file (mode 0600), which is created if needed.
+
+    It can be used for the time `expires`, as `90d` or `12h`, or without limit.
 
     Returns the key itself, which is stored nowhere and cannot be shown again.
 
     Raises:
-        ConfigError: the name is taken or malformed, the scope is unknown, or the file is malformed.
+        ConfigError: the name is taken or malformed, the scope or the time is unknown, or the file
+            is malformed.
         LockedError: another process has been changing the file for `LOCK_WAIT_S` seconds.
     """
     if not _NAME.fullmatch(name):
@@ -100,14 +128,16 @@ def create(file: Path, name: str, scope: str) -> str:
     if scope not in [s.word for s in Scope if s is not Scope.PUBLIC]:
         raise ConfigError(f"scope {scope!r} is not read, write or admin")
     secret = PREFIX + secrets.token_urlsafe(32)
-    created = datetime.now(UTC).isoformat(timespec="seconds")
+    now = datetime.now(UTC).replace(microsecond=0)
+    until = None if expires is None else (now + _duration(expires)).isoformat()
+    key = Key(name, scope, _digest(secret), now.isoformat(), until)
     with _changing(file) as place:
         keys = read(place) if place.exists() else []
         if any(key.name == name for key in keys):
             raise ConfigError(
                 f"{file}: there is a key {name!r} already; revoke it or choose another name"
             )
-        _write(place, [*keys, Key(name, scope, _digest(secret), created)])
+        _write(place, [*keys, key], _change("create key", key))
         mark(file)
     return secret
 
@@ -126,8 +156,27 @@ def revoke(file: Path, name: str) -> None:
         if len(left) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
             raise ConfigError(f"{file}: there is no key {name!r}; known: {known}")
-        _write(place, left)
+        _write(place, left, *(_change("revoke key", key) for key in keys if key not in left))
         mark(file)
+
+
+def restore(file: Path, content: bytes) -> bool:
+    """Write a file of keys from a snapshot, unless there is one; returns whether it was written.
+
+    An existing file is kept: keys that were revoked since the snapshot shall stay revoked.
+
+    Raises:
+        ConfigError: the content is not a file of keys, or the place cannot be written.
+        LockedError: as `create`.
+    """
+    keys = _parse(file, content)
+    with _changing(file) as place:
+        if place.exists():
+            return False
+        restored = [_change("restore key", key) for key in keys]
+        _write(place, keys, *restored)
+        mark(file)
+    return True
 
 
 def marker(file: Path) -> Path:
@@ -161,7 +210,7 @@ def _parse(file: Path, content: bytes) -> list[Key]:
             raise ValueError(f"version {document['version']!r} is not {FORMAT_VERSION}")
         keys = [Key(**entry) for entry in document["keys"]]
         for key in keys:
-            _ = key.may, bytes.fromhex(key.sha256)
+            _ = key.may, bytes.fromhex(key.sha256), key.is_expired
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
     return keys
@@ -202,9 +251,18 @@ def _temporary(file: Path) -> str:
     return f".{file.name}~"
 
 
-def _write(file: Path, keys: Sequence[Key]) -> None:
-    """Replace the file atomically, so that a reader sees the old one or the new one."""
-    document = {"version": FORMAT_VERSION, "keys": [asdict(key) for key in keys]}
+def _write(file: Path, keys: Sequence[Key], *changes: Change) -> None:
+    """Replace the file atomically, so that a reader sees the old one or the new one.
+
+    The file keeps its last changes, for the audit log of the services that read it.
+    """
+    before = _changes(file.read_bytes()) if file.exists() else []
+    document = {
+        "version": FORMAT_VERSION,
+        # without `expires` as earlier versions can read it
+        "keys": [{n: v for n, v in asdict(key).items() if v is not None} for key in keys],
+        "changes": [*before, *changes][-KEPT_CHANGES:],
+    }
     like = file if file.exists() else file.parent
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=_temporary(file))  # 0600
     try:
@@ -228,6 +286,42 @@ def mark(file: Path) -> None:
         _hand_over(place, file.parent)
 
 
+def _change(action: str, key: Key) -> Change:
+    """What is changed now, and by which user of this machine."""
+    by = os.environ.get("SUDO_USER")
+    if by is None:
+        with suppress(KeyError):  # a user without a name, as in a container
+            by = pwd.getpwuid(os.getuid()).pw_name
+    return {
+        "id": uuid.uuid4().hex,
+        "changed": datetime.now(UTC).isoformat(timespec="seconds"),
+        "action": action,
+        "key": key.name,
+        "scope": key.scope,
+        "expires": key.expires,
+        "by": by or f"uid {os.getuid()}",
+        "host": socket.gethostname(),
+    }
+
+
+def _changes(content: bytes) -> list[Change]:
+    """The changes that a file of keys tells of; those that are malformed are left out."""
+    with suppress(ValueError, AttributeError):
+        found = json.loads(content).get("changes")
+        if isinstance(found, list):
+            return [
+                one for one in found if isinstance(one, dict) and isinstance(one.get("id"), str)
+            ]
+    return []
+
+
+def _duration(text: str) -> timedelta:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"expires {text!r} is not a number of days or hours, such as 90d or 12h")
+    return timedelta(**{{"d": "days", "h": "hours"}[found[2]]: int(found[1])})
+
+
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
@@ -249,12 +343,13 @@ class Keyring:
                 f"keys {file}: there is no key in it; make one with `recsys keys create`, or, "
                 + WITHOUT_KEYS
             )
+        self._reported = {change["id"] for change in _changes(self._seen)}
         with suppress(OSError):  # a file of a secret may lie in a folder that is read-only
             mark(file)
         self._checked = time.monotonic()
 
     def find(self, secret: str) -> Key | None:
-        """Find the key with this secret, or None.
+        """Find the key with this secret, or None; an expired one is not found.
 
         All keys are compared, each in constant time, so that the duration reveals nothing.
         """
@@ -264,7 +359,7 @@ class Keyring:
         for key in self._keys:
             if hmac.compare_digest(shown, key.sha256):
                 found = key
-        return found
+        return None if found is None or found.is_expired else found
 
     def _reread_if_changed(self) -> None:
         now = time.monotonic()
@@ -279,6 +374,11 @@ class Keyring:
             if self._seen != before:
                 self._keys = _parse(self._file, self._seen)
                 logger.info("keys", extra={"fields": {"keys": len(self._keys)}})
+                changes = {change["id"]: change for change in _changes(self._seen)}
+                for name, change in changes.items():
+                    if name not in self._reported:
+                        audit.info("change", extra={"fields": change})
+                self._reported |= changes.keys()
         except ConfigError as error:
             if self._seen != before:
                 logger.error("keys not read again: %s", error)

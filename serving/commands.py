@@ -99,6 +99,9 @@ def create_key(
     scope: Annotated[
         str, typer.Option(help="read, write or admin; each includes the former.")
     ] = "read",
+    expires: Annotated[
+        str | None, typer.Option(help="How long it can be used: 90d or 12h (default: no limit).")
+    ] = None,
     file: KeysFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -113,13 +116,15 @@ def create_key(
     from recsys.serving import auth
 
     place = _keys_file(file, config).absolute()
-    typer.echo(auth.create(place, name, scope))
-    say(f"Key {name} ({scope}) is in {place}, as a hash. Send it as 'Authorization: Bearer KEY'.")
+    typer.echo(auth.create(place, name, scope, expires))
+    limit = f", for {expires}" if expires else ""
+    say(f"Key {name} ({scope}{limit}) is in {place}, as a hash.")
+    say("Send it as 'Authorization: Bearer KEY'.")
 
 
 @keys.command("list")
 def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """List names, scopes and dates of the keys.
+    """List names, scopes and dates of the keys: of their creation and, if any, of their end.
 
     Example: recsys keys list
     """
@@ -129,11 +134,13 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
 
     found = auth.read(_keys_file(file, config))
     if as_json:
-        rows = [{"name": k.name, "scope": k.scope, "created": k.created} for k in found]
+        fields = ("name", "scope", "created", "expires")
+        rows = [{field: getattr(key, field) for field in fields} for key in found]
         typer.echo(json.dumps(rows))
         return
     for key in found:
-        typer.echo(f"{key.name}\t{key.scope}\t{key.created}")
+        end = f"\t{'expired' if key.is_expired else 'until'} {key.expires}" if key.expires else ""
+        typer.echo(f"{key.name}\t{key.scope}\t{key.created}{end}")
 
 
 @keys.command("revoke")

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from recsys.serving import logs
+from recsys.serving import audit, logs
 from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Keyring, Scope, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
@@ -149,6 +149,7 @@ class RequestContext:
         }
         fields |= {name: state[name] for name in ("problem", "key") if name in state}
         access.info("request", extra={"fields": fields})
+        audit.record(scope, status)
         self.metrics.in_flight.dec()
         label = method if method in METHODS else "OTHER"
         self.metrics.http_requests.labels(label, template, str(status)).inc()
@@ -219,7 +220,7 @@ class Guard:
             detail = (
                 "Send 'Authorization: Bearer rk_...' with a key of this service."
                 if shown is None
-                else "The key is not one of this service's; it may have been revoked."
+                else "The key is not one of this service's; it may be revoked or expired."
             )
             raise ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
         if route is None or scope["method"] not in scope["state"]["methods"]:

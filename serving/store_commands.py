@@ -10,6 +10,7 @@ import typer
 from recsys.options import ConfigFile, Name, Overrides
 
 if TYPE_CHECKING:  # the command loads these when it runs
+    from recsys.serving.settings import ServingSettings
     from recsys.serving.stores.store import Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -17,11 +18,14 @@ Location = Annotated[
     str | None,
     typer.Option("--store", help="Path or URL of the store (default: serve.store)."),
 ]
+KeysFile = Annotated[
+    Path | None, typer.Option("--keys", help="File of API keys (default: serve.keys).")
+]
 
 
 @app.callback()
 def _store() -> None:
-    """Export the service's events to a file, and import them."""
+    """Snapshot and restore the service's store; export and import its events."""
 
 
 @app.command("export")
@@ -76,13 +80,82 @@ def import_(
     )
 
 
+@app.command("snapshot")
+def snapshot(
+    file: Annotated[Path, typer.Argument(help="File to write or replace, for example shop.zip.")],
+    store: Location = None,
+    keys: KeysFile = None,
+    name: Name = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Write the whole store and the hashes of the keys to one file. The service may be running.
+
+    Example: recsys store snapshot backup.zip
+    """
+    from recsys.serving.snapshots import write_snapshot
+
+    place = keys or _settings(store, name, config, set_).keys
+    opened = _open(store, name, config, set_)
+    try:
+        count = write_snapshot(opened, file, place)
+    finally:
+        opened.close()
+    typer.echo(f"{count} events and {'the' if place else 'no'} keys are in {file}")
+
+
+@app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(help="File of `snapshot`.")],
+    store: Location = None,
+    keys: KeysFile = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Lose what the store has, except its erasures.")
+    ] = False,
+    name: Name = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Fill an empty store from a snapshot: all of it or nothing.
+
+    Keys are written if there are none. Restart a service that has the store open.
+
+    Example: recsys store restore backup.zip --store postgresql://localhost/shop
+    """
+    from recsys.serving.settings import default_keys
+    from recsys.serving.snapshots import restore_snapshot
+
+    settings = _settings(store, name, config, set_)
+    is_chosen = "keys" in settings.model_fields_set
+    place = keys or (settings.keys if is_chosen else default_keys())
+    opened = _open(store, name, config, set_)
+    try:
+        done = restore_snapshot(opened, file, place, replace=replace)
+    finally:
+        opened.close()
+    typer.echo(
+        f"{done.events} events of {done.created} restored, {done.left_out} of erased users left out"
+        + (f"; keys are in {place}" if done.keys else "; keys were not written")
+    )
+
+
+def _settings(
+    store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
+) -> ServingSettings:
+    from recsys.serving.settings import ServingSettings
+
+    # keys may be missing before they are restored
+    return ServingSettings.load(
+        config, overrides or (), name=name, store=store, insecure_listen=True
+    )
+
+
 def _open(
     store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
 ) -> Store:
-    from recsys.serving.settings import ServingSettings
     from recsys.serving.stores import open_store
 
-    settings = ServingSettings.load(config, overrides or (), name=name, store=store)
+    settings = _settings(store, name, config, overrides)
     return open_store(
         settings.store,
         history_cache=settings.history_cache,

@@ -13,6 +13,7 @@ from recsys.serving.api.routing import (
     json_response,
     while_connected,
 )
+from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
@@ -52,8 +53,9 @@ async def browse_items(
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
 @requires(Scope.WRITE)
-async def upsert_items(body: UpsertBody, service: Ready) -> Response:
+async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Response:
     """Add or replace items, all or none; from the response on they can be recommended."""
+    note(request.scope, item_ids=[item.item_id for item in body.items])
     epoch, items = await service.catalog_changes.upsert(body.items)
     return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
 

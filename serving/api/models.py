@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from recsys.serving.api.routing import (
     BODY,
@@ -14,6 +14,7 @@ from recsys.serving.api.routing import (
     json_response,
     unhurried,
 )
+from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.models import UnknownModelError
@@ -61,11 +62,14 @@ async def get_alias(name: PathAlias, service: Ready) -> Response:
 )
 @requires(Scope.ADMIN)
 @unhurried
-async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) -> Response:
+async def put_alias(
+    name: PathAlias, body: AliasBody, request: Request, service: Ready, by: By
+) -> Response:
     """Let an alias stand for a bundle, which is loaded while the old one answers.
 
     Its standing rules stay, unless `rules` sets others; without `bundle` its bundle stays.
     """
+    note(request.scope, bundle=body.bundle, rules=body.rules)
     models, rules = service.models, service.rules
     if body.bundle is not None and not body.wait:
         return json_response(models.put_later(name, body.bundle), 202)

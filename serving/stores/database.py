@@ -19,6 +19,7 @@ from recsys.serving.stores.records import StoreAwayError, StoreError
 logger = logging.getLogger("recsys.serving.stores")
 SCHEMA_VERSION = 4
 STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
+LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 
 
 class Database(ABC):
@@ -126,7 +127,8 @@ class Database(ABC):
         if version > SCHEMA_VERSION:
             raise StoreError(
                 f"{self.place}: schema {version} is newer than this program's {SCHEMA_VERSION}; "
-                "upgrade recsys"
+                "upgrade recsys, or go back to the snapshot from before the upgrade with "
+                "`recsys store restore SNAPSHOT --store EMPTY_STORE`"
             )
         for number in range(version + 1, SCHEMA_VERSION + 1):
             for statement in self.migrations[number]:

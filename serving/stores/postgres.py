@@ -205,10 +205,28 @@ class PostgresStore(Store):
             raise RaceError from error
         return int(cursor.rowcount)
 
-    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
-        with cursor.copy(f"COPY events ({', '.join(EVENT_COLUMNS)}) FROM STDIN") as copy:
+    def _bulk(
+        self,
+        cursor: Any,
+        rows: Iterable[Sequence[Any]],
+        table: str = "events",
+        columns: Sequence[str] = EVENT_COLUMNS,
+    ) -> None:
+        # Other than INSERT, COPY accepts ids for identity columns.
+        with cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
+
+    def _exclude_writers(self, cursor: Any) -> None:
+        # Every transaction that writes reads `state` first.
+        cursor.execute("LOCK TABLE state IN ACCESS EXCLUSIVE MODE")
+
+    def _continue_ids(self, cursor: Any, table: str) -> None:
+        # Never back: a rollback would not undo it, and then new rows would get ids of old ones.
+        sequence = f"pg_get_serial_sequence('{table}', 'id')"
+        cursor.execute(
+            f"SELECT setval({sequence}, greatest(max(id), nextval({sequence}))) FROM {table}"  # noqa: S608
+        )
 
     def _is_lost(self, connection: Any) -> bool:
         return bool(connection.closed)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from recsys.serving.stores.database import LEFT_BYTES
 from recsys.serving.stores.records import SEED_TYPE, StoreError
 from recsys.serving.stores.store import EVENT_COLUMNS, Store
 
@@ -66,7 +67,6 @@ INSERT = (
 BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
 PATIENT_S = 30.0  # of bulk work
 OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
-LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 AT_ONCE_BYTES = 8 << 20  # largest file for whose rewriting an erasure waits, about 0.1 s
 REST = 9.0  # after rewriting a file, the time without rewriting, in durations of it
 RETRY_S = 10.0
@@ -150,8 +150,16 @@ class SqliteStore(Store):
         cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", rows)
         return int(cursor.rowcount)
 
-    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
-        cursor.executemany(INSERT, rows)
+    def _bulk(
+        self,
+        cursor: Any,
+        rows: Iterable[Sequence[Any]],
+        table: str = "events",
+        columns: Sequence[str] = EVENT_COLUMNS,
+    ) -> None:
+        marks = ", ".join("?" * len(columns))
+        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+        cursor.executemany(query, rows)
 
     def _roll_back(self, connection: Any) -> None:
         if connection.in_transaction:  # SQLite rolls back itself if the disk is full

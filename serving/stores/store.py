@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import time
+import uuid
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.database import SALT, Database
+from recsys.serving.stores.database import LEFT_BYTES, SALT, STORE_ID, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
     NOT_HISTORY,
@@ -54,11 +55,25 @@ EVENT_COLUMNS = (
     "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
     "digest", "seed",
 )  # fmt: skip
+# Tables of a snapshot and their columns, the primary key first.
+TABLES: Mapping[str, Sequence[str]] = {
+    "state": ("key", "value"),
+    "erasures": ("salted_hash", "erased_ms"),
+    "seeds": ("digest", "events"),
+    "journal": ("id", "model", "key", "record"),
+    "recommendations": ("id", "recommendation_id", "user_id", "model", "items", "time_ms"),
+    "events": ("id", *EVENT_COLUMNS),
+}
+NOT_COPIED = (STORE_ID, LEFT_BYTES)  # keys of `state` that belong to one database
 LAST_CHARACTER = "\U0010ffff"
 
 
 class RaceError(Exception):
     """Another process wrote one of the events between the lookup and the insertion."""
+
+
+class RestoredError(StoreError):
+    """A snapshot was restored into the database while this process had it open."""
 
 
 class Store(Database):
@@ -103,8 +118,20 @@ class Store(Database):
         """Insert rows of `EVENT_COLUMNS` whose event id is new; return their number."""
 
     @abstractmethod
-    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
-        """Insert many new rows of `EVENT_COLUMNS`."""
+    def _bulk(
+        self,
+        cursor: Any,
+        rows: Iterable[Sequence[Any]],
+        table: str = "events",
+        columns: Sequence[str] = EVENT_COLUMNS,
+    ) -> None:
+        """Insert many new rows of these columns."""
+
+    def _exclude_writers(self, cursor: Any) -> None:
+        """Exclude all other writers until the transaction ends; SQLite's `begin` does that."""
+
+    def _continue_ids(self, cursor: Any, table: str) -> None:
+        """Let the database number new rows after those that were inserted with their ids."""
 
     def _lock(self, cursor: Any, what: int) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
@@ -306,6 +333,7 @@ class Store(Database):
             cursor.execute(self.begin)
             with self._committed(connection):
                 self._lock(cursor, SEEDING)
+                self._check_id(cursor)
                 if self._is_seeded(cursor, digest):  # by another process, meanwhile
                     return 0
                 self._import(cursor, data, digest)
@@ -330,20 +358,81 @@ class Store(Database):
 
     def export(self) -> Iterator[StoredEvent]:
         """Iterate over a snapshot of all events, in order of arrival."""
-        query = self._sql(
-            f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE id > ?"  # noqa: S608
-            f" ORDER BY id LIMIT {CHUNK}"
-        )
         with self._explained(), self._connected() as connection:
-            cursor, last = connection.cursor(), -1
+            cursor = connection.cursor()
             cursor.execute(self.begin_snapshot)  # ends with its connection
-            while True:
-                cursor.execute(query, (last,))
-                rows = cursor.fetchall()
-                if not rows:
-                    return
+            for rows in self._parts(cursor, "events", "id", (*EVENT_COLUMNS, "id")):
                 yield from map(_stored, rows)
-                last = rows[-1][-1]
+
+    def dump(self) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+        """Iterate over one snapshot of the whole store.
+
+        Yields the name of each of `TABLES` with rows of it, in parts; without rows at least once.
+        """
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            cursor.execute(self.begin_snapshot)  # ends with its connection
+            for table, columns in TABLES.items():
+                yield table, []
+                for rows in self._parts(cursor, table, columns[0], columns):
+                    yield table, rows
+
+    def load(
+        self,
+        parts: Iterable[tuple[str, Iterable[Sequence[Any]]]],
+        *,
+        replace: bool = False,
+        last: Callable[[], object] = lambda: None,
+    ) -> int:
+        """Fill the store with what `dump` yielded, in one transaction.
+
+        Erasures that this store knows stay, and what is older of their users is left out. Processes
+        that have the store open can write again after a restart.
+
+        Args:
+            parts: names of tables and rows of them; an exception rolls everything back.
+            replace: whether a store that is not empty is emptied first.
+            last: called when everything is inserted, just before the commit.
+
+        Returns the number of events that were left out.
+
+        Raises:
+            StoreError: the store is not empty, or its erasures cannot be compared with the rows
+                because they have another salt.
+        """
+        with self._explained(), self._connected() as connection:
+            cursor = connection.cursor()
+            cursor.execute(self.begin)
+            with self._committed(connection):
+                self._lock(cursor, SEEDING)
+                self._exclude_writers(cursor)
+                erased = self._emptied(cursor, replace=replace)
+                left_out = sum(self._load(cursor, *part, erased) for part in parts)
+                salt = self._constant(connection, SALT)
+                if erased and salt != self.salt.hex():
+                    raise StoreError(
+                        f"store {self.place} has erasures of its own, which cannot be compared "
+                        "with a snapshot of another store; restore into an empty store"
+                    )
+                cursor.executemany(
+                    self._sql(
+                        "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
+                        " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
+                        " WHERE erasures.erased_ms < excluded.erased_ms"
+                    ),
+                    list(erased.items()),
+                )
+                store_id = uuid.uuid4().hex  # histories that are cached for the old one are stale
+                cursor.execute(
+                    self._sql("UPDATE state SET value = ? WHERE key = ?"),
+                    (json.dumps(store_id), STORE_ID),
+                )
+                for table, columns in TABLES.items():
+                    if columns[0] == "id":
+                        self._continue_ids(cursor, table)
+                last()
+        self.store_id, self.salt = store_id, bytes.fromhex(salt)
+        return left_out
 
     def count(self) -> int:
         """Number of events."""
@@ -411,6 +500,8 @@ class Store(Database):
         except self.unavailable as error:
             self._put_back(remembered)
             return [self._explain(error)] * len(group)
+        except RestoredError as error:
+            return [error] * len(group)
         except Exception as error:
             if len(group) <= 1 and not remembered:
                 return [self._explain(error)] if isinstance(error, self.failures) else [error]
@@ -439,6 +530,8 @@ class Store(Database):
             self._write([], remembered)
         except self.unavailable:
             self._put_back(remembered)
+        except RestoredError:
+            pass  # answers from before are of no use
         except Exception as error:
             if len(remembered) == 1:
                 logger.warning("store %s: an answer was dropped: %s", self.place, type(error))
@@ -453,6 +546,7 @@ class Store(Database):
                 connection = self._begun()
                 with self._limited(connection), self._committed(connection):
                     cursor = connection.cursor()
+                    self._check_id(cursor)
                     self._keep_served(cursor, remembered)
                     outcomes: list[Any] = []
                     for is_append, run in groupby(group, lambda write: write.operation is None):
@@ -591,6 +685,77 @@ class Store(Database):
             return {}
         names = ((user, user_hash(user, self.salt)) for user in users)
         return {user: erased[name] for user, name in names if name in erased}
+
+    def _parts(
+        self, cursor: Any, table: str, key: str, columns: Sequence[str]
+    ) -> Iterator[list[Any]]:
+        """Rows of a table in the order of its key, in parts."""
+        place = list(columns).index(key)
+        after: tuple[Any, ...] = ()
+        while True:
+            where = f"WHERE {key} > ?" if after else ""
+            cursor.execute(
+                self._sql(
+                    f"SELECT {', '.join(columns)} FROM {table} {where}"  # noqa: S608
+                    f" ORDER BY {key} LIMIT {CHUNK}"
+                ),
+                after,
+            )
+            rows = cursor.fetchall()
+            if not rows:
+                return
+            yield rows
+            after = (rows[-1][place],)
+
+    def _check_id(self, cursor: Any) -> None:
+        """Refuse to write if the store was restored: salt, aliases and journal may be others."""
+        cursor.execute(self._sql("SELECT value FROM state WHERE key = ?"), (STORE_ID,))
+        if json.loads(cursor.fetchone()[0]) != self.store_id:
+            raise RestoredError(
+                f"store {self.place}: a snapshot was restored into it; restart this process"
+            )
+
+    def _emptied(self, cursor: Any, *, replace: bool) -> dict[str, int]:
+        """Delete everything but what is of this database only; returns the erasures.
+
+        Raises:
+            StoreError: the store is not empty, and it is not to be replaced.
+        """
+        cursor.execute("SELECT salted_hash, erased_ms FROM erasures")
+        erased = dict(cursor.fetchall())
+        for table in TABLES:
+            kept: tuple[str, ...] = ()
+            where = ""
+            if table == "state":
+                kept, where = (*NOT_COPIED, SALT), " WHERE key NOT IN (?, ?, ?)"
+            cursor.execute(self._sql(f"SELECT 1 FROM {table}{where} LIMIT 1"), kept)  # noqa: S608
+            if cursor.fetchone() is not None and not replace:
+                raise StoreError(
+                    f"store {self.place} is not empty; restore into an empty store, or add "
+                    "--replace to lose what it has"
+                )
+            cursor.execute(self._sql(f"DELETE FROM {table}{where}"), kept)  # noqa: S608
+        cursor.execute(self._sql("DELETE FROM state WHERE key = ?"), (SALT,))
+        return erased
+
+    def _load(
+        self, cursor: Any, table: str, rows: Iterable[Sequence[Any]], erased: Mapping[str, int]
+    ) -> int:
+        """Insert rows of a table of another store; returns how many events were left out."""
+        columns, rows = TABLES[table], list(rows)
+        kept = rows
+        if table == "state":
+            kept = [row for row in rows if row[0] not in NOT_COPIED]
+        elif erased and "user_id" in columns:
+            user, time_ms = columns.index("user_id"), columns.index("time_ms")
+            more = UNDER_WAY_MS if table == "recommendations" else 0
+            names = {row[user] for row in rows if row[user] is not None}
+            gone = {name: erased.get(user_hash(name, self.salt), -1 - more) for name in names}
+            kept = [
+                row for row in rows if row[user] is None or row[time_ms] > gone[row[user]] + more
+            ]
+        self._bulk(cursor, kept, table, columns)
+        return len(rows) - len(kept) if table == "events" else 0
 
     def _upgraded(self, connection: Any, version: int) -> None:
         if version >= SALTED:

@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,70 @@ def test_new_keys_are_accepted_and_revoked_keys_refused_at_once(file):
     assert ring.find(first) is None
     auth.revoke(file, "second")
     assert ring.find(second) is None  # the last one: nobody has a way in
+
+
+def test_an_expired_key_is_not_found(file, monkeypatch):
+    short, long = auth.create(file, "a", "read", "12h"), auth.create(file, "b", "read", "90d")
+    forever = auth.create(file, "c", "read")
+    ring = Keyring(file)
+    start = datetime.now(UTC)
+
+    def found_after(**time):
+        class Clock(datetime):
+            @classmethod
+            def now(cls, zone):
+                return start + timedelta(**time)
+
+        monkeypatch.setattr(auth, "datetime", Clock)
+        return [ring.find(secret) is not None for secret in (short, long, forever)]
+
+    assert found_after(hours=11.9) == [True, True, True]
+    assert found_after(hours=12) == [False, True, True]
+    assert found_after(days=89) == [False, True, True]
+    assert found_after(days=90) == [False, False, True]
+    assert "expires" not in json.loads(file.read_text())["keys"][2]  # earlier versions read it
+    for wrong in ("90", "0d", "d", "-1d", "1w", "99999d", "1.5h"):
+        with pytest.raises(ConfigError, match="not a number of days or hours, such as 90d"):
+            auth.create(file, "d", "read", wrong)
+
+
+@pytest.mark.usefixtures("check_at_once")
+def test_changes_of_keys_are_in_the_audit_log(file, monkeypatch, caplog):
+    monkeypatch.setenv("SUDO_USER", "grace")
+    auth.create(file, "old", "admin")
+    ring = Keyring(file)
+    caplog.set_level("INFO", "recsys.serving.audit")
+    secret = auth.create(file, "shop", "read", "90d")
+    ring.find(secret)
+    file.write_bytes(b"{" + file.read_bytes())
+    ring.find(secret)
+    file.write_bytes(file.read_bytes()[1:])
+    auth.revoke(file, "old")
+    ring.find(secret)
+    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.audit"]
+    assert [(x["action"], x["key"], x["scope"], x["by"]) for x in lines] == [
+        ("create key", "shop", "read", "grace"),
+        ("revoke key", "old", "admin", "grace"),
+    ]
+    assert lines[0]["expires"] == auth.read(file)[0].expires
+    assert secret not in caplog.text
+
+
+@pytest.mark.parametrize("changes", ["1", "{}", '[1, {"id": []}]'])
+def test_malformed_changes_do_not_stop_the_service(file, changes):
+    secret = auth.create(file, "a", "read")
+    document = json.loads(file.read_text()) | {"changes": json.loads(changes)}
+    file.write_text(json.dumps(document))
+    assert Keyring(file).find(secret) is not None
+    auth.revoke(file, "a")
+
+
+def test_a_file_of_keys_keeps_its_last_changes(file, monkeypatch):
+    monkeypatch.setattr(auth, "KEPT_CHANGES", 3)
+    for number in range(5):
+        auth.create(file, f"key-{number}", "read")
+    kept = json.loads(file.read_text())["changes"]
+    assert [change["key"] for change in kept] == ["key-2", "key-3", "key-4"]
 
 
 @pytest.mark.usefixtures("check_at_once")
@@ -245,6 +310,9 @@ def test_the_commands_make_list_and_revoke(python, tmp_path):
     file = tmp_path / "serving" / "keys.json"
     assert [key.name for key in auth.read(file)] == ["shop"]
     assert json.loads(run("list", "--json").stdout)[0]["scope"] == "write"
+    run("create", "--name", "guest", "--expires", "90d")
+    assert "\tuntil 2" in run("list").stdout.splitlines()[1]
+    run("revoke", "guest")
     run("revoke", "shop")
     assert auth.read(file) == []
 
