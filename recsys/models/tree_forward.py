@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from recsys.models.architectures import after_head, check_architecture, exact_positions
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.prefix_store import PrefixStore
+from recsys.native.decoder import NativeDecoder, native_model
 
 # On a CPU, a matrix product of one to three rows uses another kernel, which rounds differently,
 # than the same rows in a larger product. So queries and rows are padded to multiples of four there,
@@ -112,6 +113,7 @@ class TreeModel:
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)
         self.prefixes, self.version = prefixes, version
+        self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
 
     @classmethod
     def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
@@ -217,6 +219,8 @@ class TreeModel:
         The cache's slots are selected already. Nothing waits for the device, so it can be captured.
         The logits have the model's own dtype.
         """
+        if (native := self._native_decoder()) is not None:
+            return native.run(tokens, positions, masks, cache.buffer, *cache.selected, rows)
         hidden = self._decoder(
             input_ids=tokens,
             attention_mask=masks if self._layer_kinds else masks["sliding_attention"],
@@ -230,6 +234,10 @@ class TreeModel:
         for step, value in self._after_head:
             logits = step(logits, value)
         return logits
+
+    def _native_decoder(self) -> NativeDecoder | None:
+        """The native forward of this model, if there is one (`recsys.native`)."""
+        return None if self._native is None else self._native.decoder()
 
 
 def _round_up(count: int, device: torch.device) -> torch.Tensor:
