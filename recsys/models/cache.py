@@ -114,7 +114,7 @@ class SlotCache:
 
     @property
     def selected(self) -> tuple[torch.Tensor, int]:
-        """What `select` set: (B x S) slots to write, those of request b from b x slots; the view."""
+        """(B x S) slots to write, those of request b from b x slots; and the slots in view."""
         return self._write, self._view
 
     def select(self, write: torch.Tensor, view: int) -> None:

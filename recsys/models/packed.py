@@ -55,8 +55,8 @@ def pack(model: Any) -> Any:
     """Pack the linear layers of `model` in place where possible, and return it.
 
     A model that the native forward runs (`recsys.native`) has its own packed copy and is left
-    unchanged. Weights of other types or on other devices, and subclasses of `nn.Linear`, are left unchanged,
-    as is everything if torch was built without oneDNN.
+    unchanged. So are weights of other types or on other devices, subclasses of `nn.Linear`, and
+    everything if torch was built without oneDNN.
     """
     if runs_natively(model) or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return model

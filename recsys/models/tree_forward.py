@@ -18,9 +18,10 @@ from recsys.models.cache import CachePool, SlotCache
 from recsys.models.prefix_store import PrefixStore
 from recsys.native.decoder import NativeDecoder, native_model
 
-# On a CPU, a matrix product of one to three rows uses another kernel, which rounds differently,
-# than the same rows in a larger product. So queries and rows are padded to multiples of four there,
-# and a request gets the same bits alone and in a batch.
+# In torch on a CPU, a matrix product of one to three rows uses another kernel, which rounds
+# differently, than the same rows in a larger product. So queries and rows are padded to multiples
+# of four there, and a request gets the same bits alone and in a batch. The native forward needs no
+# padding.
 _ROWS = 4
 
 Masks = dict[str, torch.Tensor]
@@ -194,7 +195,7 @@ class TreeModel:
         graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
             return graph(tokens, positions, masks, write, rows)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self._native_decoder() is None:
             if tokens.shape[1] % _ROWS:
                 spread = _round_up(tokens.shape[1], tokens.device)
                 tokens, positions = tokens[:, spread], positions[:, spread]

@@ -25,7 +25,7 @@ LIBRARY = HERE / "_native.so"
 # -ffp-contract=fast: a product and a sum become one instruction wherever the processor has it.
 _FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno",
-    "-fno-trapping-math", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas",
+    "-fno-trapping-math", "-g0", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas",
 )  # fmt: skip
 _TIMEOUT_S = 300
 
@@ -79,7 +79,7 @@ def compile_with(
             source = [f"-DVARIANT={variant}", "-c", str(HERE / "forward.c"), "-o", objects[-1]]
             _run([*command, *_FLAGS, *machine, *flags, *source])
         made = Path(folder, "made")
-        kind = ["-shared"] if main is None else [f"-I{HERE}", str(main)]
+        kind = ["-shared", "-s"] if main is None else [f"-I{HERE}", str(main)]
         sources = [*kind, str(HERE / "entry.c"), *objects, "-o", str(made), "-lpthread", "-lm"]
         exported = ["-fvisibility=default"]
         _run([*command, *_FLAGS, *exported, *flags, *sources])

@@ -20,9 +20,7 @@ from torch import nn
 from recsys.native.library import PANEL, Layer, Library, Linear, Model, Pass, find_library
 
 # Causal LMs of transformers that differ only in what `NativeDecoder` reads from their modules.
-COVERED = frozenset(
-    f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3")
-)
+COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3"))
 # A packed copy of larger models could exhaust the memory; torch runs them from one copy.
 _SHARE_OF_MEMORY = 0.25
 _POSITIONS = 512
@@ -98,9 +96,9 @@ class NativeDecoder:
             ValueError: sizes that do not fit together.
             IndexError: a token, position, slot or row outside its range.
         """
+        self._check(tokens, positions, masks, buffer, write, view, rows)
         batch, count = tokens.shape
         wanted = count if rows is None else rows.shape[1]
-        self._check(tokens, positions, masks, buffer, write, view, rows)
         given = [tokens.contiguous(), positions.contiguous(), write.contiguous()]
         if rows is not None:
             given.append(rows.contiguous())
@@ -134,7 +132,7 @@ class NativeDecoder:
         return logits
 
     def _call(self, call: Pass, given: list[torch.Tensor]) -> None:
-        """Run a pass whose sizes fit; `given` are its tensors, of which the first is the tokens'."""
+        """Run a pass whose sizes fit; `given`: tokens, positions, slots, and the other tensors."""
         model = self._model
         size = int(self._library.workspace(ctypes.byref(model), ctypes.byref(call)))
         workspace = self._borrow(size)
@@ -253,9 +251,7 @@ class NativeDecoder:
         norm = getattr(attention, name, None)
         return None if norm is None else self._keep(norm.weight.detach())
 
-    def _linear(
-        self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]
-    ) -> Linear:
+    def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> Linear:
         """Pack matrices side by side, each from a panel of its own."""
         inputs = weights[0].shape[1]
         panels = [_padded(w).view(-1, PANEL, inputs).transpose(1, 2) for w in weights]

@@ -86,7 +86,9 @@ static void *run_share(void *given) {
 enum { MOST_THREADS = 64 };
 
 /* A thread takes some 50 microseconds to start and to join, so each needs more work than that. */
-static const double LEAST_PRODUCTS = 4e7;
+#ifndef LEAST_PRODUCTS
+#define LEAST_PRODUCTS 4e7
+#endif
 
 static int64_t useful_threads(const Work *work) {
     const Model *m = work->model;
