@@ -195,7 +195,7 @@ class TreeModel:
         graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
             return graph(tokens, positions, masks, write, rows)
-        if self.device.type == "cpu" and self._native_decoder() is None:
+        if self.device.type == "cpu" and self.native is None:
             if tokens.shape[1] % _ROWS:
                 spread = _round_up(tokens.shape[1], tokens.device)
                 tokens, positions = tokens[:, spread], positions[:, spread]
@@ -220,7 +220,7 @@ class TreeModel:
         The cache's slots are selected already. Nothing waits for the device, so it can be captured.
         The logits have the model's own dtype.
         """
-        if (native := self._native_decoder()) is not None:
+        if (native := self.native) is not None:
             return native.run(tokens, positions, masks, cache.buffer, *cache.selected, rows)
         hidden = self._decoder(
             input_ids=tokens,
@@ -236,7 +236,8 @@ class TreeModel:
             logits = step(logits, value)
         return logits
 
-    def _native_decoder(self) -> NativeDecoder | None:
+    @property
+    def native(self) -> NativeDecoder | None:
         """The native forward of this model, if there is one (`recsys.native`)."""
         return None if self._native is None else self._native.decoder()
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "_native.so"
+SOURCES = ("entry.c", "search.c")  # besides forward.c, which is compiled per instruction set
 
 # -ffp-contract=fast: a product and a sum become one instruction wherever the processor has it.
 _FLAGS = (
@@ -80,7 +81,15 @@ def compile_with(
             _run([*command, *_FLAGS, *machine, *flags, *source])
         made = Path(folder, "made")
         kind = ["-shared", "-s"] if main is None else [f"-I{HERE}", str(main)]
-        sources = [*kind, str(HERE / "entry.c"), *objects, "-o", str(made), "-lpthread", "-lm"]
+        sources = [
+            *kind,
+            *(str(HERE / name) for name in SOURCES),
+            *objects,
+            "-o",
+            str(made),
+            "-lpthread",
+            "-lm",
+        ]
         exported = ["-fvisibility=default"]
         _run([*command, *_FLAGS, *exported, *flags, *sources])
         # Beside the target first, so that a process that uses the old file keeps it whole.

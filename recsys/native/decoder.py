@@ -17,7 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from recsys.native.library import PANEL, Layer, Library, Linear, Model, Pass, find_library
+from recsys.native.library import (
+    PANEL,
+    Layer,
+    Library,
+    Linear,
+    Model,
+    Pass,
+    Search,
+    Trie,
+    find_library,
+)
 
 # Causal LMs of transformers that differ only in what `NativeDecoder` reads from their modules.
 COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3"))
@@ -130,6 +140,29 @@ class NativeDecoder:
         if batch and wanted:
             self._call(call, given)
         return logits
+
+    def search(self, trie: Trie, call: Search) -> None:
+        """Run a whole beam search; everything but positions and the workspace is set.
+
+        Raises:
+            IndexError: as `run`, with the place of a request.
+        """
+        call.threads = torch.get_num_threads()
+        model, place = self._model, ctypes.c_int64()
+        given = (ctypes.byref(model), ctypes.byref(trie), ctypes.byref(call))
+        workspace = self._borrow(int(self._library.search_workspace(*given)))
+        call.workspace = workspace.data_ptr()
+        try:
+            wrong = self._library.search(*given, ctypes.byref(place))
+        finally:
+            self._give_back(workspace)
+        if wrong:
+            raise IndexError(f"{_WRONG[wrong]} of request {place.value} is outside its range")
+
+    def reach(self, positions: int) -> None:
+        """Make sure that the tables hold this many positions."""
+        if self._model.positions < positions:
+            self._make_positions(2 * positions)
 
     def _call(self, call: Pass, given: list[torch.Tensor]) -> None:
         """Run a pass whose sizes fit; `given`: tokens, positions, slots, and the other tensors."""
@@ -321,6 +354,24 @@ def reason_against(model: Any) -> str | None:
     if any(not isinstance(m, kinds) and not type(m).__name__.endswith("RMSNorm") for m in plain):
         return "a layer is neither linear nor a norm"
     return None
+
+
+def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """`logits.logsumexp(-1)`; with the library, by the sum that its searches use."""
+    library = find_library()
+    plain = logits.dtype == torch.float32 and logits.device.type == "cpu"
+    if isinstance(library, str) or not plain:
+        return logits.logsumexp(-1)
+    logits = logits.contiguous()
+    total = torch.empty(logits.shape[:-1])
+    count = ctypes.c_int64(total.numel())
+    library.log_sum_exp(
+        ctypes.c_void_p(logits.data_ptr()),
+        count,
+        ctypes.c_int64(logits.shape[-1]),
+        ctypes.c_void_p(total.data_ptr()),
+    )
+    return total
 
 
 def runs_natively(model: Any) -> bool:

@@ -31,6 +31,8 @@ static const Variant *available(int64_t place) {
 
 static _Atomic int64_t chosen; /* 0: the best */
 
+const Variant *chosen_variant(void) { return available(chosen); }
+
 int64_t recsys_abi(void) { return ABI; }
 
 /* Name of the instruction set at a place of the list, NULL behind its end. */
@@ -120,8 +122,6 @@ static void run_team(Work *work, const Variant *variant, int64_t threads) {
     pthread_mutex_destroy(&team.lock);
 }
 
-static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 /* Bytes of workspace of a pass. */
 int64_t recsys_workspace(const Model *model, const Pass *pass) {
     const int64_t rows = pass->batch * pass->tokens, wanted = pass->batch * pass->rows;
@@ -129,7 +129,7 @@ int64_t recsys_workspace(const Model *model, const Pass *pass) {
     return aligned(rows * (int64_t)sizeof(Row)) + aligned(wanted * (int64_t)sizeof(int64_t)) +
            aligned(rows * (int64_t)sizeof(int64_t)) +
            aligned(rows * padded(model->hidden) * (int64_t)sizeof(float)) +
-           threads * available(chosen)->scratch_bytes(model, pass);
+           threads * chosen_variant()->scratch_bytes(model, pass);
 }
 
 /* Check every index; `place` gets that of the first bad one. */
@@ -169,11 +169,23 @@ static void list_rows(Work *work, Row *rows, int64_t *which, int64_t *wanted) {
 
 static _Atomic int64_t running; /* passes of this process */
 
+void run_work(Work *work) {
+    /* Beside other passes, each gets its part of the processor. */
+    const int64_t beside = atomic_fetch_add(&running, 1) + 1;
+    int64_t threads = useful_threads(work);
+    if (threads > work->pass->threads / beside) threads = work->pass->threads / beside;
+    work->team = 0;
+    if (threads > 1)
+        run_team(work, chosen_variant(), threads);
+    else
+        chosen_variant()->forward(work, 0, 1);
+    atomic_fetch_sub(&running, 1);
+}
+
 /* Run a pass. Returns FINE, or what is wrong with it and where; then nothing was written. */
 int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place) {
     const int64_t wrong = check(model, pass, place);
     if (wrong != FINE) return wrong;
-    const Variant *variant = available(chosen);
     const int64_t count = pass->batch * pass->tokens, wanted_count = pass->batch * pass->rows;
     char *memory = pass->workspace;
     Row *rows = (Row *)memory;
@@ -182,18 +194,16 @@ int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place) {
     memory += aligned(wanted_count * (int64_t)sizeof(int64_t));
     int64_t *which = (int64_t *)memory;
     memory += aligned(count * (int64_t)sizeof(int64_t));
-    Work work = {model, pass, rows, wanted, 0, 0, (float *)memory, 0, 0, 0};
+    Work work = {.model = model, .pass = pass, .rows = rows, .wanted = wanted};
+    work.hidden = (float *)memory;
     work.scratch = memory + aligned(count * padded(model->hidden) * (int64_t)sizeof(float));
-    work.scratch_bytes = variant->scratch_bytes(model, pass);
+    work.scratch_bytes = chosen_variant()->scratch_bytes(model, pass);
     list_rows(&work, rows, which, wanted);
-    /* Beside other passes, each gets its part of the processor. */
-    const int64_t beside = atomic_fetch_add(&running, 1) + 1;
-    int64_t threads = useful_threads(&work);
-    if (threads > pass->threads / beside) threads = pass->threads / beside;
-    if (threads > 1)
-        run_team(&work, variant, threads);
-    else
-        variant->forward(&work, 0, 1);
-    atomic_fetch_sub(&running, 1);
+    run_work(&work);
     return FINE;
+}
+
+/* log(sum(exp(logits))) of each of (rows, count) logits. */
+void recsys_log_sum_exp(const float *logits, int64_t rows, int64_t count, float *out) {
+    for (int64_t r = 0; r < rows; r++) out[r] = chosen_variant()->log_sum_exp(logits + r * count, count);
 }

@@ -232,22 +232,39 @@ typedef struct {
     int64_t first, lanes; /* first lane of the request's lanes, and how many */
 } Lanes;
 
-/* List the slots that any lane sees; the bits of a slot are the lanes that see it. */
-static int64_t visible(const Work *work, const Layer *layer, const int64_t *rows, Lanes lanes,
-                       Scratch *s) {
+/* Mark the slots that a token of a tree sees: the prompt up to it, then its path. */
+static void mark_path(const Work *work, int64_t kind, Row row, uint32_t lane, uint32_t *bits) {
+    const Tree *tree = work->tree;
+    const int64_t position = work->pass->position[row.place], length = tree->length[row.request];
+    const int64_t window = tree->window[kind];
+    const int64_t end = position < length ? position + 1 : length;
+    const int64_t first = window && position + 1 > window ? position + 1 - window : 0;
+    for (int64_t i = first; i < end; i++) bits[i] |= lane;
+    for (int64_t p = length; p <= position; p++)
+        if (p >= first) bits[tree->path[row.place * tree->levels + p - length]] |= lane;
+}
+
+static void mark_masked(const Work *work, int64_t kind, Row row, uint32_t lane, uint32_t *bits) {
     const Pass *pass = work->pass;
-    const int64_t group = work->model->heads / work->model->kv_heads;
-    memset(s->bits, 0, (size_t)pass->view * sizeof(uint32_t));
+    const float *mask = pass->mask[kind] + row.request * pass->mask_batch[kind] +
+                        row.place % pass->tokens * pass->mask_token[kind];
+    for (int64_t i = 0; i < pass->view; i++) bits[i] |= mask[i] == 0 ? lane : 0;
+}
+
+/* List the slots that any lane sees; the bits of a slot are the lanes that see it. */
+static int64_t visible(const Work *work, int64_t kind, const int64_t *rows, Lanes lanes,
+                       Scratch *s) {
+    const int64_t group = work->model->heads / work->model->kv_heads, view = work->pass->view;
+    memset(s->bits, 0, (size_t)view * sizeof(uint32_t));
     for (int64_t lane = 0; lane < lanes.lanes; lane++) {
         const Row row = work->rows[rows[(lanes.first + lane) / group]];
-        const float *mask = pass->mask[layer->mask] +
-                            row.request * pass->mask_batch[layer->mask] +
-                            row.place % pass->tokens * pass->mask_token[layer->mask];
-        for (int64_t i = 0; i < pass->view; i++)
-            s->bits[i] |= (uint32_t)(mask[i] == 0) << lane;
+        if (work->tree)
+            mark_path(work, kind, row, 1u << lane, s->bits);
+        else
+            mark_masked(work, kind, row, 1u << lane, s->bits);
     }
     int64_t count = 0;
-    for (int64_t i = 0; i < pass->view; i++) {
+    for (int64_t i = 0; i < view; i++) {
         s->slots[count] = (int32_t)i;
         s->bits[count] = s->bits[i];
         count += s->bits[i] != 0;
@@ -345,7 +362,7 @@ static void attention(const Work *work, int64_t index, const int64_t *rows, int6
         const int64_t lanes = (end - first) * group;
         for (int64_t lane = 0; lane < lanes; lane += WIDTH) {
             const Lanes here = {lane, lanes - lane < WIDTH ? lanes - lane : WIDTH};
-            const int64_t seen = visible(work, &model->layer[index], rows + first, here, s);
+            const int64_t seen = visible(work, model->layer[index].mask, rows + first, here, s);
             for (int64_t h = 0; h < model->kv_heads; h++)
                 attend(work, keys + h * model->head_size, h, seen, here, s->heads + first * row, s);
         }
@@ -443,8 +460,27 @@ static void forward(const Work *work, int64_t thread, int64_t threads) {
            &s);
 }
 
+/* log(sum(exp(logits))); NaN if any is NaN. */
+static float log_sum_exp(const float *logits, int64_t count) {
+    float most = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    const float shift = most > -INFINITY ? most : 0;
+    Vector sums = {0};
+    for (int64_t i = 0; i < count; i += WIDTH) {
+        Vector part = all(-INFINITY);
+        if (i + WIDTH <= count)
+            part = load(logits + i);
+        else
+            for (int64_t lane = 0; i + lane < count; lane++) part[lane] = logits[i + lane];
+        sums += exponential(part - shift);
+    }
+    for (int lane = 0; lane < WIDTH; lane++) sum += sums[lane];
+    return logf(sum) + shift;
+}
+
 #define JOIN(a, b) a##b
 #define NAMED(name) JOIN(variant_, name)
 #define TEXT(name) #name
 #define QUOTED(name) TEXT(name)
-const Variant NAMED(VARIANT) = {QUOTED(VARIANT), forward, scratch_bytes};
+const Variant NAMED(VARIANT) = {QUOTED(VARIANT), forward, scratch_bytes,
+                                log_sum_exp};

@@ -75,6 +75,31 @@ class Pass(ctypes.Structure):
     ]
 
 
+class Trie(ctypes.Structure):
+    """`Trie` of native.h."""
+
+    _fields_ = [
+        ("levels", ctypes.c_int64),
+        ("wide", ctypes.c_int64),
+        *((name, INTEGERS) for name in ("first_child", "symbol", "alphabet")),
+    ]
+
+
+class Search(ctypes.Structure):
+    """`Search` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "longest", "slots", "prompt", "threads")),
+        *((name, INTEGERS) for name in ("token", "length", "cached", "width")),
+        ("window", ctypes.c_int64 * 2),
+        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count")),
+        ("cache", FLOATS),
+        ("cache_layer", ctypes.c_int64),
+        ("cache_values", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("workspace", "state", "score", "rest", "finite")),
+    ]
+
+
 class Library:
     """The loaded library."""
 
@@ -86,8 +111,9 @@ class Library:
         """
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
-            for name in ("recsys_abi", "recsys_workspace", "recsys_forward"):
-                getattr(self._functions, name).restype = ctypes.c_int64
+            for name in ("abi", "workspace", "forward", "search_workspace", "search"):
+                getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
+            self._functions.recsys_log_sum_exp.restype = None
             self._functions.recsys_variant.restype = ctypes.c_char_p
             self._functions.recsys_variant.argtypes = [ctypes.c_int64]
             self._functions.recsys_choose.argtypes = [ctypes.c_int64]
@@ -97,6 +123,9 @@ class Library:
             raise OSError(f"{path} has version {found}, and this code needs {ABI}; build it again")
         self.workspace = self._functions.recsys_workspace
         self.forward = self._functions.recsys_forward
+        self.search_workspace = self._functions.recsys_search_workspace
+        self.search = self._functions.recsys_search
+        self.log_sum_exp = self._functions.recsys_log_sum_exp
 
     @property
     def variants(self) -> list[str]:

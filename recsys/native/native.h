@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+enum { NO_STATE = 0x7fffffff }; /* of a beam that does not exist */
 enum { ABI = 1 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
@@ -53,6 +54,42 @@ typedef struct {
 /* What is wrong with a pass; `recsys_forward` returns one of these. */
 enum { FINE = 0, BAD_TOKEN = 1, BAD_POSITION = 2, BAD_SLOT = 3, BAD_ROW = 4 };
 
+/* A trie as `recsys.constraint.trie.ItemTrie` has it. */
+typedef struct {
+    int64_t levels, wide; /* wide: symbols are int32, otherwise int16 */
+    const int32_t *first_child;
+    const void *symbol;
+    const int64_t *alphabet;
+} Trie;
+
+/* A whole beam search over a batch: plain, by log-probabilities over the vocabulary. */
+typedef struct {
+    int64_t batch, longest, slots, prompt, threads;
+    const int64_t *token;          /* (batch, longest) */
+    const int64_t *length, *cached; /* (batch,) tokens, and how many of them are in the cache */
+    const int64_t *width;          /* (levels,) beams to keep */
+    int64_t window[MOST_MASKS];    /* positions that a token attends to; 0: all before it */
+    const uint8_t *const *allowed; /* (batch,) flags of states, each NULL for all; NULL: all */
+    const int64_t *const *dead;    /* (levels,) states that are excluded, ascending, or NULL */
+    const int64_t *dead_count;     /* (levels,) how many per request */
+    float *cache;                  /* as in Pass */
+    int64_t cache_layer, cache_values;
+    void *workspace;
+    /* The result: (batch, width of the last level), ascending by state, then NO_STATE. */
+    int64_t *state;
+    float *score;
+    float *rest;     /* (batch,) best score of a prefix that was pruned; -inf if none was */
+    uint8_t *finite; /* (batch,) whether all logits were finite */
+} Search;
+
+/* Trees of a search: each has `levels` ancestors per token, slots of its path, its own the last. */
+typedef struct {
+    const int64_t *length;
+    const int64_t *window;
+    const int32_t *path;
+    int64_t levels;
+} Tree;
+
 /* A request's token that is run. Padding by repetition is left out. */
 typedef struct {
     int64_t request, place; /* place: index into the (batch, tokens) arrays */
@@ -63,6 +100,7 @@ typedef struct Team Team;
 typedef struct {
     const Model *model;
     const Pass *pass;
+    const Tree *tree; /* NULL: attention follows the masks of the pass */
     const Row *rows;       /* distinct tokens */
     const int64_t *wanted; /* which of them each wanted row is */
     int64_t row_count, wanted_count;
@@ -79,7 +117,13 @@ typedef struct {
     const char *name;
     void (*forward)(const Work *work, int64_t thread, int64_t threads);
     int64_t (*scratch_bytes)(const Model *model, const Pass *pass);
+    float (*log_sum_exp)(const float *logits, int64_t count);
 } Variant;
+
+/* The chosen instruction set, and a pass of several threads where that pays (entry.c). */
+const Variant *chosen_variant(void);
+void run_work(Work *work);
+static inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 static inline int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
 

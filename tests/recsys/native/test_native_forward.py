@@ -52,7 +52,7 @@ def torch_twin(model):
 
 def native_of(model):
     ready = TreeModel(model)
-    assert ready._native_decoder() is not None
+    assert ready.native is not None
     return ready
 
 
@@ -214,7 +214,7 @@ def test_all_modes_give_the_bits_of_beam_search():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_torch_path_keeps_its_bits_in_a_batch(architecture):
-    """Decision 2, for machines without the library: with slots reserved, as the service does."""
+    """Decision 2, for models that the library does not cover: with slots reserved."""
     ready = torch_twin(tiny_model(architecture))
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
     prompts = random_prompts(np.random.default_rng(3), 5, 40)
@@ -281,7 +281,7 @@ def test_changed_weights_are_packed_again(way):
 
 def test_a_model_is_packed_once_for_all_its_users():
     model = tiny_model("llama")
-    assert native_of(model)._native_decoder() is native_of(model)._native_decoder()
+    assert native_of(model).native is native_of(model).native
 
 
 def hooked(model):
@@ -303,12 +303,12 @@ def hooked(model):
 )
 def test_torch_runs_what_is_not_covered(make):
     model = make()
-    assert TreeModel(model)._native_decoder() is None
+    assert TreeModel(model).native is None
     logits_of(TreeModel(model), [np.arange(1, 9)], random_tree(1, 1, [4]))
 
 
 def test_the_variable_leaves_the_library_unused():
-    assert torch_twin(tiny_model("llama"))._native_decoder() is None
+    assert torch_twin(tiny_model("llama")).native is None
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_indices_outside_are_refused(name, change):
     model = tiny_model("llama", rope_parameters={
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0,
     })  # fmt: skip
-    ready = native_of(model)._native_decoder()
+    ready = native_of(model).native
     with pytest.raises(IndexError, match=name):
         ready.run(**one_pass(**change))
 
@@ -345,7 +345,7 @@ def test_indices_outside_are_refused(name, change):
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(change):
-    ready = native_of(tiny_model("llama"))._native_decoder()
+    ready = native_of(tiny_model("llama")).native
     with pytest.raises(ValueError, match="do not fit together"):
         ready.run(**one_pass(**change))
 
@@ -388,3 +388,17 @@ def test_packed_weights_go_with_their_model():
 
 def test_strange_objects_are_not_covered():
     assert native.reason_against(SimpleNamespace()) is not None
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 33, 1000])
+def test_sums_of_probabilities_equal_torch(count, variant):
+    logits = torch.randn(5, 2, count) * 20
+    logits[0, 0] = -torch.inf
+    logits[1, 0, count // 2] = torch.nan
+    logits[2, 0, 0] = -torch.inf
+    found = native.log_sum_exp(logits)
+    torch.testing.assert_close(found, logits.logsumexp(-1), equal_nan=True)
+    assert torch.equal(native.log_sum_exp(logits[3:4]), found[3:4])
+    assert torch.equal(
+        native.log_sum_exp(logits.expand(3, -1, -1, -1)[:, 3:, 1])[2, 0], found[3, 1]
+    )
