@@ -1,6 +1,7 @@
 /* Random models and passes for a build with sanitizers: every array has exactly its size, so that
  * any access outside is found, and some weights are NaN or infinite. Each request is run in its
- * batch and alone, on every instruction set and with several threads, and must give the same bits.
+ * batch and alone, on every instruction set and with several threads, and must give the same bits;
+ * so must whole searches.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +12,8 @@
 
 int64_t recsys_workspace(const Model *model, const Pass *pass);
 int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place);
+int64_t recsys_search_workspace(const Model *model, const Trie *trie, const Search *search);
+int64_t recsys_search(const Model *model, const Trie *trie, const Search *search, int64_t *place);
 const char *recsys_variant(int64_t place);
 void recsys_choose(int64_t place);
 
@@ -178,12 +181,113 @@ static void one_case(void) {
     release();
 }
 
+/* A trie whose states have up to four children, and symbols of both sizes. */
+static Trie make_trie(const Model *m, int64_t *states, int64_t *starts) {
+    enum { LEVELS = 3, MOST = 1 + 4 + 16 + 64 };
+    int32_t *first = keep(malloc((MOST + 1) * sizeof(int32_t)));
+    int64_t begin = 0, end = 1, next = 1;
+    starts[0] = 0;
+    for (int64_t depth = 0; depth < LEVELS; depth++) {
+        for (int64_t s = begin; s < end; s++) {
+            first[s] = (int32_t)next;
+            next += 1 + (int64_t)draw(4);
+        }
+        begin = end;
+        end = next;
+        starts[depth + 1] = begin;
+    }
+    const int64_t inner = begin;
+    first[inner] = (int32_t)next;
+    Trie trie = {LEVELS, (int64_t)draw(2), keep(malloc((size_t)(inner + 1) * sizeof(int32_t))), 0,
+                 integers(4, (uint64_t)m->vocabulary)};
+    memcpy((void *)trie.first_child, first, (size_t)(inner + 1) * sizeof(int32_t));
+    int16_t *narrow = keep(calloc((size_t)next, sizeof(int16_t)));
+    int32_t *wide = keep(calloc((size_t)next, sizeof(int32_t)));
+    for (int64_t s = 0; s < inner; s++)
+        for (int32_t c = first[s]; c < first[s + 1]; c++)
+            narrow[c] = (int16_t)(wide[c] = c - first[s]);
+    trie.symbol = trie.wide ? (const void *)wide : (const void *)narrow;
+    *states = next;
+    return trie;
+}
+
+static void search(const Model *m, const Trie *trie, Search s, int64_t *state, float *score) {
+    int64_t place = 0;
+    s.state = state;
+    s.score = score;
+    s.rest = floats(s.batch, 0);
+    s.finite = keep(malloc((size_t)s.batch));
+    s.cache = floats(cache_size(m, s.batch, s.slots), 0);
+    s.cache_values = s.batch * s.slots * m->kv_heads * m->head_size;
+    s.cache_layer = 2 * s.cache_values;
+    const size_t bytes = (size_t)recsys_search_workspace(m, trie, &s);
+    if (posix_memalign(&s.workspace, 64, bytes)) abort();
+    memset(s.workspace, 0xff, bytes);
+    if (recsys_search(m, trie, &s, &place) != FINE) abort();
+    free(s.workspace);
+}
+
+static void one_search(void) {
+    const Model m = make_model();
+    int64_t states, starts[4];
+    const Trie trie = make_trie(&m, &states, starts);
+    Search s = {.batch = 1 + (int64_t)draw(4), .longest = 30, .prompt = 32, .threads = 2};
+    s.token = integers(s.batch * s.longest, (uint64_t)m.vocabulary);
+    int64_t *length = integers(s.batch, 30), *width = integers(3, 12);
+    for (int64_t b = 0; b < s.batch; b++) length[b]++;
+    for (int i = 0; i < 3; i++) width[i]++;
+    s.length = length;
+    s.cached = integers(s.batch, 1);
+    s.width = width;
+    s.slots = s.prompt + width[0] + width[1];
+    s.window[draw(2)] = (int64_t)draw(9);
+    const uint8_t **allowed = keep(calloc((size_t)s.batch, sizeof(uint8_t *)));
+    for (int64_t b = 0; b < s.batch; b++)
+        if (draw(2)) {
+            uint8_t *flags = keep(malloc((size_t)states));
+            for (int64_t i = 0; i < states; i++) flags[i] = draw(4) > 0;
+            allowed[b] = flags;
+        }
+    if (draw(2)) s.allowed = allowed;
+    const int64_t *dead[3] = {0};
+    int64_t dead_count[3] = {0};
+    for (int d = 0; d < 3; d++) {
+        int64_t *some = integers(s.batch * (dead_count[d] = (int64_t)draw(2)), 4);
+        for (int64_t i = 0; i < s.batch * dead_count[d]; i++) some[i] += starts[d + 1];
+        dead[d] = some;
+    }
+    s.dead = dead;
+    s.dead_count = dead_count;
+    int64_t *state = integers(s.batch * width[2], 1), *one = integers(width[2], 1);
+    float *score = floats(s.batch * width[2], 0), *own = floats(width[2], 0);
+    search(&m, &trie, s, state, score);
+    for (int64_t b = 0; b < s.batch; b++) {
+        Search alone = s;
+        const int64_t *its[3];
+        alone.batch = 1;
+        alone.token += b * s.longest;
+        alone.length += b;
+        alone.cached += b;
+        if (s.allowed) alone.allowed += b;
+        for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
+        alone.dead = its;
+        search(&m, &trie, alone, one, own);
+        if (memcmp(one, state + b * width[2], (size_t)width[2] * sizeof(int64_t)) ||
+            memcmp(own, score + b * width[2], (size_t)width[2] * sizeof(float))) {
+            fprintf(stderr, "search %d differs alone\n", (int)b);
+            exit(1);
+        }
+    }
+    release();
+}
+
 int main(int count, char **arguments) {
     const int cases = count > 1 ? atoi(arguments[1]) : 100;
     for (int i = 0; i < cases; i++) {
         state = (uint64_t)i * 7919 + 1;
         strange = i % 4 == 3 ? 40 : 0;
         one_case();
+        one_search();
     }
     printf("%d cases\n", cases);
     return 0;
