@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,9 +108,9 @@ def _run(
         cached=kept,
         width=width,
         window=(ctypes.c_int64 * 2)(*(window or 0 for window in model.mask_kinds.values())),
-        allowed=ctypes.cast(allowed, ctypes.c_void_p),
-        dead=ctypes.cast(dead, ctypes.c_void_p),
-        dead_count=ctypes.cast(dead_count, ctypes.c_void_p),
+        allowed=_address(allowed),
+        dead=_address(dead),
+        dead_count=_address(dead_count),
         cache=cache.buffer.data_ptr(),
         cache_layer=cache.buffer.stride(0),
         cache_values=cache.buffer.stride(1),
@@ -130,6 +131,10 @@ def _run(
     )
     nothing = torch.zeros_like(states)  # nobody asks for the last tokens and parents
     return Frontier(states, scores, nothing, nothing, scores, rest), finite
+
+
+def _address(array: ctypes.Array[Any] | None) -> int | None:
+    return None if array is None else ctypes.addressof(array)
 
 
 def _allowed(allowed: Allowed | None, batch: int) -> ctypes.Array[ctypes.c_void_p] | None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from recsys.models.architectures import after_head, check_architecture, exact_positions
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.prefix_store import PrefixStore
-from recsys.native.decoder import NativeDecoder, native_model
+from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 
 # In torch on a CPU, a matrix product of one to three rows uses another kernel, which rounds
 # differently, than the same rows in a larger product. So queries and rows are padded to multiples
@@ -67,6 +67,7 @@ class TreeModel:
     """
 
     find_graph: FindPass | None = None
+    _native: NativeModel | None = None
 
     def __init__(
         self,

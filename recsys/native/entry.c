@@ -6,27 +6,46 @@
 #include "native.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+
 extern const Variant variant_v4, variant_v3, variant_v2;
 #else
 extern const Variant variant_base;
 #endif
 
+#if defined(__x86_64__)
+/* The level of x86-64 that processor and operating system have: 4, 3 or 2. The compilers' own test
+ * (__builtin_cpu_supports) does not work with every one of them. */
+static int find_level(void) {
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 2;
+    const int fma = c >> 12 & 1, saves = c >> 27 & 1, f16 = c >> 29 & 1;
+    if (!fma || !saves || !f16 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 2;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    const unsigned v3 = 1u << 3 | 1u << 5 | 1u << 8;                           /* BMI, AVX2, BMI2 */
+    const unsigned v4 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31; /* F DQ CD BW VL */
+    if ((low & 0x6) != 0x6 || (b & v3) != v3) return 2;
+    return (low & 0xe6) == 0xe6 && (b & v4) == v4 ? 4 : 3;
+}
+
+static int level(void) {
+    static _Atomic int known; /* asking the processor takes long in a virtual machine */
+    if (!known) known = find_level();
+    return known;
+}
+#endif
+
 /* The instruction sets that this processor has, best first, then NULL. */
 static const Variant *available(int64_t place) {
-    const Variant *found[4] = {0};
-    int count = 0;
+    if (place < 0) return 0;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        found[count++] = &variant_v4;
-    if (v3) found[count++] = &variant_v3;
-    found[count++] = &variant_v2;
+    const Variant *all[] = {&variant_v4, &variant_v3, &variant_v2};
+    place += 4 - level();
 #else
-    found[count++] = &variant_base;
+    const Variant *all[] = {&variant_base};
 #endif
-    return place >= 0 && place < count ? found[place] : 0;
+    const int64_t count = sizeof(all) / sizeof(all[0]);
+    return place < count ? all[place] : 0;
 }
 
 static _Atomic int64_t chosen; /* 0: the best */
@@ -94,7 +113,7 @@ enum { MOST_THREADS = 64 };
 
 static int64_t useful_threads(const Work *work) {
     const Model *m = work->model;
-    const double width = (double)m->heads * m->head_size * 2 + (double)m->kv_heads * m->head_size * 2;
+    const double width = 2.0 * (double)((m->heads + m->kv_heads) * m->head_size);
     const double products = (double)work->row_count * (double)m->layers * (double)m->hidden *
                             (width + 3.0 * (double)m->inner);
     int64_t threads = work->pass->threads < MOST_THREADS ? work->pass->threads : MOST_THREADS;
@@ -205,5 +224,6 @@ int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place) {
 
 /* log(sum(exp(logits))) of each of (rows, count) logits. */
 void recsys_log_sum_exp(const float *logits, int64_t rows, int64_t count, float *out) {
-    for (int64_t r = 0; r < rows; r++) out[r] = chosen_variant()->log_sum_exp(logits + r * count, count);
+    const Variant *variant = chosen_variant();
+    for (int64_t r = 0; r < rows; r++) out[r] = variant->log_sum_exp(logits + r * count, count);
 }

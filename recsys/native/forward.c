@@ -116,7 +116,7 @@ static void any_tile(int64_t rows, const Linear *w, const float *a, int64_t a_ro
     }
 }
 
-/* c = a W^T + bias, or c += it. Rows of c have `width` floats that may be written; with `add`, width
+/* c = a W^T + bias, or c += it. Rows of c have `width` floats that may be written; with `add`, it
  * is a multiple of PANEL. */
 static void multiply(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
                      int64_t c_row, int64_t width, int add) {
@@ -353,7 +353,8 @@ static void attention(const Work *work, int64_t index, const int64_t *rows, int6
                       Scratch *s) {
     const Model *model = work->model;
     const Pass *pass = work->pass;
-    const int64_t group = model->heads / model->kv_heads, row = padded(model->heads * model->head_size);
+    const int64_t group = model->heads / model->kv_heads;
+    const int64_t row = padded(model->heads * model->head_size);
     for (int64_t first = 0, end; first < count; first = end) {
         const int64_t request = work->rows[rows[first]].request;
         for (end = first; end < count && work->rows[rows[end]].request == request;) end++;
@@ -432,8 +433,9 @@ static void finish(const Work *work, int64_t first, int64_t end, Scratch *s) {
                    (size_t)hidden * sizeof(float));
         run_layer(work, model->layers - 1, work->wanted + at, count, s->x, s);
         normalize(model, model->norm, s->x, count, s->normed);
-        multiply(&model->head, s->normed, hidden, count, work->pass->logits + at * model->vocabulary,
-                 model->vocabulary, model->vocabulary, 0);
+        float *logits = work->pass->logits + at * model->vocabulary;
+        multiply(&model->head, s->normed, hidden, count, logits, model->vocabulary,
+                 model->vocabulary, 0);
     }
 }
 

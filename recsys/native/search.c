@@ -40,7 +40,8 @@ typedef struct {
 
 static int64_t widest(const Trie *trie, const Search *search) {
     int64_t most = 1;
-    for (int64_t d = 0; d < trie->levels; d++) most = search->width[d] > most ? search->width[d] : most;
+    for (int64_t d = 0; d < trie->levels; d++)
+        if (search->width[d] > most) most = search->width[d];
     return most;
 }
 
@@ -153,8 +154,8 @@ static void add_beams(Run *run, int64_t depth, int64_t first) {
             memcpy(run->path + run->work.row_count * levels, path, (size_t)depth * sizeof(int32_t));
             run->wanted[run->work.wanted_count] = run->work.row_count;
             beams->logits[i] = run->work.wanted_count++;
-            add_row(run, b, token_of(run->trie, beams->state[i]), run->search->length[b] + depth - 1,
-                    first + i);
+            const int64_t position = run->search->length[b] + depth - 1;
+            add_row(run, b, token_of(run->trie, beams->state[i]), position, first + i);
         }
     }
 }

@@ -32,10 +32,10 @@ class NativeLibrary(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         module = self._build_module()
-        module.LIBRARY.unlink(missing_ok=True)
         try:
-            module.build()
+            module.build()  # replaces the file at once: running processes keep the one they have
         except (module.BuildError, OSError) as error:
+            module.LIBRARY.unlink(missing_ok=True)  # of other sources, perhaps
             self.app.display_warning(f"the native library was not built: {error}")
             return
         build_data["artifacts"].append(module.LIBRARY.relative_to(self.root).as_posix())
