@@ -1,15 +1,15 @@
 """Plain beam search as one call of the native library, without a return to Python between passes.
 
 It keeps what it computes of a prompt, counts its work and answers as `recsys.decoding.beam` does,
-whose search is its reference. Samples, boosts, candidates, sums over the allowed tokens, rows of
-unequal lengths and captured passes are left to that search.
+whose search is its reference. Samples, boosts, sums over the allowed tokens, rows of unequal
+lengths and captured passes are left to that search.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.constraint.restrictions import Allowed, Excluded
-from recsys.constraint.trie import ItemTrie
-from recsys.decoding.expand import Frontier
+from recsys.decoding.expand import Frontier, TokenLogits
 from recsys.decoding.output import DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.tree import require_finite
@@ -30,8 +29,7 @@ def searches_natively(search: Search) -> bool:
     """Whether `native_search` covers this search."""
     step, model = search.step, search.model
     return (
-        search.rows is None
-        and step.noise is None
+        step.noise is None
         and step.gains is None
         and step.normalize == "vocabulary"
         and step.trie.source.end is None
@@ -40,23 +38,40 @@ def searches_natively(search: Search) -> bool:
     )
 
 
-def native_search(search: Search, widths: Sequence[int]) -> tuple[Frontier, list[DecodeStats]]:
-    """The last frontier of a plain beam search that keeps `widths` beams a level, and its work.
+@dataclass(frozen=True)
+class Found:
+    """What a search returns.
+
+    Attributes:
+        frontier: complete sequences; its tokens and parents are 0.
+        stats: of each request.
+        candidate_scores: (B, C) of the search's candidates, or None.
+    """
+
+    frontier: Frontier
+    stats: list[DecodeStats]
+    candidate_scores: torch.Tensor | None
+
+
+def native_search(search: Search, widths: Sequence[int]) -> Found:
+    """A plain beam search that keeps `widths` beams a level.
 
     Raises:
         NonFiniteError: as `beam_search`.
     """
-    model, prompts, trie = search.model, search.prompts, search.step.trie.source
-    store, nodes = model.prefixes, sum(widths[:-1])
+    model, prompts, rows = search.model, search.prompts, search.rows
+    store, nodes = model.prefixes, sum(widths[:-1]) + (0 if rows is None else rows.width)
     slots = max(prompts.host_tokens.shape[1], prompts.slots)
     cached = np.zeros(len(search), np.int64)
     version, tokens, lengths = model.version, prompts.host_tokens, prompts.host_lengths
     with model.pool.lend(len(search), slots, nodes) as cache:
-        with nullcontext() if store is None else store.lookup(version, tokens, lengths) as hit:
-            if store is not None and hit is not None:
+        if store is not None:
+            with store.lookup(version, tokens, lengths) as hit:
                 store.load(hit, cache.buffer)
                 cached = hit.cached
-        frontier, finite = _run(search, widths, trie, cache, cached)
+        call = _Call(search, widths, cache, cached)
+        frontier, finite, first = call.run()
+        scores = None if rows is None or first is None else rows.scores(first)
         if store is not None:
             store.insert(version, tokens, lengths, cache.buffer, finite)
         cache.note(finite.all())
@@ -71,66 +86,84 @@ def native_search(search: Search, widths: Sequence[int]) -> tuple[Frontier, list
             )
             for length, kept in zip(lengths.tolist(), cached.tolist(), strict=True)
         ]
-    return frontier, stats
+    return Found(frontier, stats, scores)
 
 
-def _run(
-    search: Search,
-    widths: Sequence[int],
-    trie: ItemTrie,
-    cache: SlotCache,
-    cached: NDArray[np.int64],
-) -> tuple[Frontier, torch.Tensor]:
-    """Call the library; returns the last frontier and (B,) whether all logits were finite."""
-    model, prompts, batch = search.model, search.prompts, len(search)
-    decoder = model.native
-    if decoder is None:
-        raise RuntimeError("the model is not run by the native library")
-    decoder.reach(int(prompts.host_lengths.max()) + trie.num_levels)
-    arrays = [
-        np.ascontiguousarray(a, np.int64)
-        for a in (prompts.host_tokens, prompts.host_lengths, cached, widths, trie.alphabet)
-    ]
-    token, length, kept, width, alphabet = (a.ctypes.data for a in arrays)
-    first_child, symbol = (np.ascontiguousarray(a) for a in (trie.first_child, trie.symbol))
-    shape = (batch, widths[-1])
-    states, scores = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
-    rest, finite = torch.empty((batch, 1)), torch.empty(batch, dtype=torch.bool)
-    allowed = _allowed(search.step.allowed, batch)
-    dead, dead_count = _dead(search.step.excluded, trie.num_levels)
-    call = library.Search(
-        batch=batch,
-        longest=prompts.host_tokens.shape[1],
-        slots=cache.slots,
-        prompt=cache.prompt,
-        token=token,
-        length=length,
-        cached=kept,
-        width=width,
-        window=(ctypes.c_int64 * 2)(*(window or 0 for window in model.mask_kinds.values())),
-        allowed=_address(allowed),
-        dead=_address(dead),
-        dead_count=_address(dead_count),
-        cache=cache.buffer.data_ptr(),
-        cache_layer=cache.buffer.stride(0),
-        cache_values=cache.buffer.stride(1),
-        state=states.data_ptr(),
-        score=scores.data_ptr(),
-        rest=rest.data_ptr(),
-        finite=finite.data_ptr(),
-    )
-    decoder.search(
-        library.Trie(
-            levels=trie.num_levels,
-            wide=symbol.dtype == np.int32,
-            first_child=first_child.ctypes.data,
-            symbol=symbol.ctypes.data,
+class _Call:
+    """One call of the library; the attributes keep the arrays that it reads and writes."""
+
+    def __init__(
+        self,
+        search: Search,
+        widths: Sequence[int],
+        cache: SlotCache,
+        cached: NDArray[np.int64],
+    ) -> None:
+        """Lay out the arguments."""
+        batch, prompts, self._trie = len(search), search.prompts, search.step.trie
+        source = self._trie.source
+        self._decoder = search.model.native
+        numbers = (prompts.host_tokens, prompts.host_lengths, cached, widths, source.alphabet)
+        self._numbers = [np.ascontiguousarray(a, np.int64) for a in numbers]
+        token, length, kept, width, alphabet = (a.ctypes.data for a in self._numbers)
+        self._states = torch.empty((batch, widths[-1]), dtype=torch.int64)
+        self._scores, self._rest = torch.empty((batch, widths[-1])), torch.empty((batch, 1))
+        self._finite = torch.empty(batch, dtype=torch.bool)
+        self._allowed = _allowed(search.step.allowed, batch)
+        self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
+        self._call = library.Search(
+            batch=batch,
+            longest=prompts.host_tokens.shape[1],
+            slots=cache.slots,
+            prompt=cache.prompt,
+            token=token,
+            length=length,
+            cached=kept,
+            width=width,
+            window=(ctypes.c_int64 * 2)(*(w or 0 for w in search.model.mask_kinds.values())),
+            allowed=_address(self._allowed),
+            dead=_address(self._dead),
+            dead_count=_address(self._dead_count),
+            cache=cache.buffer.data_ptr(),
+            cache_layer=cache.buffer.stride(0),
+            cache_values=cache.buffer.stride(1),
+            state=self._states.data_ptr(),
+            score=self._scores.data_ptr(),
+            rest=self._rest.data_ptr(),
+            finite=self._finite.data_ptr(),
+        )
+        self._first: torch.Tensor | None = None
+        if (rows := search.rows) is not None:
+            self._extra = [t.contiguous() for t in (rows.tokens, rows.parents, rows.depth)]
+            self._first = torch.empty((batch, 1 + rows.width, search.model.vocabulary_size))
+            self._call.extra = rows.width
+            for name, given in zip(("token", "parent", "depth"), self._extra, strict=True):
+                setattr(self._call, f"extra_{name}", given.data_ptr())
+            self._call.extra_logits = self._first.data_ptr()
+        self._arrays = [np.ascontiguousarray(a) for a in (source.first_child, source.symbol)]
+        self._native_trie = library.Trie(
+            levels=source.num_levels,
+            wide=source.symbol.dtype == np.int32,
+            first_child=self._arrays[0].ctypes.data,
+            symbol=self._arrays[1].ctypes.data,
             alphabet=alphabet,
-        ),
-        call,
-    )
-    nothing = torch.zeros_like(states)  # nobody asks for the last tokens and parents
-    return Frontier(states, scores, nothing, nothing, scores, rest), finite
+        )
+        self._positions = int(prompts.host_lengths.max()) + source.num_levels
+
+    def run(self) -> tuple[Frontier, torch.Tensor, TokenLogits | None]:
+        """The last frontier; (B,) whether all logits were finite; those of the candidates."""
+        if self._decoder is None:
+            raise RuntimeError("the model is not run by the native library")
+        self._decoder.reach(self._positions)
+        self._decoder.search(self._native_trie, self._call)
+        finite, first = self._finite, None
+        if self._first is not None:
+            first = TokenLogits.of(self._first, self._trie)
+            finite = finite & first.total.isfinite().all(1)
+        nothing = torch.zeros_like(self._states)
+        scores = self._scores
+        frontier = Frontier(self._states, scores, nothing, nothing, scores, self._rest)
+        return frontier, finite, first
 
 
 def _address(array: ctypes.Array[Any] | None) -> int | None:

@@ -57,7 +57,8 @@ class NativeDecoder:
         self._lock = threading.Lock()
         config = model.config.get_text_config()
         first = self._decoder.layers[0].self_attn
-        layers = [self._layer(layer, config, i) for i, layer in enumerate(self._decoder.layers)]
+        used = self._decoder.layers[: config.num_hidden_layers]
+        layers = [self._layer(layer, config, i) for i, layer in enumerate(used)]
         weights = self._decoder.embed_tokens.weight.detach()
         self._model = Model(
             layers=len(layers),
@@ -346,13 +347,15 @@ def reason_against(model: Any) -> str | None:
     activation = getattr(config, "hidden_act", None)
     if activation not in ("silu", "swish"):
         return f"its activation is {activation!r}"
-    kinds = (nn.Linear, nn.Embedding)
-    plain = (m for m in model.modules() if getattr(m, "weight", None) is not None)
     for module in model.modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            return "a module has hooks"
-    if any(not isinstance(m, kinds) and not type(m).__name__.endswith("RMSNorm") for m in plain):
-        return "a layer is neither linear nor a norm"
+        kind = type(module)
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return "a module has hooks or a forward of its own"
+        known = kind in (nn.Linear, nn.Embedding) or kind.__name__.endswith(
+            ("PackedLinear", "RMSNorm")
+        )
+        if getattr(module, "weight", None) is not None and not known:
+            return f"it has a {kind.__name__}"
     return None
 
 

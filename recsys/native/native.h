@@ -72,7 +72,14 @@ typedef struct {
     const uint8_t *const *allowed; /* (batch,) flags of states, each NULL for all; NULL: all */
     const int64_t *const *dead;    /* (levels,) states that are excluded, ascending, or NULL */
     const int64_t *dead_count;     /* (levels,) how many per request */
-    float *cache;                  /* as in Pass */
+    /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
+     * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
+     * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
+     * prompt and the nodes (padding: the prompt's), unless it is NULL. */
+    int64_t extra;
+    const int64_t *extra_token, *extra_parent, *extra_depth;
+    float *extra_logits;
+    float *cache; /* as in Pass */
     int64_t cache_layer, cache_values;
     void *workspace;
     /* The result: (batch, width of the last level), ascending by state, then NO_STATE. */

@@ -48,7 +48,8 @@ static int64_t widest(const Trie *trie, const Search *search) {
 /* Rows of the largest pass. */
 static int64_t most_rows(const Trie *trie, const Search *search) {
     int64_t prompts = 0;
-    for (int64_t b = 0; b < search->batch; b++) prompts += search->length[b] - search->cached[b];
+    for (int64_t b = 0; b < search->batch; b++)
+        prompts += search->length[b] - search->cached[b] + search->extra + 1;
     const int64_t nodes = search->batch * widest(trie, search);
     return prompts > nodes ? prompts : nodes;
 }
@@ -122,18 +123,41 @@ static void add_row(Run *run, int64_t request, int64_t token, int64_t position, 
     run->write[place] = request * run->search->slots + slot;
 }
 
+/* The extra nodes of a request, behind the row of its prompt's last token. */
+static void add_extra(Run *run, int64_t b, int64_t last) {
+    const Search *search = run->search;
+    const int64_t levels = run->trie->levels;
+    for (int64_t i = b * search->extra; i < (b + 1) * search->extra; i++) {
+        const int64_t depth = search->extra_depth[i], parent = search->extra_parent[i];
+        const int64_t slot = search->prompt + i - b * search->extra;
+        if (search->extra_token[i] < 0) {
+            run->wanted[run->work.wanted_count++] = last;
+            continue;
+        }
+        int32_t *path = run->path + run->work.row_count * levels;
+        if (parent >= 0)
+            memcpy(path, run->path + (last + 1 + parent) * levels,
+                   (size_t)(depth - 1) * sizeof(int32_t));
+        path[depth - 1] = (int32_t)slot;
+        run->wanted[run->work.wanted_count++] = run->work.row_count;
+        add_row(run, b, search->extra_token[i], search->length[b] + depth - 1, slot);
+    }
+}
+
 /* The first pass: what is not cached of the prompts, with logits of their last tokens. */
 static void add_prompts(Run *run) {
     const Search *search = run->search;
     for (int64_t b = 0; b < search->batch; b++) {
         for (int64_t p = search->cached[b]; p < search->length[b]; p++)
             add_row(run, b, search->token[b * search->longest + p], p, p);
-        run->wanted[run->work.wanted_count] = run->work.row_count - 1;
+        const int64_t last = run->work.row_count - 1;
+        run->wanted[run->work.wanted_count] = last;
         Beams *root = &run->beams[b];
         root->count = 1;
         root->state[0] = 0;
         root->score[0] = 0;
         root->logits[0] = run->work.wanted_count++;
+        add_extra(run, b, last);
     }
 }
 
@@ -221,7 +245,7 @@ static void expand(Run *run, int64_t b, int64_t depth) {
     const int64_t *dead = dead_count ? search->dead[depth] + b * dead_count : 0;
     int64_t found = 0, next_dead = 0;
     for (int64_t i = 0; i < beams->count; i++) {
-        const float *logits = run->logits + beams->logits[i] * vocabulary;
+        const float *logits = run->pass.logits + beams->logits[i] * vocabulary;
         const float total = chosen_variant()->log_sum_exp(logits, vocabulary);
         if (!isfinite(total)) search->finite[b] = 0;
         const int32_t *children = trie->first_child + beams->state[i];
@@ -261,7 +285,7 @@ static int64_t check(const Model *model, const Trie *trie, const Search *search,
     int64_t nodes = 0;
     for (int64_t d = 0; d + 1 < trie->levels; d++) nodes += search->width[d];
     *place = 0;
-    if (search->prompt + nodes > search->slots) return BAD_SLOT;
+    if (search->prompt + search->extra + nodes > search->slots) return BAD_SLOT;
     for (int64_t b = 0; b < search->batch; b++) {
         const int64_t length = search->length[b];
         *place = b;
@@ -271,6 +295,16 @@ static int64_t check(const Model *model, const Trie *trie, const Search *search,
         for (int64_t p = 0; p < length; p++) {
             const int64_t token = search->token[b * search->longest + p];
             if (token < 0 || token >= model->vocabulary) return BAD_TOKEN;
+        }
+        int64_t real = 0; /* nodes before the padding */
+        for (int64_t i = 0; i < search->extra; i++) {
+            const int64_t at = b * search->extra + i, parent = search->extra_parent[at];
+            if (search->extra_token[at] < 0) continue;
+            if (search->extra_token[at] >= model->vocabulary || real++ != i) return BAD_TOKEN;
+            if (parent < -1 || parent >= i) return BAD_ROW;
+            const int64_t above = parent < 0 ? 0 : search->extra_depth[at - i + parent];
+            if (search->extra_depth[at] != above + 1) return BAD_ROW;
+            if (search->extra_depth[at] >= trie->levels) return BAD_POSITION;
         }
     }
     return FINE;
@@ -283,7 +317,7 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
     if (wrong != FINE) return wrong;
     Run run = {.model = model, .trie = trie, .search = search};
     lay_out(&run, search->workspace);
-    int64_t first = search->prompt;
+    int64_t first = search->prompt + search->extra;
     for (int64_t b = 0; b < search->batch; b++) {
         search->rest[b] = -INFINITY;
         search->finite[b] = 1;
@@ -297,6 +331,7 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
             first += search->width[depth - 1];
         }
         run.pass.view = first;
+        run.pass.logits = depth == 0 && search->extra_logits ? search->extra_logits : run.logits;
         if (run.work.row_count) run_work(&run.work);
         for (int64_t b = 0; b < search->batch; b++) expand(&run, b, depth);
         Beams *before = run.beams;

@@ -217,6 +217,7 @@ static void search(const Model *m, const Trie *trie, Search s, int64_t *state, f
     s.score = score;
     s.rest = floats(s.batch, 0);
     s.finite = keep(malloc((size_t)s.batch));
+    s.extra_logits = floats(s.batch * (1 + s.extra) * m->vocabulary, 0);
     s.cache = floats(cache_size(m, s.batch, s.slots), 0);
     s.cache_values = s.batch * s.slots * m->kv_heads * m->head_size;
     s.cache_layer = 2 * s.cache_values;
@@ -239,7 +240,21 @@ static void one_search(void) {
     s.length = length;
     s.cached = integers(s.batch, 1);
     s.width = width;
-    s.slots = s.prompt + width[0] + width[1];
+    s.extra = (int64_t)draw(6);
+    int64_t *extra_token = integers(s.batch * s.extra, (uint64_t)m.vocabulary);
+    int64_t *extra_parent = integers(s.batch * s.extra, 1);
+    int64_t *extra_depth = integers(s.batch * s.extra, 1);
+    for (int64_t i = 0; i < s.batch * s.extra; i++) {
+        const int64_t place = i % s.extra, above = place ? (int64_t)draw((uint64_t)place) : -1;
+        const int below = above >= 0 && extra_depth[i - place + above] == 1 && draw(2);
+        extra_parent[i] = below ? above : -1;
+        extra_depth[i] = below ? 2 : 1;
+        if (place > 2) extra_token[i] = -1;
+    }
+    s.extra_token = extra_token;
+    s.extra_parent = extra_parent;
+    s.extra_depth = extra_depth;
+    s.slots = s.prompt + s.extra + width[0] + width[1];
     s.window[draw(2)] = (int64_t)draw(9);
     const uint8_t **allowed = keep(calloc((size_t)s.batch, sizeof(uint8_t *)));
     for (int64_t b = 0; b < s.batch; b++)
@@ -268,6 +283,9 @@ static void one_search(void) {
         alone.token += b * s.longest;
         alone.length += b;
         alone.cached += b;
+        alone.extra_token += b * s.extra;
+        alone.extra_parent += b * s.extra;
+        alone.extra_depth += b * s.extra;
         if (s.allowed) alone.allowed += b;
         for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
         alone.dead = its;
