@@ -465,7 +465,14 @@ static void forward(const Work *work, int64_t thread, int64_t threads) {
 /* log(sum(exp(logits))); NaN if any is NaN. */
 static float log_sum_exp(const float *logits, int64_t count) {
     float most = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    Vector highest = all(-INFINITY);
+    int64_t place = 0;
+    for (; place + WIDTH <= count; place += WIDTH) {
+        const Vector part = load(logits + place);
+        highest = pick(part > highest, part, highest);
+    }
+    for (int lane = 0; lane < WIDTH; lane++) most = highest[lane] > most ? highest[lane] : most;
+    for (; place < count; place++) most = logits[place] > most ? logits[place] : most;
     const float shift = most > -INFINITY ? most : 0;
     Vector sums = {0};
     for (int64_t i = 0; i < count; i += WIDTH) {

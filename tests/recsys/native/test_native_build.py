@@ -49,6 +49,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
 
 def test_the_reason_for_torch_is_given(monkeypatch, tmp_path):
+    monkeypatch.delenv(library.OFF, raising=False)
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
     library._loaded.cache_clear()
     try:
