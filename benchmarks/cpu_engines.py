@@ -170,7 +170,7 @@ def measure(
     start = time.perf_counter()
     for engine in engines.values():
         engine(prompts)
-    rounds = int(np.clip(seconds / (time.perf_counter() - start), 4, 60))
+    rounds = int(np.clip(seconds / (time.perf_counter() - start), 3, 60))
     sides = {name: Side(partial(_run, engine, prompts)) for name, engine in engines.items()}
     times = time_interleaved(sides, rounds)
     return {

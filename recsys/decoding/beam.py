@@ -54,8 +54,7 @@ def beam_search(
         return no_answers(search, num_beams)
     step, widths = search.step, search.widths(num_beams)  # known before the first pass
     if searches_natively(search):
-        found = native_search(search, widths)
-        return finish(found.frontier, step, num_beams, found.stats, found.candidate_scores)
+        return native_search(search, widths, num_beams)
     with search.tree(sum(widths[:-1])) as tree:
         if search.rows is not None:
             search.rows.add_to(tree)

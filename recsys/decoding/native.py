@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.constraint.restrictions import Allowed, Excluded
-from recsys.decoding.expand import Frontier, TokenLogits
-from recsys.decoding.output import DecodeStats
+from recsys.decoding.expand import TokenLogits
+from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.tree import require_finite
 from recsys.models.cache import SlotCache
@@ -38,29 +37,14 @@ def searches_natively(search: Search) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search returns.
-
-    Attributes:
-        frontier: complete sequences; its tokens and parents are 0.
-        stats: of each request.
-        candidate_scores: (B, C) of the search's candidates, or None.
-    """
-
-    frontier: Frontier
-    stats: list[DecodeStats]
-    candidate_scores: torch.Tensor | None
-
-
-def native_search(search: Search, widths: Sequence[int]) -> Found:
-    """A plain beam search that keeps `widths` beams a level.
+def native_search(search: Search, widths: Sequence[int], num_beams: int) -> Beams:
+    """A plain beam search that keeps `widths` beams a level; the answer is padded to `num_beams`.
 
     Raises:
         NonFiniteError: as `beam_search`.
     """
-    model, prompts, rows = search.model, search.prompts, search.rows
-    store, nodes = model.prefixes, sum(widths[:-1]) + (0 if rows is None else rows.width)
+    model, prompts, store = search.model, search.prompts, search.model.prefixes
+    nodes = sum(widths[:-1]) + (0 if search.rows is None else search.rows.width)
     slots = max(prompts.host_tokens.shape[1], prompts.slots)
     cached = np.zeros(len(search), np.int64)
     version, tokens, lengths = model.version, prompts.host_tokens, prompts.host_lengths
@@ -69,9 +53,8 @@ def native_search(search: Search, widths: Sequence[int]) -> Found:
             with store.lookup(version, tokens, lengths) as hit:
                 store.load(hit, cache.buffer)
                 cached = hit.cached
-        call = _Call(search, widths, cache, cached)
-        frontier, finite, first = call.run()
-        scores = None if rows is None or first is None else rows.scores(first)
+        call = _Call(search, widths, num_beams, cache, cached)
+        finite = call.run()
         if store is not None:
             store.insert(version, tokens, lengths, cache.buffer, finite)
         cache.note(finite.all())
@@ -86,16 +69,34 @@ def native_search(search: Search, widths: Sequence[int]) -> Found:
             )
             for length, kept in zip(lengths.tolist(), cached.tolist(), strict=True)
         ]
-    return Found(frontier, stats, scores)
+    return Beams(
+        call.sequences,
+        call.scores,
+        call.rows,
+        stats,
+        call.complete,
+        candidate_scores=call.candidate_scores,
+    )
 
 
 class _Call:
-    """One call of the library; the attributes keep the arrays that it reads and writes."""
+    """One call of the library, which keeps the arrays that it reads.
+
+    Attributes:
+        rows: (B, K) int64 after `run`, best first; -1 for none.
+        sequences: (B, K, L) int64 tokens of the rows; -1 for none.
+        scores: (B, K).
+        complete: (B,) bool, whether no other row scores more.
+        candidate_scores: (B, C) log-probabilities of the candidates; None without any.
+    """
+
+    candidate_scores: torch.Tensor | None = None
 
     def __init__(
         self,
         search: Search,
         widths: Sequence[int],
+        num_beams: int,
         cache: SlotCache,
         cached: NDArray[np.int64],
     ) -> None:
@@ -106,9 +107,10 @@ class _Call:
         numbers = (prompts.host_tokens, prompts.host_lengths, cached, widths, source.alphabet)
         self._numbers = [np.ascontiguousarray(a, np.int64) for a in numbers]
         token, length, kept, width, alphabet = (a.ctypes.data for a in self._numbers)
-        self._states = torch.empty((batch, widths[-1]), dtype=torch.int64)
-        self._scores, self._rest = torch.empty((batch, widths[-1])), torch.empty((batch, 1))
-        self._finite = torch.empty(batch, dtype=torch.bool)
+        self.rows = torch.empty((batch, num_beams), dtype=torch.int64)
+        self.sequences = torch.empty((batch, num_beams, source.num_levels), dtype=torch.int64)
+        self.scores = torch.empty((batch, num_beams))
+        self.complete, self._finite = torch.empty((2, batch), dtype=torch.bool)
         self._allowed = _allowed(search.step.allowed, batch)
         self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
         self._call = library.Search(
@@ -116,6 +118,7 @@ class _Call:
             longest=prompts.host_tokens.shape[1],
             slots=cache.slots,
             prompt=cache.prompt,
+            beams=num_beams,
             token=token,
             length=length,
             cached=kept,
@@ -127,12 +130,13 @@ class _Call:
             cache=cache.buffer.data_ptr(),
             cache_layer=cache.buffer.stride(0),
             cache_values=cache.buffer.stride(1),
-            state=self._states.data_ptr(),
-            score=self._scores.data_ptr(),
-            rest=self._rest.data_ptr(),
+            row=self.rows.data_ptr(),
+            sequence=self.sequences.data_ptr(),
+            score=self.scores.data_ptr(),
+            complete=self.complete.data_ptr(),
             finite=self._finite.data_ptr(),
         )
-        self._first: torch.Tensor | None = None
+        self._candidates, self._first = search.rows, torch.empty(0)
         if (rows := search.rows) is not None:
             self._extra = [t.contiguous() for t in (rows.tokens, rows.parents, rows.depth)]
             self._first = torch.empty((batch, 1 + rows.width, search.model.vocabulary_size))
@@ -140,30 +144,31 @@ class _Call:
             for name, given in zip(("token", "parent", "depth"), self._extra, strict=True):
                 setattr(self._call, f"extra_{name}", given.data_ptr())
             self._call.extra_logits = self._first.data_ptr()
-        self._arrays = [np.ascontiguousarray(a) for a in (source.first_child, source.symbol)]
+        arrays = (source.first_child, source.symbol, source.rows)
+        self._arrays = [np.ascontiguousarray(a) for a in arrays]
         self._native_trie = library.Trie(
             levels=source.num_levels,
-            wide=source.symbol.dtype == np.int32,
+            leaves=source.depth_start[-2],
+            wide_symbols=source.symbol.dtype == np.int32,
+            wide_rows=source.rows.dtype == np.int32,
             first_child=self._arrays[0].ctypes.data,
             symbol=self._arrays[1].ctypes.data,
+            rows=self._arrays[2].ctypes.data,
             alphabet=alphabet,
         )
         self._positions = int(prompts.host_lengths.max()) + source.num_levels
 
-    def run(self) -> tuple[Frontier, torch.Tensor, TokenLogits | None]:
-        """The last frontier; (B,) whether all logits were finite; those of the candidates."""
+    def run(self) -> torch.Tensor:
+        """Search; returns (B,) whether all logits were finite."""
         if self._decoder is None:
             raise RuntimeError("the model is not run by the native library")
         self._decoder.reach(self._positions)
         self._decoder.search(self._native_trie, self._call)
-        finite, first = self._finite, None
-        if self._first is not None:
-            first = TokenLogits.of(self._first, self._trie)
-            finite = finite & first.total.isfinite().all(1)
-        nothing = torch.zeros_like(self._states)
-        scores = self._scores
-        frontier = Frontier(self._states, scores, nothing, nothing, scores, self._rest)
-        return frontier, finite, first
+        if self._candidates is None:
+            return self._finite
+        first = TokenLogits.of(self._first, self._trie)
+        self.candidate_scores = self._candidates.scores(first)
+        return self._finite & first.total.isfinite().all(1)
 
 
 def _address(array: ctypes.Array[Any] | None) -> int | None:

@@ -79,9 +79,8 @@ class Trie(ctypes.Structure):
     """`Trie` of native.h."""
 
     _fields_ = [
-        ("levels", ctypes.c_int64),
-        ("wide", ctypes.c_int64),
-        *((name, INTEGERS) for name in ("first_child", "symbol", "alphabet")),
+        *((n, ctypes.c_int64) for n in ("levels", "leaves", "wide_symbols", "wide_rows")),
+        *((name, INTEGERS) for name in ("first_child", "symbol", "rows", "alphabet")),
     ]
 
 
@@ -89,7 +88,8 @@ class Search(ctypes.Structure):
     """`Search` of native.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "longest", "slots", "prompt", "threads")),
+        *((name, ctypes.c_int64) for name in ("batch", "longest", "slots", "prompt")),
+        *((name, ctypes.c_int64) for name in ("beams", "threads")),
         *((name, INTEGERS) for name in ("token", "length", "cached", "width")),
         ("window", ctypes.c_int64 * 2),
         *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count")),
@@ -99,7 +99,8 @@ class Search(ctypes.Structure):
         ("cache", FLOATS),
         ("cache_layer", ctypes.c_int64),
         ("cache_values", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("workspace", "state", "score", "rest", "finite")),
+        *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "score")),
+        *((name, ctypes.c_void_p) for name in ("complete", "finite")),
     ]
 
 

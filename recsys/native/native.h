@@ -7,7 +7,6 @@
 
 #include <stdint.h>
 
-enum { NO_STATE = 0x7fffffff }; /* of a beam that does not exist */
 enum { ABI = 1 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
@@ -56,15 +55,16 @@ enum { FINE = 0, BAD_TOKEN = 1, BAD_POSITION = 2, BAD_SLOT = 3, BAD_ROW = 4 };
 
 /* A trie as `recsys.constraint.trie.ItemTrie` has it. */
 typedef struct {
-    int64_t levels, wide; /* wide: symbols are int32, otherwise int16 */
+    int64_t levels, leaves;          /* the first leaf, which is row 0 */
+    int64_t wide_symbols, wide_rows; /* int32, otherwise int16 */
     const int32_t *first_child;
-    const void *symbol;
+    const void *symbol, *rows; /* rows: (rows, levels) tokens */
     const int64_t *alphabet;
 } Trie;
 
 /* A whole beam search over a batch: plain, by log-probabilities over the vocabulary. */
 typedef struct {
-    int64_t batch, longest, slots, prompt, threads;
+    int64_t batch, longest, slots, prompt, beams, threads;
     const int64_t *token;          /* (batch, longest) */
     const int64_t *length, *cached; /* (batch,) tokens, and how many of them are in the cache */
     const int64_t *width;          /* (levels,) beams to keep */
@@ -82,11 +82,12 @@ typedef struct {
     float *cache; /* as in Pass */
     int64_t cache_layer, cache_values;
     void *workspace;
-    /* The result: (batch, width of the last level), ascending by state, then NO_STATE. */
-    int64_t *state;
+    /* The result, best first, of equal scores the lower row: rows and scores of (batch, beams), -1
+     * and -inf behind the last one, and their (batch, beams, levels) tokens. */
+    int64_t *row, *sequence;
     float *score;
-    float *rest;     /* (batch,) best score of a prefix that was pruned; -inf if none was */
-    uint8_t *finite; /* (batch,) whether all logits were finite */
+    /* (batch,) whether no other row scores more, and whether all logits were finite */
+    uint8_t *complete, *finite;
 } Search;
 
 /* Trees of a search: each has `levels` ancestors per token, slots of its path, its own the last. */

@@ -36,6 +36,7 @@ typedef struct {
     float *logits;
     Beams *beams, *next;
     Candidate *heap;
+    float *rest; /* best score of a prefix of each request that was pruned */
 } Run;
 
 static int64_t widest(const Trie *trie, const Search *search) {
@@ -77,7 +78,8 @@ static int64_t lay_out(Run *run, char *from) {
                              2 * batch * beams * integer,
                              2 * batch * beams * (int64_t)sizeof(float),
                              2 * batch * beams * levels * (int64_t)sizeof(int32_t),
-                             2 * batch * beams * integer};
+                             2 * batch * beams * integer,
+                             batch * (int64_t)sizeof(float)};
     enum { ARRAYS = sizeof(sizes) / sizeof(sizes[0]) };
     char *at[ARRAYS];
     int64_t bytes = 0;
@@ -100,6 +102,7 @@ static int64_t lay_out(Run *run, char *from) {
         run->beams[i] = (Beams){0, (int64_t *)at[11] + i * beams, (float *)at[12] + i * beams,
                                 (int32_t *)at[13] + i * beams * levels,
                                 (int64_t *)at[14] + i * beams};
+    run->rest = (float *)at[15];
     run->tree = (Tree){search->length, search->window, run->path, levels};
     run->pass.slots = search->slots;
     run->pass.token = run->token;
@@ -162,7 +165,7 @@ static void add_prompts(Run *run) {
 }
 
 static int64_t token_of(const Trie *trie, int64_t state) {
-    const int64_t symbol = trie->wide ? ((const int32_t *)trie->symbol)[state]
+    const int64_t symbol = trie->wide_symbols ? ((const int32_t *)trie->symbol)[state]
                                       : ((const int16_t *)trie->symbol)[state];
     return trie->alphabet[symbol];
 }
@@ -222,14 +225,18 @@ static int64_t offer(Candidate *heap, int64_t count, int64_t room, Candidate fou
     return count + 1;
 }
 
-/* Order candidates by state (Shell sort: few of them, no memory). */
-static void order(Candidate *candidates, int64_t count) {
-    for (int64_t gap = 57; gap; gap = gap == 57 ? 10 : gap == 10 ? 4 : gap == 4 ? 1 : 0)
-        for (int64_t i = gap; i < count; i++) {
+/* Order candidates by state, or best first (Shell sort: few of them, no memory). */
+static void order(Candidate *candidates, int64_t count, int best_first) {
+    static const int64_t gaps[] = {57, 23, 10, 4, 1};
+    for (int g = 0; g < 5; g++)
+        for (int64_t i = gaps[g]; i < count; i++) {
             const Candidate moved = candidates[i];
             int64_t place = i;
-            for (; place >= gap && candidates[place - gap].state > moved.state; place -= gap)
-                candidates[place] = candidates[place - gap];
+            for (; place >= gaps[g]; place -= gaps[g]) {
+                const Candidate *before = &candidates[place - gaps[g]];
+                if (best_first ? !behind(before, &moved) : before->state <= moved.state) break;
+                candidates[place] = *before;
+            }
             candidates[place] = moved;
         }
 }
@@ -258,11 +265,11 @@ static void expand(Run *run, int64_t b, int64_t depth) {
         }
     }
     if (found > width) { /* the worst is the best that is pruned */
-        if (depth + 1 < trie->levels && run->heap[0].score > search->rest[b])
-            search->rest[b] = run->heap[0].score;
+        if (depth + 1 < trie->levels && run->heap[0].score > run->rest[b])
+            run->rest[b] = run->heap[0].score;
         run->heap[0] = run->heap[--found];
     }
-    order(run->heap, found);
+    order(run->heap, found, 0);
     Beams *next = &run->next[b];
     next->count = found;
     for (int64_t i = 0; i < found; i++) {
@@ -272,6 +279,34 @@ static void expand(Run *run, int64_t b, int64_t depth) {
         memcpy(next->path + i * trie->levels, beams->path + chosen->beam * trie->levels,
                (size_t)depth * sizeof(int32_t));
     }
+}
+
+/* Write the answer of a request. */
+static void answer(Run *run, int64_t b) {
+    const Search *search = run->search;
+    const Trie *trie = run->trie;
+    const Beams *found = &run->beams[b];
+    for (int64_t i = 0; i < found->count; i++)
+        run->heap[i] = (Candidate){found->score[i], i, found->state[i]};
+    order(run->heap, found->count, 1);
+    for (int64_t i = 0; i < search->beams; i++) {
+        const int64_t at = b * search->beams + i;
+        const int real = i < found->count;
+        const int64_t row = real ? run->heap[i].state - trie->leaves : -1;
+        search->row[at] = row;
+        search->score[at] = real ? run->heap[i].score : -INFINITY;
+        for (int64_t l = 0; l < trie->levels; l++) {
+            int64_t token = -1;
+            if (real && trie->wide_rows)
+                token = ((const int32_t *)trie->rows)[row * trie->levels + l];
+            else if (real)
+                token = ((const int16_t *)trie->rows)[row * trie->levels + l];
+            search->sequence[at * trie->levels + l] = token;
+        }
+    }
+    /* No descendant of a pruned prefix scores more than the prefix: log-probabilities are <= 0. */
+    const float last = search->score[(b + 1) * search->beams - 1], rest = run->rest[b];
+    search->complete[b] = last > rest || rest == -INFINITY;
 }
 
 /* Bytes of workspace of a search. */
@@ -319,7 +354,7 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
     lay_out(&run, search->workspace);
     int64_t first = search->prompt + search->extra;
     for (int64_t b = 0; b < search->batch; b++) {
-        search->rest[b] = -INFINITY;
+        run.rest[b] = -INFINITY;
         search->finite[b] = 1;
     }
     for (int64_t depth = 0; depth < trie->levels; depth++) {
@@ -338,12 +373,6 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
         run.beams = run.next;
         run.next = before;
     }
-    const int64_t width = search->width[trie->levels - 1];
-    for (int64_t b = 0; b < search->batch; b++)
-        for (int64_t i = 0; i < width; i++) {
-            const int real = i < run.beams[b].count;
-            search->state[b * width + i] = real ? run.beams[b].state[i] : NO_STATE;
-            search->score[b * width + i] = real ? run.beams[b].score[i] : -INFINITY;
-        }
+    for (int64_t b = 0; b < search->batch; b++) answer(&run, b);
     return FINE;
 }

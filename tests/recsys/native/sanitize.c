@@ -198,24 +198,30 @@ static Trie make_trie(const Model *m, int64_t *states, int64_t *starts) {
     }
     const int64_t inner = begin;
     first[inner] = (int32_t)next;
-    Trie trie = {LEVELS, (int64_t)draw(2), keep(malloc((size_t)(inner + 1) * sizeof(int32_t))), 0,
-                 integers(4, (uint64_t)m->vocabulary)};
+    Trie trie = {.levels = LEVELS, .leaves = inner};
+    trie.wide_symbols = (int64_t)draw(2);
+    trie.wide_rows = (int64_t)draw(2);
+    trie.first_child = keep(malloc((size_t)(inner + 1) * sizeof(int32_t)));
+    trie.alphabet = integers(4, (uint64_t)m->vocabulary);
+    const size_t token_size = trie.wide_rows ? sizeof(int32_t) : sizeof(int16_t);
+    trie.rows = keep(calloc((size_t)(next - inner) * LEVELS, token_size));
     memcpy((void *)trie.first_child, first, (size_t)(inner + 1) * sizeof(int32_t));
     int16_t *narrow = keep(calloc((size_t)next, sizeof(int16_t)));
     int32_t *wide = keep(calloc((size_t)next, sizeof(int32_t)));
     for (int64_t s = 0; s < inner; s++)
         for (int32_t c = first[s]; c < first[s + 1]; c++)
             narrow[c] = (int16_t)(wide[c] = c - first[s]);
-    trie.symbol = trie.wide ? (const void *)wide : (const void *)narrow;
+    trie.symbol = trie.wide_symbols ? (const void *)wide : (const void *)narrow;
     *states = next;
     return trie;
 }
 
-static void search(const Model *m, const Trie *trie, Search s, int64_t *state, float *score) {
+static void search(const Model *m, const Trie *trie, Search s, int64_t *row, float *score) {
     int64_t place = 0;
-    s.state = state;
+    s.row = row;
     s.score = score;
-    s.rest = floats(s.batch, 0);
+    s.sequence = integers(s.batch * s.beams * trie->levels, 1);
+    s.complete = keep(malloc((size_t)s.batch));
     s.finite = keep(malloc((size_t)s.batch));
     s.extra_logits = floats(s.batch * (1 + s.extra) * m->vocabulary, 0);
     s.cache = floats(cache_size(m, s.batch, s.slots), 0);
@@ -273,9 +279,10 @@ static void one_search(void) {
     }
     s.dead = dead;
     s.dead_count = dead_count;
-    int64_t *state = integers(s.batch * width[2], 1), *one = integers(width[2], 1);
-    float *score = floats(s.batch * width[2], 0), *own = floats(width[2], 0);
-    search(&m, &trie, s, state, score);
+    s.beams = width[2] + (int64_t)draw(3);
+    int64_t *row = integers(s.batch * s.beams, 1), *one = integers(s.beams, 1);
+    float *score = floats(s.batch * s.beams, 0), *own = floats(s.beams, 0);
+    search(&m, &trie, s, row, score);
     for (int64_t b = 0; b < s.batch; b++) {
         Search alone = s;
         const int64_t *its[3];
@@ -290,8 +297,8 @@ static void one_search(void) {
         for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
         alone.dead = its;
         search(&m, &trie, alone, one, own);
-        if (memcmp(one, state + b * width[2], (size_t)width[2] * sizeof(int64_t)) ||
-            memcmp(own, score + b * width[2], (size_t)width[2] * sizeof(float))) {
+        if (memcmp(one, row + b * s.beams, (size_t)s.beams * sizeof(int64_t)) ||
+            memcmp(own, score + b * s.beams, (size_t)s.beams * sizeof(float))) {
             fprintf(stderr, "search %d differs alone\n", (int)b);
             exit(1);
         }

@@ -151,4 +151,4 @@ def test_a_prompt_without_room_is_refused():
     search = Search.of([[1, 2]], MODELS["llama"], trie)
     search.prompts.host_lengths[0] = 40
     with pytest.raises(IndexError, match="request 0"):
-        native_search(search, [1, 2])
+        native_search(search, [1, 2], 2)
