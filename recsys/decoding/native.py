@@ -19,6 +19,7 @@ from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
+from recsys.decoding.row_tree import RowTree
 from recsys.decoding.tree import require_finite
 from recsys.models.cache import SlotCache
 from recsys.native import library
@@ -110,7 +111,8 @@ class _Call:
         self.rows = torch.empty((batch, num_beams), dtype=torch.int64)
         self.sequences = torch.empty((batch, num_beams, source.num_levels), dtype=torch.int64)
         self.scores = torch.empty((batch, num_beams))
-        self.complete, self._finite = torch.empty((2, batch), dtype=torch.bool)
+        self.complete = torch.empty(batch, dtype=torch.bool)
+        self._finite = torch.empty(batch, dtype=torch.bool)
         self._allowed = _allowed(search.step.allowed, batch)
         self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
         self._call = library.Search(
@@ -137,13 +139,8 @@ class _Call:
             finite=self._finite.data_ptr(),
         )
         self._candidates, self._first = search.rows, torch.empty(0)
-        if (rows := search.rows) is not None:
-            self._extra = [t.contiguous() for t in (rows.tokens, rows.parents, rows.depth)]
-            self._first = torch.empty((batch, 1 + rows.width, search.model.vocabulary_size))
-            self._call.extra = rows.width
-            for name, given in zip(("token", "parent", "depth"), self._extra, strict=True):
-                setattr(self._call, f"extra_{name}", given.data_ptr())
-            self._call.extra_logits = self._first.data_ptr()
+        if search.rows is not None:
+            self._add_candidates(search.rows, search.model.vocabulary_size)
         arrays = (source.first_child, source.symbol, source.rows)
         self._arrays = [np.ascontiguousarray(a) for a in arrays]
         self._native_trie = library.Trie(
@@ -157,6 +154,15 @@ class _Call:
             alphabet=alphabet,
         )
         self._positions = int(prompts.host_lengths.max()) + source.num_levels
+
+    def _add_candidates(self, rows: RowTree, vocabulary: int) -> None:
+        """Run the nodes of the candidates in the first pass, and keep its logits."""
+        self._extra = [t.contiguous() for t in (rows.tokens, rows.parents, rows.depth)]
+        self._first = torch.empty((len(rows.tokens), 1 + rows.width, vocabulary))
+        self._call.extra = rows.width
+        for name, given in zip(("token", "parent", "depth"), self._extra, strict=True):
+            setattr(self._call, f"extra_{name}", given.data_ptr())
+        self._call.extra_logits = self._first.data_ptr()
 
     def run(self) -> torch.Tensor:
         """Search; returns (B,) whether all logits were finite."""
